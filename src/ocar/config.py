@@ -1,0 +1,96 @@
+"""Frozen dataclasses to plain values and back.
+
+A configuration is a frozen, keyword-only dataclass that checks itself. Its
+plain form is a dictionary that JSON and TOML can hold. A field whose value is
+itself a dataclass becomes a dictionary with a ``kind`` that names its class.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from ocar.errors import ConfigError
+
+T = TypeVar("T")
+
+CUSTOM = "custom"
+"""The kind of a value that has no plain form, such as a function of the user's."""
+
+
+def to_plain(config: Any) -> dict[str, Any]:
+    """The plain form of a dataclass."""
+    return {f.name: _plain(getattr(config, f.name)) for f in dataclasses.fields(config)}
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {"kind": type(value).__name__, **to_plain(value)}
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    return {"kind": CUSTOM, "repr": repr(value)}
+
+
+def from_plain(cls: type[T], values: Mapping[str, Any], *, kinds: Iterable[type] = ()) -> T:
+    """The dataclass that a plain form stands for.
+
+    Args:
+        cls: The dataclass to make.
+        values: Its plain form.
+        kinds: Dataclasses that may occur as values.
+
+    Raises:
+        ConfigError: A field or a kind is unknown, or the class refuses a value.
+    """
+    reject_unknown(cls, values)
+    by_name = {kind.__name__: kind for kind in kinds}
+    return cls(**{name: _from_plain(name, value, by_name) for name, value in values.items()})
+
+
+def _from_plain(name: str, value: Any, kinds: Mapping[str, type]) -> Any:
+    if isinstance(value, Mapping):
+        kind = str(value.get("kind"))
+        if kind not in kinds:
+            raise ConfigError(f"Invalid {name}: kind {kind!r}. Must be one of {sorted(kinds)}.")
+        rest = {k: v for k, v in value.items() if k != "kind"}
+        return from_plain(kinds[kind], rest, kinds=kinds.values())
+    if isinstance(value, list):
+        return tuple(_from_plain(name, item, kinds) for item in value)
+    return value
+
+
+def reject_unknown(cls: Any, values: Iterable[str]) -> None:
+    """Refuse names that are not fields of a dataclass.
+
+    Raises:
+        ConfigError: A name is not a field.
+    """
+    known = [f.name for f in dataclasses.fields(cls)]
+    unknown = sorted(set(values) - set(known))
+    if unknown:
+        raise ConfigError(
+            f"{cls.__name__} has no setting {', '.join(unknown)}. It has {', '.join(known)}."
+        )
+
+
+def require(name: str, value: Any, valid: bool, allowed: str) -> None:
+    """Refuse a value out of its range.
+
+    Raises:
+        ConfigError: ``valid`` is false.
+    """
+    if not valid:
+        raise ConfigError(f"Invalid {name}={value!r}. Must be {allowed}.")
+
+
+def require_one_of(name: str, value: Any, allowed: Iterable[str]) -> None:
+    """Refuse a value that is none of the named options.
+
+    Raises:
+        ConfigError: ``value`` is not among ``allowed``.
+    """
+    options = tuple(allowed)
+    require(name, value, value in options, f"one of {', '.join(map(repr, options))}")

@@ -1,0 +1,324 @@
+"""Curvature of one layer: what it keeps, how it is inverted, how it is applied.
+
+A block holds the statistics of one layer, averaged over time, and the inverse
+that is derived from them. There are three kinds:
+
+* :class:`KroneckerBlock`: A ⊗ G, for linear layers and convolutions
+* :class:`UnitBlock`: one small matrix for each unit, for the scale and shift of
+  normalisation layers
+* :class:`DiagonalBlock`: one number for each weight, for embeddings
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from ocar.curvature import factors, linalg
+from ocar.curvature.factors import Sharing
+from ocar.errors import CheckpointError, NumericalError
+
+DampingKind = Literal["factored", "exact"]
+
+NORM_LAYERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, nn.GroupNorm)
+
+
+class Block(ABC):
+    """The curvature of one layer.
+
+    Args:
+        name: The layer's name within the model.
+        module: The layer.
+    """
+
+    statistics: ClassVar[tuple[str, ...]]
+
+    def __init__(self, name: str, module: nn.Module) -> None:
+        self.name = name
+        self.module = module
+        self.averages: dict[str, Tensor] = {}
+        self._inverse: tuple[Tensor, ...] | None = None
+
+    @abstractmethod
+    def estimate(self, x: Tensor, g: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
+        """Statistics of one batch.
+
+        Args:
+            x: Input of the layer, ``(n, ...)``.
+            g: Output gradients with the sample weights in them, ``(columns, n, ...)``.
+            weights: Weights for the input side, ``(n,)``, or None.
+        """
+
+    @abstractmethod
+    def _invert(self, damping: Tensor | float) -> tuple[Tensor, ...]:
+        """What :meth:`_apply` needs, from the averages."""
+
+    @abstractmethod
+    def _apply(self, inverse: tuple[Tensor, ...]) -> None:
+        """Rewrite the gradients of the layer's parameters."""
+
+    @abstractmethod
+    def eigenvalues(self, damping: Tensor | float) -> Tensor:
+        """All eigenvalues of the damped curvature, ascending, in one dimension."""
+
+    def average(self, new: Mapping[str, Tensor], weight: Mapping[str, Tensor | float]) -> None:
+        """Mix new statistics into the averages: (1 − weight) · old + weight · new.
+
+        The first estimate is taken whole, and so is one of another shape than
+        the average: what was known of another layer does not carry over.
+        """
+        for key, value in new.items():
+            old = self.averages.get(key)
+            if old is None or old.shape != value.shape:
+                self.averages[key] = value
+            else:
+                rate = torch.as_tensor(weight[key], dtype=value.dtype, device=value.device)
+                old.lerp_(value, rate)
+
+    def invert(self, damping: Tensor | float) -> None:
+        """Derive the inverse from the averages."""
+        self._inverse = self._invert(damping)
+
+    def precondition_(self) -> None:
+        """Rewrite the gradients; a layer without gradient or curvature is left alone."""
+        if self._inverse is not None and all(p.grad is not None for p in self.parameters):
+            self._apply(self._inverse)
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The trainable parameters that the block covers."""
+        own = (self.module._parameters.get(key) for key in ("weight", "bias"))
+        return [p for p in own if p is not None and p.requires_grad]
+
+    def tensors(self) -> list[Tensor]:
+        """Everything that the block keeps."""
+        return [*self.averages.values(), *(self._inverse or ())]
+
+    def check(self, averages: Mapping[str, Tensor]) -> None:
+        """Refuse averages that do not fit the layer.
+
+        Raises:
+            CheckpointError: A statistic is missing, unknown or of the wrong shape.
+        """
+        if averages and set(averages) != set(self.statistics):
+            raise CheckpointError(
+                f"Layer {self.name!r} needs the statistics {sorted(self.statistics)}; "
+                f"the checkpoint has {sorted(averages)}."
+            )
+        for key, value in averages.items():
+            expected = self._shape(key)
+            if tuple(value.shape) != expected:
+                raise CheckpointError(
+                    f"Statistic {key!r} of layer {self.name!r} has shape {tuple(value.shape)} "
+                    f"in the checkpoint; the layer needs {expected}."
+                )
+
+    def load(self, averages: Mapping[str, Tensor]) -> None:
+        """Take averages that fit; the inverse is derived again when needed."""
+        like = next(self.module.parameters())
+        self.averages = {k: v.to(like.device, copy=True) for k, v in averages.items()}
+        self._inverse = None
+
+    @abstractmethod
+    def _shape(self, statistic: str) -> tuple[int, ...]:
+        """The shape that a statistic of this layer must have."""
+
+
+class KroneckerBlock(Block):
+    """A ⊗ G for a linear layer or a convolution.
+
+    Args:
+        name: The layer's name within the model.
+        module: A Linear, Conv1d or Conv2d.
+        sharing: ``"expand"`` or ``"reduce"``, see :mod:`ocar.curvature.factors`.
+        kind: ``"factored"`` damps A and G each, balanced by π; ``"exact"`` inverts
+            A ⊗ G + τI in the eigenbases.
+    """
+
+    statistics = ("A", "G")
+
+    def __init__(
+        self,
+        name: str,
+        module: nn.Linear | nn.Conv1d | nn.Conv2d,
+        *,
+        sharing: Sharing,
+        kind: DampingKind,
+    ) -> None:
+        super().__init__(name, module)
+        self.layer = module
+        self.sharing = sharing
+        self.kind = kind
+        self.active_outputs: Tensor | None = None
+        """How many outputs exist, where the layer has spare ones; None for all."""
+
+    @property
+    def groups(self) -> int:
+        """Groups of a convolution; 1 for a linear layer."""
+        return 1 if isinstance(self.layer, nn.Linear) else self.layer.groups
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether there is a bias to train."""
+        return self.layer.bias is not None and self.layer.bias.requires_grad
+
+    def estimate(self, x: Tensor, g: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
+        """A and G of one batch."""
+        if isinstance(self.layer, nn.Linear):
+            a = factors.linear_inputs(x, bias=self.has_bias)
+            g = factors.linear_gradients(g)
+        else:
+            a = factors.conv_inputs(x, self.layer, bias=self.has_bias)
+            g = factors.conv_gradients(g, self.layer)
+        return {
+            "A": factors.input_factor(a, sharing=self.sharing, weights=weights),
+            "G": factors.gradient_factor(g, sharing=self.sharing),
+        }
+
+    def _invert(self, damping: Tensor | float) -> tuple[Tensor, ...]:
+        a, g = self.averages["A"], self.averages["G"]
+        if self.kind == "factored":
+            damping_a, damping_g = self._split(damping)
+            return (
+                linalg.damped_inverse(a, damping_a, name=f"the inputs of layer {self.name!r}"),
+                linalg.damped_inverse(g, damping_g, name=f"the outputs of layer {self.name!r}"),
+            )
+        values_a, vectors_a = linalg.eigen(a, name=f"the inputs of layer {self.name!r}")
+        values_g, vectors_g = linalg.eigen(g, name=f"the outputs of layer {self.name!r}")
+        denominator = values_g.unsqueeze(-1) * values_a.unsqueeze(-2) + damping
+        if not bool((denominator > 0).all()):
+            raise NumericalError(
+                f"The curvature of layer {self.name!r} is singular with damping "
+                f"{float(damping):.3g}. It must be larger than 0."
+            )
+        return vectors_a, vectors_g, denominator
+
+    def _apply(self, inverse: tuple[Tensor, ...]) -> None:
+        weight, bias = self.layer.weight, self.layer.bias if self.has_bias else None
+        bias_grad = None if bias is None else bias.grad
+        assert weight.grad is not None
+        grad = factors.gradient_matrix(weight.grad, bias_grad, groups=self.groups)
+        dtype = inverse[0].dtype
+        if self.kind == "factored":
+            inverse_a, inverse_g = inverse
+            result = inverse_g @ grad.to(dtype) @ inverse_a
+        else:
+            vectors_a, vectors_g, denominator = inverse
+            rotated = vectors_g.mT @ grad.to(dtype) @ vectors_a
+            result = vectors_g @ (rotated / denominator) @ vectors_a.mT
+        new_weight, new_bias = factors.split_gradient_matrix(result, weight, bias)
+        weight.grad.copy_(new_weight)
+        if bias_grad is not None and new_bias is not None:
+            bias_grad.copy_(new_bias)
+
+    def _split(self, damping: Tensor | float) -> tuple[Tensor, Tensor]:
+        a, g = self.averages["A"], self.averages["G"]
+        return linalg.factored_damping(a, g, damping, g_dim=self.active_outputs)
+
+    def eigenvalues(self, damping: Tensor | float) -> Tensor:
+        """Products of the eigenvalues of A and G, damped as the inverse is."""
+        values_a, _ = linalg.eigen(self.averages["A"], name=self.name)
+        values_g, _ = linalg.eigen(self.averages["G"], name=self.name)
+        if self.active_outputs is not None:
+            # Spare outputs have zero curvature and come first in ascending order.
+            values_g = values_g[:, values_g.shape[1] - int(self.active_outputs) :]
+        if self.kind == "factored":
+            damping_a, damping_g = self._split(damping)
+            values_a = values_a + damping_a.unsqueeze(-1)
+            values_g = values_g + damping_g.unsqueeze(-1)
+            damping = 0.0
+        products = values_g.unsqueeze(-1) * values_a.unsqueeze(-2) + damping
+        return products.flatten().sort().values
+
+    def _shape(self, statistic: str) -> tuple[int, ...]:
+        weight, groups = self.layer.weight, self.groups
+        d_in = weight[0].numel() + int(self.has_bias)
+        size = d_in if statistic == "A" else weight.shape[0] // groups
+        return (groups, size, size)
+
+
+class UnitBlock(Block):
+    """A small matrix for each unit of a normalisation layer: its scale and its shift."""
+
+    statistics = ("F",)
+
+    def estimate(self, x: Tensor, g: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
+        """1/n Σ_c Σ_n s sᵀ for each unit, s the score of its trainable parameters."""
+        scores = factors.norm_scores(x, g, self.module)
+        kept = [s for s, key in zip(scores, ("weight", "bias"), strict=True) if self._trains(key)]
+        s = torch.stack(kept, dim=-1)
+        return {"F": torch.einsum("cnui,cnuj->uij", s, s) / s.shape[1]}
+
+    def _trains(self, key: str) -> bool:
+        parameter = self.module._parameters.get(key)
+        return parameter is not None and parameter.requires_grad
+
+    def _invert(self, damping: Tensor | float) -> tuple[Tensor, ...]:
+        name = f"layer {self.name!r}"
+        return (linalg.damped_inverse(self.averages["F"], damping, name=name),)
+
+    def _apply(self, inverse: tuple[Tensor, ...]) -> None:
+        grads = [p.grad for p in self.parameters if p.grad is not None]
+        stacked = torch.stack([grad.flatten() for grad in grads], dim=-1).to(inverse[0].dtype)
+        result = (inverse[0] @ stacked.unsqueeze(-1)).squeeze(-1)
+        for grad, new in zip(grads, result.unbind(-1), strict=True):
+            grad.copy_(new.view_as(grad))
+
+    def eigenvalues(self, damping: Tensor | float) -> Tensor:
+        """Eigenvalues of every unit's matrix."""
+        values, _ = linalg.eigen(self.averages["F"], name=self.name)
+        return (values + damping).flatten().sort().values
+
+    def _shape(self, statistic: str) -> tuple[int, ...]:
+        parameters = self.parameters
+        return (parameters[0].numel(), len(parameters), len(parameters))
+
+
+class DiagonalBlock(Block):
+    """One number for each weight of an embedding."""
+
+    statistics = ("F",)
+
+    def estimate(self, x: Tensor, g: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
+        """The diagonal of the Fisher."""
+        return {"F": factors.embedding_diagonal(x, g, self.parameters[0].shape[0])}
+
+    def _invert(self, damping: Tensor | float) -> tuple[Tensor, ...]:
+        return ((self.averages["F"] + damping).reciprocal(),)
+
+    def _apply(self, inverse: tuple[Tensor, ...]) -> None:
+        grad = self.parameters[0].grad
+        assert grad is not None
+        grad.mul_(inverse[0].to(grad.dtype))
+
+    def eigenvalues(self, damping: Tensor | float) -> Tensor:
+        """The damped diagonal."""
+        return (self.averages["F"] + damping).flatten().sort().values
+
+    def _shape(self, statistic: str) -> tuple[int, ...]:
+        return tuple(self.parameters[0].shape)
+
+
+def make_block(
+    name: str,
+    module: nn.Module,
+    *,
+    sharing: Sharing,
+    kind: DampingKind,
+    norm_layers: bool,
+) -> Block | None:
+    """The block for a layer, or None where there is none for its kind."""
+    weight = module._parameters.get("weight")
+    if weight is None or not weight.requires_grad:
+        return None
+    if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d)):
+        return KroneckerBlock(name, module, sharing=sharing, kind=kind)
+    if isinstance(module, NORM_LAYERS) and norm_layers:
+        return UnitBlock(name, module)
+    if isinstance(module, nn.Embedding) and not module.sparse:
+        return DiagonalBlock(name, module)
+    return None

@@ -1,0 +1,167 @@
+"""Hooks that collect, for one forward pass, what the curvature needs of each layer.
+
+A :class:`Capture` is a context manager. Inside it every watched layer leaves its
+input and the place in the autograd graph where its output was made; outside it
+no hook remains on the model. The place, not the tensor, is kept, so that an
+in-place activation after the layer does no harm.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.utils.hooks import RemovableHandle
+
+from ocar.errors import ModelError
+
+
+class Capture:
+    """Records the inputs and outputs of layers during the forward passes inside it.
+
+    Args:
+        layers: The layers to watch, by name.
+    """
+
+    def __init__(self, layers: Mapping[str, nn.Module]) -> None:
+        self.layers = layers
+        self.inputs: dict[str, Tensor] = {}
+        self._edges: dict[str, GradientEdge] = {}
+        self._handles: list[RemovableHandle] = []
+
+    def __enter__(self) -> Capture:
+        self.clear()
+        for name, layer in self.layers.items():
+            self._handles.append(layer.register_forward_hook(self._recorder(name)))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _recorder(self, name: str) -> Any:
+        def record(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+            if name in self._edges:
+                raise ModelError(
+                    f"Layer {name!r} ({type(module).__name__}) was called twice in one capture. "
+                    "Curvature of a layer that is shared within a model is not supported: give "
+                    f"each use a layer of its own, or leave it out with exclude=[{name!r}]."
+                )
+            if not output.requires_grad:
+                raise ModelError(
+                    f"Layer {name!r} was called without gradients. "
+                    "Call the model outside torch.no_grad() and torch.inference_mode()."
+                )
+            self.inputs[name] = inputs[0].detach()
+            self._edges[name] = get_gradient_edge(output)
+
+        return record
+
+    def clear(self) -> None:
+        """Let go of what was recorded, and with it of the graph."""
+        self.inputs.clear()
+        self._edges.clear()
+
+    @property
+    def names(self) -> Iterable[str]:
+        """The layers that took part in the forward pass."""
+        return self._edges.keys()
+
+    def pull_back(
+        self, outputs: Tensor, columns: Tensor, *, batched: bool = True
+    ) -> dict[str, Tensor]:
+        """Gradients of ⟨column, outputs⟩ at the output of each layer, for all columns.
+
+        The graph is kept, so that the loss can be differentiated afterwards.
+
+        Args:
+            outputs: What the model returned, ``(n, outputs)``.
+            columns: Shape ``(columns, n, outputs)``.
+            batched: All columns in one backward pass; otherwise one after another.
+
+        Returns:
+            For each layer that the outputs depend on, ``(columns, *shape of its output)``.
+        """
+        edges = list(self._edges.values())
+        gradients = pull_back(outputs, edges, columns, batched=batched)
+        return {n: g for n, g in zip(self._edges, gradients, strict=True) if g is not None}
+
+
+def pull_back(
+    outputs: Tensor,
+    points: Sequence[GradientEdge] | Sequence[Tensor],
+    columns: Tensor,
+    *,
+    batched: bool = True,
+) -> list[Tensor | None]:
+    """Vector-Jacobian products of ``outputs`` with each column at each point of the graph.
+
+    Args:
+        outputs: Shape ``(n, outputs)``.
+        points: Edges or tensors to differentiate to.
+        columns: Shape ``(columns, n, outputs)``.
+        batched: All columns in one backward pass; otherwise one after another.
+
+    Returns:
+        For each point, ``(columns, *shape of the point)``; None where the outputs do not
+        depend on it.
+    """
+    columns = columns.to(outputs.dtype)
+
+    def differentiate(seeds: Tensor, *, batch: bool) -> tuple[Tensor | None, ...]:
+        grads: tuple[Tensor | None, ...] = torch.autograd.grad(
+            outputs,
+            points,
+            seeds,
+            retain_graph=True,
+            is_grads_batched=batch,
+            allow_unused=True,
+        )
+        return grads
+
+    if batched:
+        return list(differentiate(columns, batch=True))
+    one_by_one = [differentiate(column, batch=False) for column in columns]
+    return [
+        None if any(g is None for g in grads) else torch.stack(grads)
+        for grads in zip(*one_by_one, strict=True)
+    ]
+
+
+def reject_shared_parameters(layers: Mapping[str, nn.Module]) -> None:
+    """Refuse layers that use the same parameter.
+
+    Raises:
+        ModelError: Two layers share a parameter.
+    """
+    owners: dict[int, str] = {}
+    for name, layer in layers.items():
+        for parameter in layer.parameters(recurse=False):
+            other = owners.setdefault(id(parameter), name)
+            if other != name:
+                raise ModelError(
+                    f"Layers {other!r} and {name!r} share a parameter. Curvature of shared "
+                    f"parameters is not supported: untie them, or use exclude=[{name!r}]."
+                )
+
+
+def warn_uncovered(uncovered: Mapping[str, nn.Module]) -> None:
+    """One warning that names the layers whose gradient is left as it is."""
+    if uncovered:
+        listed = ", ".join(f"{name} ({type(m).__name__})" for name, m in uncovered.items())
+        warnings.warn(
+            f"No curvature for {len(uncovered)} layer(s), which keep their plain gradient: "
+            f"{listed}.",
+            stacklevel=4,
+        )

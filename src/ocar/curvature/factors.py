@@ -1,0 +1,209 @@
+"""From what a layer saw to the statistics of its curvature.
+
+**The layout**, used everywhere in this package. A layer with shared weights
+applies them at several *locations* of each sample: the pixels of a convolution,
+the tokens of a sequence; L = 1 where there is one. Groups split the channels.
+
+* inputs ``a``: ``(n, groups, d_in, L)``, with a row of ones last where there is a bias
+* output gradients ``g``: ``(columns, n, groups, d_out, L)``, one column for each
+  column of the Fisher's root
+* factors: A ``(groups, d_in, d_in)`` and G ``(groups, d_out, d_out)``
+* the gradient of weight and bias as a matrix: ``(groups, d_out, d_in)``
+
+The curvature of the layer is approximated by A ⊗ G with
+
+* ``expand``: A = 1/n Σ_n Σ_l a aᵀ and G = 1/(nL) Σ_c Σ_n Σ_l g gᵀ, each location a
+  term of its own (for convolutions: Grosse & Martens 2016);
+* ``reduce``: A = 1/n Σ_n ā āᵀ with ā the mean over locations, G = 1/n Σ_c Σ_n ĝ ĝᵀ
+  with ĝ the sum over them, each sample one term (Eschenhagen et al. 2023).
+
+All functions are pure.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+Sharing = Literal["expand", "reduce"]
+
+
+def linear_inputs(x: Tensor, *, bias: bool) -> Tensor:
+    """Inputs of a linear layer, ``(n, ..., d)``, in the layout ``(n, 1, d_in, L)``."""
+    a = x.reshape(x.shape[0], -1, x.shape[-1]).mT.unsqueeze(1)
+    return _append_ones(a) if bias else a
+
+
+def linear_gradients(g: Tensor) -> Tensor:
+    """Output gradients of a linear layer, ``(columns, n, ..., d)``, in the layout."""
+    return g.reshape(g.shape[0], g.shape[1], -1, g.shape[-1]).mT.unsqueeze(2)
+
+
+def conv_inputs(x: Tensor, conv: nn.Conv1d | nn.Conv2d, *, bias: bool) -> Tensor:
+    """Patches that a convolution sees, in the layout ``(n, groups, d_in, L)``.
+
+    Args:
+        x: Input of the layer, ``(n, channels, [height,] width)``.
+        conv: The layer, for its kernel size, stride, padding, dilation and groups.
+        bias: Whether to append a row of ones.
+    """
+    x, kernel, stride, padding, dilation = _as_2d(x, conv)
+    if kernel == (1, 1) and padding == (0, 0):
+        # A 1×1 convolution sees single pixels: no patches, only a view.
+        patches = x[:, :, :: stride[0], :: stride[1]].flatten(2)
+    else:
+        patches = functional.unfold(x, kernel, dilation, padding, stride)
+    a = patches.unflatten(1, (conv.groups, -1))
+    return _append_ones(a) if bias else a
+
+
+def conv_gradients(g: Tensor, conv: nn.Conv1d | nn.Conv2d) -> Tensor:
+    """Output gradients of a convolution, ``(columns, n, channels, ...)``, in the layout."""
+    return g.flatten(3).unflatten(2, (conv.groups, -1))
+
+
+def input_factor(a: Tensor, *, sharing: Sharing, weights: Tensor | None = None) -> Tensor:
+    """A, the second moment of the inputs.
+
+    Args:
+        a: Shape ``(n, groups, d_in, L)``.
+        sharing: ``"expand"`` or ``"reduce"``.
+        weights: One weight a sample, ``(n,)``: Σ w aaᵀ / Σ w. Without: the mean.
+    """
+    samples = a.shape[0]
+    if sharing == "reduce":
+        a = a.mean(-1, keepdim=True)
+    if weights is not None:
+        a = a * (weights * (samples / weights.sum())).sqrt().view(-1, 1, 1, 1)
+    return gram(a) / samples
+
+
+def gradient_factor(g: Tensor, *, sharing: Sharing) -> Tensor:
+    """G, the second moment of the output gradients.
+
+    Args:
+        g: Shape ``(columns, n, groups, d_out, L)``; sample weights are already in it.
+        sharing: ``"expand"`` or ``"reduce"``.
+    """
+    if sharing == "reduce":
+        g = g.sum(-1, keepdim=True)
+    return gram(g.flatten(0, 1)) / (g.shape[1] * g.shape[-1])
+
+
+def gram(t: Tensor) -> Tensor:
+    """Σ over the batch and the locations of t tᵀ.
+
+    Args:
+        t: Shape ``(batch, groups, d, L)``.
+
+    Returns:
+        Shape ``(groups, d, d)``.
+    """
+    _, _, d, locations = t.shape
+    # Either one product after gathering all locations in rows, at the cost of a
+    # copy (batch·d·L numbers), or a product for each sample and then a sum
+    # (batch·d·d numbers): whichever moves less.
+    if locations < d:
+        rows = t.permute(1, 2, 0, 3).flatten(2)
+        return rows @ rows.mT
+    return (t @ t.mT).sum(0)
+
+
+def gradient_matrix(weight: Tensor, bias: Tensor | None, *, groups: int) -> Tensor:
+    """Gradients of weight and bias as ``(groups, d_out, d_in)``, the bias in the last column."""
+    matrix = weight.reshape(groups, weight.shape[0] // groups, -1)
+    if bias is None:
+        return matrix
+    return torch.cat([matrix, bias.view(groups, -1, 1)], dim=-1)
+
+
+def split_gradient_matrix(
+    matrix: Tensor, weight: Tensor, bias: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """The inverse of :func:`gradient_matrix`, shaped like ``weight`` and ``bias``."""
+    if bias is None:
+        return matrix.reshape(weight.shape), None
+    return matrix[..., :-1].reshape(weight.shape), matrix[..., -1].reshape(bias.shape)
+
+
+def normalized_inputs(x: Tensor, module: nn.Module) -> Tensor:
+    """What a normalisation layer multiplies with its scale, in the shape of ``x``."""
+    if isinstance(module, nn.LayerNorm):
+        return functional.layer_norm(x, module.normalized_shape, eps=module.eps)
+    if isinstance(module, nn.GroupNorm):
+        return functional.group_norm(x, module.num_groups, eps=module.eps)
+    norm = cast("nn.BatchNorm1d", module)
+    if norm.training or norm.running_mean is None:
+        return functional.batch_norm(x, None, None, training=True, eps=norm.eps)
+    return functional.batch_norm(x, norm.running_mean, norm.running_var, eps=norm.eps)
+
+
+def norm_scores(x: Tensor, g: Tensor, module: nn.Module) -> tuple[Tensor, Tensor]:
+    """Score of scale and shift of a normalisation layer, for each column and sample.
+
+    Args:
+        x: Input of the layer, ``(n, ...)``.
+        g: Output gradients, ``(columns, n, ...)``.
+        module: A BatchNorm, LayerNorm or GroupNorm.
+
+    Returns:
+        Two tensors of shape ``(columns, n, units)``: of the scale and of the shift.
+    """
+    scaled = g * normalized_inputs(x, module)
+    if isinstance(module, nn.LayerNorm):
+        units = len(module.normalized_shape)
+        middle = tuple(range(2, g.dim() - units))
+        both = (t.sum(middle) if middle else t for t in (scaled, g))
+        scale, shift = (t.flatten(2) for t in both)
+    else:
+        scale, shift = (t.flatten(3).sum(-1) if t.dim() > 3 else t for t in (scaled, g))
+    return scale, shift
+
+
+def embedding_diagonal(indices: Tensor, g: Tensor, rows: int) -> Tensor:
+    """Diagonal of an embedding's Fisher: 1/n Σ_c Σ_n (Σ of g where the index is the row)².
+
+    Args:
+        indices: Shape ``(n, ...)``.
+        g: Shape ``(columns, n, ..., d)``.
+        rows: Number of rows of the embedding.
+
+    Returns:
+        Shape ``(rows, d)``.
+    """
+    samples, columns, d = indices.shape[0], g.shape[0], g.shape[-1]
+    flat = indices.reshape(samples, -1)
+    keys = (flat + rows * torch.arange(samples, device=flat.device).unsqueeze(1)).flatten()
+    # Only the rows that a sample used: samples × rows would not fit.
+    used, position = keys.unique(return_inverse=True)
+    score = g.new_zeros(columns, used.numel(), d)
+    score.index_add_(1, position, g.reshape(columns, -1, d))
+    diagonal = g.new_zeros(rows, d)
+    return diagonal.index_add_(0, used % rows, score.square().sum(0)) / samples
+
+
+def _append_ones(a: Tensor) -> Tensor:
+    return torch.cat([a, a.new_ones(1).expand(*a.shape[:2], 1, a.shape[3])], dim=2)
+
+
+def _as_2d(
+    x: Tensor, conv: nn.Conv1d | nn.Conv2d
+) -> tuple[Tensor, tuple[int, int], tuple[int, int], tuple[int, int], tuple[int, int]]:
+    """A convolution's input and geometry in two dimensions, unusual padding applied."""
+    padding = conv.padding
+    if conv.padding_mode != "zeros" or isinstance(padding, str):
+        mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode
+        x = functional.pad(x, conv._reversed_padding_repeated_twice, mode=mode)
+        padding = (0,) * len(conv.kernel_size)
+    sizes = (conv.kernel_size, conv.stride, padding, conv.dilation)
+    if isinstance(conv, nn.Conv2d):
+        kernel, stride, pad, dilation = (cast("tuple[int, int]", size) for size in sizes)
+        return x, kernel, stride, pad, dilation
+    fill = (1, 1, 0, 1)
+    kernel, stride, pad, dilation = (
+        (one, *cast("tuple[int]", size)) for one, size in zip(fill, sizes, strict=True)
+    )
+    return x.unsqueeze(2), kernel, stride, pad, dilation

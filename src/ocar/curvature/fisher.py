@@ -1,0 +1,339 @@
+r"""Square roots of the Fisher information of a model's own predictions.
+
+The Fisher of one sample with outputs f is JᵀMJ, where J = ∂f/∂w and M is small:
+diag(p) − ppᵀ for a categorical distribution with probabilities p, I/σ² for a
+Gaussian. A *root* of it is a set of columns u_c with Σ_c u_c u_cᵀ = M, exactly
+or in expectation; each column costs one backward pass through the network.
+Columns are stacked in a tensor of shape ``(columns, n, outputs)`` and pulled
+back together.
+
+Every root is M's own square root S applied to vectors v with E[Σ v vᵀ] = I, so
+a root is no more than a choice of v:
+
+==================  =====================================================  ==========
+root                vectors                                                columns
+==================  =====================================================  ==========
+``exact``           every basis vector                                     outputs
+``sketched(r)``     r vectors of random signs, divided by √r               r
+``sampled(m)``      m labels drawn from the prediction                     m
+``top(m)``          the m likeliest classes, and one drawn from the rest   m + 1
+``empirical``       the true label (not the Fisher: for comparison)        1
+==================  =====================================================  ==========
+
+**Two targets.** Where samples do not interact, all but ``empirical`` are
+unbiased for the same matrix. BatchNorm in train mode couples the samples of a
+batch: the output of one depends on the input of another, and what a column
+leaves at sample i is Σ_j J_jiᵀ u_j. Then there are two targets:
+
+* ``coupled``: Σ_c (Σ_j J_jiᵀ u_jc)(Σ_j J_jiᵀ u_jc)ᵀ, with the cross-sample terms
+  that a class-by-class backward pass over a batch has. It is what the authors
+  of OCAR compute. ``exact`` and ``sketched(r)`` have it, since their vectors are
+  shared by the whole batch.
+* ``independent``: Σ_j J_jiᵀ M_j J_ji, without those terms, the Fisher of
+  predictions drawn independently. ``exact(independent)``,
+  ``sketched(r, independent)``, ``sampled(m)`` and ``top(m)`` have it.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ocar.errors import ConfigError, InputError
+
+
+class Likelihood(ABC):
+    """The distribution that the outputs of the model describe, one a sample."""
+
+    def __init__(self, outputs: Tensor) -> None:
+        # Half-precision outputs (autocast) are too coarse for probabilities.
+        self.outputs = outputs.detach().to(torch.promote_types(outputs.dtype, torch.float32))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Samples and outputs."""
+        samples, outputs = self.outputs.shape
+        return samples, outputs
+
+    @abstractmethod
+    def basis(self) -> Tensor:
+        """The basis vectors that matter, ``(columns, outputs)``."""
+
+    @abstractmethod
+    def root(self, vectors: Tensor) -> Tensor:
+        """S·v for vectors ``(columns, n or 1, outputs)``: shape ``(columns, n, outputs)``."""
+
+    @abstractmethod
+    def sampled(self, draws: int, generator: torch.Generator) -> Tensor:
+        """Scores of labels drawn from the prediction, ``(draws, n, outputs)``."""
+
+    @abstractmethod
+    def residual(self, targets: Tensor) -> Tensor:
+        """The score of the true targets, ``(n, outputs)``."""
+
+
+class Categorical(Likelihood):
+    """Softmax over the outputs, with the inactive ones left out.
+
+    Args:
+        outputs: Logits, ``(n, classes)``.
+        active: Which classes exist, ``(classes,)`` of bool; all by default.
+    """
+
+    def __init__(self, outputs: Tensor, active: Tensor | None = None) -> None:
+        super().__init__(outputs)
+        logits = self.outputs
+        if active is not None:
+            logits = logits.masked_fill(~active, float("-inf"))
+        self.active = active
+        self.probabilities = logits.softmax(dim=-1)
+
+    def basis(self) -> Tensor:
+        """One vector for each class that exists."""
+        eye = torch.eye(self.shape[1], dtype=self.outputs.dtype, device=self.outputs.device)
+        return eye if self.active is None else eye[self.active]
+
+    def root(self, vectors: Tensor) -> Tensor:
+        """S = diag(√p) − p√pᵀ, which has SSᵀ = diag(p) − ppᵀ."""
+        p = self.probabilities
+        scaled = p.sqrt() * vectors
+        return scaled - p * scaled.sum(dim=-1, keepdim=True)
+
+    def sampled(self, draws: int, generator: torch.Generator) -> Tensor:
+        """Columns e_y − p with y drawn from p."""
+        # A prediction that is NaN may be drawn as anything: its columns stay NaN.
+        p = self.probabilities.nan_to_num(nan=1.0)
+        labels = p.multinomial(draws, replacement=True, generator=generator)
+        return self._score(labels.T)
+
+    def residual(self, targets: Tensor) -> Tensor:
+        """e_y − p of the true labels."""
+        return self._score(targets)
+
+    def _score(self, labels: Tensor) -> Tensor:
+        hot = torch.nn.functional.one_hot(labels, self.shape[1])
+        return hot.to(self.outputs.dtype) - self.probabilities
+
+
+class Gaussian(Likelihood):
+    """Independent normal distributions around the outputs, variance σ².
+
+    With σ² = 1 the Fisher is that of the loss ½‖f − y‖², with σ² = ½ that of ‖f − y‖².
+
+    Args:
+        outputs: Means, ``(n, outputs)``.
+        variance: σ².
+    """
+
+    def __init__(self, outputs: Tensor, variance: float = 1.0) -> None:
+        super().__init__(outputs)
+        self.deviation = variance**0.5
+
+    def basis(self) -> Tensor:
+        """One vector for each output."""
+        return torch.eye(self.shape[1], dtype=self.outputs.dtype, device=self.outputs.device)
+
+    def root(self, vectors: Tensor) -> Tensor:
+        """S = I/σ."""
+        return (vectors / self.deviation).expand(-1, *self.shape)
+
+    def sampled(self, draws: int, generator: torch.Generator) -> Tensor:
+        """(y − f)/σ² with y drawn from the prediction."""
+        noise = self.outputs.new_empty(draws, *self.shape).normal_(generator=generator)
+        return noise / self.deviation
+
+    def residual(self, targets: Tensor) -> Tensor:
+        """(y − f)/σ² of the true targets."""
+        return (targets.to(self.outputs.dtype) - self.outputs) / self.deviation**2
+
+
+@dataclass(frozen=True)
+class FisherRoot(ABC):
+    """A way to choose the columns; ``str()`` gives the text that :func:`parse_root` takes."""
+
+    @abstractmethod
+    def columns(
+        self, likelihood: Likelihood, generator: torch.Generator, targets: Tensor | None = None
+    ) -> Tensor:
+        """The columns for one batch, ``(columns, n, outputs)``."""
+
+
+@dataclass(frozen=True)
+class Exact(FisherRoot):
+    """All columns: as many backward passes as outputs, batched.
+
+    With ``independent`` each sample has columns of its own, n times as many: the
+    reference for the independent target.
+    """
+
+    independent: bool = False
+
+    def __str__(self) -> str:
+        return "exact(independent)" if self.independent else "exact"
+
+    def columns(
+        self, likelihood: Likelihood, generator: torch.Generator, targets: Tensor | None = None
+    ) -> Tensor:
+        """One column a class, or one a class and sample."""
+        columns = likelihood.root(likelihood.basis().unsqueeze(1))
+        return separate(columns) if self.independent else columns
+
+
+@dataclass(frozen=True)
+class Sketched(FisherRoot):
+    """Random sign combinations of the exact columns.
+
+    The signs are shared by the batch, or drawn for each sample with ``independent``.
+    """
+
+    size: int
+    independent: bool = False
+
+    def __post_init__(self) -> None:
+        _at_least_one("sketched", self.size)
+
+    def __str__(self) -> str:
+        return f"sketched({self.size}{', independent' if self.independent else ''})"
+
+    def columns(
+        self, likelihood: Likelihood, generator: torch.Generator, targets: Tensor | None = None
+    ) -> Tensor:
+        """``size`` columns, whatever the number of classes."""
+        samples, outputs = likelihood.shape
+        shape = (self.size, samples if self.independent else 1, outputs)
+        return likelihood.root(random_signs(shape, likelihood.outputs, generator) / self.size**0.5)
+
+
+@dataclass(frozen=True)
+class Sampled(FisherRoot):
+    """Labels drawn from the prediction, the usual Monte-Carlo Fisher."""
+
+    draws: int = 1
+
+    def __post_init__(self) -> None:
+        _at_least_one("sampled", self.draws)
+
+    def __str__(self) -> str:
+        return f"sampled({self.draws})"
+
+    def columns(
+        self, likelihood: Likelihood, generator: torch.Generator, targets: Tensor | None = None
+    ) -> Tensor:
+        """``draws`` columns."""
+        return likelihood.sampled(self.draws, generator) / self.draws**0.5
+
+
+@dataclass(frozen=True)
+class Top(FisherRoot):
+    """The likeliest classes of each sample exactly, and one drawn from the rest.
+
+    A slot holds another class for each sample, so its columns get a random sign
+    for each sample: the cross-sample terms, which would be meaningless, vanish
+    in expectation.
+    """
+
+    classes: int
+
+    def __post_init__(self) -> None:
+        _at_least_one("top", self.classes)
+
+    def __str__(self) -> str:
+        return f"top({self.classes})"
+
+    def columns(
+        self, likelihood: Likelihood, generator: torch.Generator, targets: Tensor | None = None
+    ) -> Tensor:
+        """``classes + 1`` columns; all classes when there are no more."""
+        if not isinstance(likelihood, Categorical):
+            raise ConfigError(
+                f"fisher={str(self)!r} needs a categorical likelihood; "
+                "use 'exact', 'sketched(r)' or 'sampled(m)' with a Gaussian one."
+            )
+        p = likelihood.probabilities
+        count = min(self.classes, p.shape[1])
+        order = p.topk(count, dim=-1).indices
+        tail = p.scatter(-1, order, 0.0)
+        mass = tail.sum(-1, keepdim=True)
+        # Without any tail the draw does not matter: its column is zero.
+        drawn = torch.where(mass > 0, tail, 1.0).multinomial(1, generator=generator)
+        labels = torch.cat([order, drawn], dim=-1).T
+        scale = torch.cat([p.gather(-1, order), mass], dim=-1).T.sqrt()
+        signs = random_signs(scale.shape, p, generator)
+        return likelihood._score(labels) * (scale * signs).unsqueeze(-1)
+
+
+@dataclass(frozen=True)
+class Empirical(FisherRoot):
+    """The gradient of the true labels, which is not the Fisher; for comparison."""
+
+    def __str__(self) -> str:
+        return "empirical"
+
+    def columns(
+        self, likelihood: Likelihood, generator: torch.Generator, targets: Tensor | None = None
+    ) -> Tensor:
+        """One column."""
+        if targets is None:
+            raise InputError("fisher='empirical' needs the labels: update(outputs, targets=y).")
+        return likelihood.residual(targets).unsqueeze(0)
+
+
+def separate(columns: Tensor) -> Tensor:
+    """Give each sample columns of its own, zero for all others.
+
+    Args:
+        columns: Shape ``(columns, n, outputs)``.
+
+    Returns:
+        Shape ``(columns · n, n, outputs)``.
+    """
+    samples = columns.shape[1]
+    eye = torch.eye(samples, dtype=columns.dtype, device=columns.device)
+    return (columns.unsqueeze(1) * eye.unsqueeze(-1)).flatten(0, 1)
+
+
+def random_signs(
+    shape: tuple[int, ...] | torch.Size, like: Tensor, generator: torch.Generator
+) -> Tensor:
+    """Independent ±1 of ``like``'s dtype and device."""
+    return like.new_empty(shape).bernoulli_(0.5, generator=generator).mul_(2).sub_(1)
+
+
+_ROOT_TEXT = re.compile(r"(\w+)(?:\(\s*(\d+)?\s*,?\s*(independent)?\s*\))?")
+_ALLOWED = (
+    "'exact', 'exact(independent)', 'sketched(r)', 'sketched(r, independent)', "
+    "'sampled(m)', 'top(m)', 'empirical'"
+)
+
+
+def parse_root(text: str | FisherRoot) -> FisherRoot:
+    """The root that a text like ``"sketched(4)"`` names.
+
+    Raises:
+        ConfigError: The text names no root.
+    """
+    if isinstance(text, FisherRoot):
+        return text
+    match = _ROOT_TEXT.fullmatch(text.strip())
+    name, number, independent = match.groups() if match else (None, None, None)
+    flag = independent is not None
+    if name == "exact" and number is None:
+        return Exact(independent=flag)
+    if name == "sketched" and number is not None:
+        return Sketched(int(number), independent=flag)
+    if name == "sampled" and not flag:
+        return Sampled(int(number or 1))
+    if name == "top" and number is not None and not flag:
+        return Top(int(number))
+    if name == "empirical" and number is None and not flag:
+        return Empirical()
+    raise ConfigError(f"Invalid fisher={text!r}. Must be one of {_ALLOWED}.")
+
+
+def _at_least_one(name: str, number: int) -> None:
+    if number < 1:
+        raise ConfigError(f"Invalid fisher='{name}({number})'. The number must be at least 1.")

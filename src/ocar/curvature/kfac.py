@@ -1,0 +1,318 @@
+"""K-FAC: a Kronecker-factored approximation of the Fisher, layer by layer."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ocar.curvature.base import Curvature, LikelihoodName, Schedule, at_step
+from ocar.curvature.blocks import NORM_LAYERS, Block, DampingKind, KroneckerBlock, make_block
+from ocar.curvature.capture import Capture, reject_shared_parameters, warn_uncovered
+from ocar.curvature.factors import Sharing
+from ocar.curvature.fisher import FisherRoot
+from ocar.errors import CheckpointError, ConfigError, ModelError, NumericalError
+
+Weighting = Literal["gradients", "both"]
+
+_ACTIVE = "active_outputs"
+
+
+class KFAC(Curvature):
+    """Preconditions gradients with a damped, averaged K-FAC approximation of the Fisher.
+
+    Linear layers (with any leading dimensions) and 1-d and 2-d convolutions get
+    Kronecker factors, embeddings a diagonal. Normalisation layers keep their plain
+    gradient unless ``norm_layers`` is set. Frozen parameters get nothing. Layers
+    of other kinds keep their gradient, and one warning names them.
+
+    Example::
+
+        kfac = KFAC(model, damping=1e-3, ema=0.1)
+        with kfac.capture():
+            logits = model(x)
+        kfac.update(logits)
+        loss(logits, y).backward()
+        kfac.precondition_()
+        optimizer.step()
+
+    Args:
+        model: Any module.
+        damping: τ, a number or a function of the step.
+        ema: Weight of a new estimate in the moving average, in (0, 1]. The first
+            estimate is taken whole.
+        fisher: ``"exact"``, ``"sketched(r)"``, ``"sampled(m)"``, ``"top(m)"`` or
+            ``"empirical"``, see :mod:`ocar.curvature.fisher`.
+        likelihood: ``"categorical"`` for logits, ``"gaussian"`` for regression.
+        variance: σ² of a Gaussian likelihood.
+        damping_kind: ``"factored"`` damps A and G each, balanced by π; ``"exact"``
+            inverts A ⊗ G + τI in the eigenbases.
+        weighting: Sample weights enter ``"gradients"`` (G alone, as OCAR's authors
+            do) or ``"both"`` (A as Σ w aaᵀ / Σ w too).
+        sharing: ``"expand"`` or ``"reduce"``, see :mod:`ocar.curvature.factors`.
+        norm_layers: Give normalisation layers one small block for each unit.
+        head: Name of the layer that makes the outputs. Its G starts again when the
+            number of active outputs changes. By default the last linear layer.
+        exclude: Names of layers that keep their plain gradient.
+        track_norms: Keep the ratio of gradient norms in ``norm_ratio``.
+        seed: Seed of the random roots.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        damping: Schedule,
+        ema: Schedule,
+        fisher: str | FisherRoot = "sketched(4)",
+        likelihood: LikelihoodName = "categorical",
+        variance: float = 1.0,
+        damping_kind: DampingKind = "factored",
+        weighting: Weighting = "gradients",
+        sharing: Sharing = "expand",
+        norm_layers: bool = False,
+        head: str | None = None,
+        exclude: Sequence[str] = (),
+        track_norms: bool = False,
+        seed: int = 0,
+    ) -> None:
+        for name, value, allowed in (
+            ("damping_kind", damping_kind, ("factored", "exact")),
+            ("weighting", weighting, ("gradients", "both")),
+            ("sharing", sharing, ("expand", "reduce")),
+        ):
+            if value not in allowed:
+                raise ConfigError(f"Invalid {name}={value!r}. Must be one of {allowed}.")
+        super().__init__(
+            model,
+            damping=damping,
+            ema=ema,
+            fisher=fisher,
+            likelihood=likelihood,
+            variance=variance,
+            track_norms=track_norms,
+            seed=seed,
+        )
+        self.damping_kind: DampingKind = damping_kind
+        self.weighting: Weighting = weighting
+        self.sharing: Sharing = sharing
+        self.norm_layers = norm_layers
+        self.exclude = tuple(exclude)
+        self.blocks = self._make_blocks()
+        self.head = self._find_head(head)
+        self._capture = Capture({name: block.module for name, block in self.blocks.items()})
+        self._batched = True
+
+    def __repr__(self) -> str:
+        shown = (
+            f"damping={self.damping!r}, ema={self.ema!r}, fisher={str(self.fisher)!r}, "
+            f"likelihood={self.likelihood!r}, damping_kind={self.damping_kind!r}, "
+            f"weighting={self.weighting!r}, sharing={self.sharing!r}, "
+            f"norm_layers={self.norm_layers}, head={self.head!r}"
+        )
+        return f"KFAC({len(self.blocks)} layers of {type(self.model).__name__}, {shown})"
+
+    def _make_blocks(self) -> dict[str, Block]:
+        modules = dict(self.model.named_modules())
+        unknown = [name for name in self.exclude if name not in modules]
+        if unknown:
+            raise ConfigError(f"Invalid exclude: the model has no layer {', '.join(unknown)}.")
+        blocks: dict[str, Block] = {}
+        uncovered: dict[str, nn.Module] = {}
+        for name, module in modules.items():
+            if name in self.exclude:
+                continue
+            block = make_block(
+                name,
+                module,
+                sharing=self.sharing,
+                kind=self.damping_kind,
+                norm_layers=self.norm_layers,
+            )
+            own = [p for p in module.parameters(recurse=False) if p.requires_grad]
+            if block is not None:
+                blocks[name] = block
+            elif own and not isinstance(module, NORM_LAYERS):
+                uncovered[name] = module
+        if not blocks:
+            raise ModelError(
+                f"{type(self.model).__name__} has no trainable Linear, Conv1d, Conv2d or Embedding "
+                "layer to take the curvature of."
+            )
+        reject_shared_parameters({name: block.module for name, block in blocks.items()})
+        warn_uncovered(uncovered)
+        return blocks
+
+    def _find_head(self, head: str | None) -> str | None:
+        # Of all layers, also those without a block: a frozen head is still the head.
+        linear = [n for n, m in self.model.named_modules() if isinstance(m, nn.Linear)]
+        if head is None:
+            return linear[-1] if linear else None
+        if head not in dict(self.model.named_modules()):
+            raise ConfigError(f"Invalid {head=}. Must be the name of a layer: {', '.join(linear)}.")
+        return head
+
+    def capture(self) -> Capture:
+        """A context manager for the forward pass that :meth:`update` will use."""
+        return self._capture
+
+    @torch.no_grad()
+    def update(
+        self,
+        outputs: Tensor,
+        *,
+        weights: Tensor | None = None,
+        targets: Tensor | None = None,
+        active: Tensor | None = None,
+    ) -> None:
+        """Take the curvature of a batch into the moving average.
+
+        Nothing changes when the batch has no finite curvature.
+
+        Args:
+            outputs: What the model returned inside :meth:`capture`, ``(n, outputs)``,
+                with its graph: call this before the graph is freed.
+            weights: One non-negative weight a sample, ``(n,)``; 1 by default.
+            targets: The labels, needed by ``fisher="empirical"`` alone.
+            active: Which outputs exist, ``(outputs,)`` of bool; all by default. When
+                their number changes, the G of the head starts again.
+
+        Raises:
+            ModelError: No forward pass was captured, or the outputs are not its.
+            NumericalError: The batch gives a curvature that is not finite.
+        """
+        if not self._capture.inputs:
+            raise ModelError("No forward pass was captured. Call the model inside capture().")
+        draws = self._generator.get_state()
+        columns = self._columns(outputs, weights, targets, active)
+        gradients = self._pull_back(outputs, columns)
+        input_weights = weights if self.weighting == "both" else None
+        estimates: dict[str, dict[str, Tensor]] = {}
+        for name, g in gradients.items():
+            x = self._capture.inputs[name]
+            wide = torch.promote_types(g.dtype, torch.float32)
+            x = x.to(wide) if x.is_floating_point() else x
+            estimates[name] = self.blocks[name].estimate(x, g.to(wide), input_weights)
+        if not estimates:
+            raise ModelError(
+                "The outputs do not come from the captured forward pass. Give update() what the "
+                "model returned inside capture()."
+            )
+        try:
+            _reject_infinite(estimates)
+        except NumericalError:
+            self._generator.set_state(draws)
+            raise
+        if not any(block.averages for block in self.blocks.values()):
+            self._warn_unused(estimates)
+        ema = at_step(self.ema, self.step)
+        for name, estimate in estimates.items():
+            block = self.blocks[name]
+            rates: dict[str, float | Tensor] = dict.fromkeys(estimate, ema)
+            if name == self.head and isinstance(block, KroneckerBlock):
+                rates["G"] = self._head_rate(block, active, ema)
+            block.average(estimate, rates)
+        self._capture.clear()
+        self._stale = True
+
+    def _head_rate(
+        self, block: KroneckerBlock, active: Tensor | None, ema: float
+    ) -> Tensor | float:
+        """The weight of a new G of the head: 1 when the number of classes has changed.
+
+        A value, not a branch, so that no device has to be waited for.
+        """
+        known = block.active_outputs
+        block.active_outputs = count = None if active is None else active.sum()
+        if known is None and count is None:
+            return ema
+        every = torch.tensor(block.layer.weight.shape[0], device=self._device)
+        same = (every if known is None else known) == (every if count is None else count)
+        return torch.where(same, torch.tensor(ema, dtype=torch.float64, device=self._device), 1.0)
+
+    def _pull_back(self, outputs: Tensor, columns: Tensor) -> dict[str, Tensor]:
+        if self._batched:
+            try:
+                return self._capture.pull_back(outputs, columns)
+            except RuntimeError as error:
+                # Where one after another fails too, batching was not to blame.
+                gradients = self._capture.pull_back(outputs, columns, batched=False)
+                warnings.warn(
+                    "The backward pass of this model cannot be batched; the columns of the "
+                    f"Fisher are computed one after another, which is slower: {error}",
+                    stacklevel=3,
+                )
+                self._batched = False
+                return gradients
+        return self._capture.pull_back(outputs, columns, batched=False)
+
+    def _warn_unused(self, used: Collection[str]) -> None:
+        warn_uncovered({n: b.module for n, b in self.blocks.items() if n not in used})
+
+    def _invert(self, damping: float) -> None:
+        for block in self.blocks.values():
+            if block.averages:
+                block.invert(damping)
+
+    def _rewrite_gradients(self) -> None:
+        for block in self.blocks.values():
+            block.precondition_()
+
+    def eigenvalues(self) -> dict[str, Tensor]:
+        """Eigenvalues of the damped curvature, ascending, for each layer."""
+        damping = at_step(self.damping, self.step)
+        return {n: b.eigenvalues(damping) for n, b in self.blocks.items() if b.averages}
+
+    def memory_usage(self) -> int:
+        """Bytes of all factors and inverses."""
+        tensors = [t for block in self.blocks.values() for t in block.tensors()]
+        return sum(t.element_size() * t.numel() for t in tensors)
+
+    def _averages(self) -> dict[str, Tensor]:
+        state = {
+            f"{name}.{key}": value
+            for name, block in self.blocks.items()
+            for key, value in block.averages.items()
+        }
+        head = self.blocks.get(self.head or "")
+        if isinstance(head, KroneckerBlock) and head.active_outputs is not None:
+            state[_ACTIVE] = head.active_outputs
+        return state
+
+    def _load_averages(self, averages: Mapping[str, Tensor]) -> None:
+        averages = dict(averages)
+        active = averages.pop(_ACTIVE, None)
+        by_layer: dict[str, dict[str, Tensor]] = {name: {} for name in self.blocks}
+        for full, value in averages.items():
+            name, _, key = full.rpartition(".")
+            if name not in by_layer:
+                raise CheckpointError(f"The checkpoint has curvature of {name!r}, no layer here.")
+            by_layer[name][key] = value
+        for name, block in self.blocks.items():
+            block.check(by_layer[name])
+        for name, block in self.blocks.items():
+            block.load(by_layer[name])
+            if isinstance(block, KroneckerBlock) and name == self.head:
+                block.active_outputs = None if active is None else active.to(self._device)
+
+
+def _reject_infinite(estimates: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Refuse statistics with NaN or Inf, at the cost of one look at the diagonals.
+
+    A factor has sums of squares on its diagonal, so a number that is not finite
+    anywhere shows there.
+    """
+    sums = [
+        (name, (value if key == "F" else value.diagonal(dim1=-2, dim2=-1)).sum())
+        for name, estimate in estimates.items()
+        for key, value in estimate.items()
+    ]
+    if not bool(torch.stack([total for _, total in sums]).sum().isfinite()):
+        names = sorted({name for name, total in sums if not bool(total.isfinite())})
+        raise NumericalError(
+            f"The curvature of this batch is not finite in layer(s) {', '.join(names) or 'sum'}. "
+            "Nothing was changed. Check the inputs for extreme values."
+        )

@@ -1,0 +1,152 @@
+"""Guarded linear algebra for symmetric positive semi-definite matrices.
+
+Matrices come as stacks of shape ``(groups, d, d)``; ``groups`` is 1 except for
+grouped convolutions. Every function is pure: no argument is changed.
+
+Each factorization is guarded in the same way: symmetrise, damp, try in the
+given precision, try again in float64, and raise a
+:class:`~ocar.errors.NumericalError` that names the layer when nothing helps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from ocar.errors import NumericalError
+
+
+def symmetrize(matrix: Tensor) -> Tensor:
+    """The symmetric part of ``matrix``, shape ``(..., d, d)``."""
+    return (matrix + matrix.mT) / 2
+
+
+def add_to_diagonal(matrix: Tensor, value: Tensor | float) -> Tensor:
+    """``matrix + value · I``.
+
+    Args:
+        matrix: Shape ``(..., d, d)``.
+        value: A number, or a tensor of shape ``(...)``.
+    """
+    result = matrix.clone()
+    diagonal = result.diagonal(dim1=-2, dim2=-1)
+    diagonal += value.unsqueeze(-1) if isinstance(value, Tensor) else value
+    return result
+
+
+def mean_trace(matrix: Tensor, dim: Tensor | int) -> Tensor:
+    """Trace over dimension, ``tr(matrix) / dim``, for a stack ``(groups, d, d)``.
+
+    Args:
+        matrix: Shape ``(groups, d, d)``.
+        dim: The dimension that counts. It is less than ``d`` where some rows
+            are padding, as in an output layer with unseen classes.
+    """
+    return matrix.diagonal(dim1=-2, dim2=-1).sum(-1) / dim
+
+
+def factored_damping(
+    a: Tensor, g: Tensor, damping: Tensor | float, *, g_dim: Tensor | int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Split a damping τ over two Kronecker factors: ``(π√τ, √τ/π)``.
+
+    π = √((tr A / dim A) / (tr G / dim G)) balances the two (Martens & Grosse
+    2015, section 6.3). A factor that is all zeros has no scale to balance, and
+    π is 1 then.
+
+    Args:
+        a: Shape ``(groups, d_in, d_in)``.
+        g: Shape ``(groups, d_out, d_out)``.
+        damping: τ.
+        g_dim: How many rows of ``g`` count; all by default.
+
+    Returns:
+        The damping of ``a`` and of ``g``, each of shape ``(groups,)``.
+    """
+    scale_a = mean_trace(a, a.shape[-1])
+    scale_g = mean_trace(g, g.shape[-1] if g_dim is None else g_dim)
+    balanced = (scale_a > 0) & (scale_g > 0)
+    ratio = torch.where(balanced, scale_a, 1) / torch.where(balanced, scale_g, 1)
+    pi = ratio.sqrt()
+    root = torch.as_tensor(damping, dtype=a.dtype, device=a.device).sqrt()
+    return pi * root, root / pi
+
+
+def damped_inverse(matrix: Tensor, damping: Tensor | float, *, name: str) -> Tensor:
+    """``(matrix + damping · I)⁻¹`` by Cholesky.
+
+    Args:
+        matrix: Symmetric positive semi-definite, shape ``(groups, d, d)``.
+        damping: A number, or shape ``(groups,)``.
+        name: What the matrix belongs to, for the error message.
+
+    Raises:
+        NumericalError: The damped matrix has no finite inverse, even in float64.
+    """
+
+    def invert(damped: Tensor) -> tuple[Tensor, ...] | None:
+        factor, info = torch.linalg.cholesky_ex(damped)
+        try:
+            inverse = torch.cholesky_inverse(factor)
+        except torch.linalg.LinAlgError:  # a pivot of exactly zero
+            return None
+        # A Cholesky factorization of a matrix with NaN may report success; the
+        # sum is finite only if all is, and costs one pass.
+        return None if bool(info.any()) or not _all_finite(inverse) else (inverse,)
+
+    return _guarded(invert, matrix, damping, name=name)[0]
+
+
+def eigen(matrix: Tensor, *, name: str) -> tuple[Tensor, Tensor]:
+    """Eigenvalues, clipped at zero, and eigenvectors of ``matrix``.
+
+    Args:
+        matrix: Symmetric positive semi-definite, shape ``(groups, d, d)``.
+        name: What the matrix belongs to, for the error message.
+
+    Returns:
+        Values ``(groups, d)``, ascending, and vectors ``(groups, d, d)``, one a column.
+
+    Raises:
+        NumericalError: The matrix is not finite or the iteration fails, even in float64.
+    """
+
+    def decompose(symmetric: Tensor) -> tuple[Tensor, ...] | None:
+        if not _all_finite(symmetric):
+            return None
+        try:
+            values, vectors = torch.linalg.eigh(symmetric)
+        except torch.linalg.LinAlgError:
+            return None
+        return (values.clamp_min(0), vectors) if _all_finite(vectors) else None
+
+    values, vectors = _guarded(decompose, matrix, 0.0, name=name)
+    return values, vectors
+
+
+def _all_finite(tensor: Tensor) -> bool:
+    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
+
+
+def _guarded(
+    attempt: Callable[[Tensor], tuple[Tensor, ...] | None],
+    matrix: Tensor,
+    damping: Tensor | float,
+    *,
+    name: str,
+) -> tuple[Tensor, ...]:
+    """Run ``attempt`` on the damped matrix in its own precision, then in float64."""
+    for dtype in dict.fromkeys((matrix.dtype, torch.float64)):
+        level = damping.to(dtype) if isinstance(damping, Tensor) else damping
+        result = attempt(add_to_diagonal(symmetrize(matrix.to(dtype)), level))
+        if result is not None:
+            return tuple(part.to(matrix.dtype) for part in result)
+    finite = matrix.isfinite().all()
+    reason = "is not positive definite" if finite else "holds NaN or Inf"
+    low = float(torch.as_tensor(damping).min())
+    raise NumericalError(
+        f"The curvature of {name} {reason}: size {tuple(matrix.shape)}, damping {low:.3g}, "
+        "tried in float64 too. A larger damping, or inputs of smaller scale, may help."
+    )

@@ -1,0 +1,38 @@
+"""What the package raises when something is wrong, one class a cause.
+
+Every message says what was wrong, what was given and what is allowed. All
+errors derive from :class:`OcarError`, so one ``except`` catches them, and also
+from the built-in error that a caller would expect.
+"""
+
+
+class OcarError(Exception):
+    """Base of every error that the package raises on purpose."""
+
+
+class ConfigError(OcarError, ValueError):
+    """A hyper-parameter or option is out of its range."""
+
+
+class InputError(OcarError, ValueError):
+    """A batch cannot be learned from or predicted on."""
+
+
+class ModelError(OcarError, ValueError):
+    """A model cannot be used as it is: no parameters, no linear head, shared layers."""
+
+
+class NumericalError(OcarError, ArithmeticError):
+    """A computation has no finite answer, even after damping and in double precision."""
+
+
+class DataError(OcarError, ValueError):
+    """A data file is missing, damaged or not what it should be."""
+
+
+class CheckpointError(OcarError, ValueError):
+    """A checkpoint cannot be read or does not belong to this model."""
+
+
+class MissingPackageError(OcarError, ImportError):
+    """An optional package is needed; the message gives the command that installs it."""

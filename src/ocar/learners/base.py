@@ -1,0 +1,497 @@
+"""The learner: an objective, a memory and a gradient transform, put together.
+
+A learner takes one batch at a time and knows nothing of tasks. For each batch
+it makes a few passes; each draws a replay batch, augments, and takes a step of
+SGD on the joint batch with the transformed gradient. Then the batch is offered
+to the memory. It can be asked for predictions at any moment.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ocar import state
+from ocar.config import require, require_one_of, to_plain
+from ocar.errors import CheckpointError, InputError, ModelError
+from ocar.images import scale_to_unit
+from ocar.learners.objective import Objective, Step
+from ocar.learners.transform import Transform, TransformSettings
+from ocar.memory import MEMORIES, Batch
+from ocar.models.head import GrowingHead
+from ocar.rng import make_generator
+
+Normalizer = Callable[[Tensor], Tensor]
+Augmenter = Callable[[Tensor, torch.Generator], Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnerSettings:
+    """Settings that every learner has."""
+
+    lr: float
+    """Learning rate α."""
+
+    memory: int = 2000
+    """Samples that the memory holds."""
+
+    memory_kind: Literal["class-balanced", "reservoir"] = "class-balanced"
+    """Who stays: equal shares for all classes seen, or a uniform sample of the stream."""
+
+    replay_batch: int = 10
+    """Replayed samples a gradient step."""
+
+    replay: Literal["fresh", "kept"] = "fresh"
+    """Draw anew for each pass over a stream batch, or keep one draw for all."""
+
+    passes: int = 3
+    """Gradient steps a stream batch (S)."""
+
+    likelihood: Literal["categorical", "gaussian"] = "categorical"
+    """Classification, or regression with a squared error."""
+
+    classes: tuple[int, ...] = ()
+    """Labels that the head's first units stand for from the start; others are added as they
+    appear. With all labels of a benchmark this is a fixed full head."""
+
+    head: str | None = None
+    """Name of the output layer; by default the last linear layer of the model."""
+
+    prediction: Literal["plain", "average"] = "plain"
+    """Predict with the weights themselves or with their moving average."""
+
+    average_rate: float = 0.0028
+    """Weight of the newest in the moving average of the weights."""
+
+    normalize: Normalizer | None = None
+    """Applied to every input of the model; without it uint8 is scaled to [0, 1]."""
+
+    augment: Augmenter | None = None
+    """Applied to raw samples, afresh for each pass, when learning."""
+
+    seed: int = 0
+    """Seed of all that is random in the learner."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "classes", tuple(self.classes))
+        require("lr", self.lr, 0 < self.lr < float("inf"), "larger than 0")
+        require("memory", self.memory, self.memory >= 1, "at least 1")
+        require("replay_batch", self.replay_batch, self.replay_batch >= 0, "at least 0")
+        require("passes", self.passes, self.passes >= 1, "at least 1")
+        require("average_rate", self.average_rate, 0 < self.average_rate <= 1, "in (0, 1]")
+        require_one_of("memory_kind", self.memory_kind, MEMORIES)
+        require_one_of("replay", self.replay, ("fresh", "kept"))
+        require_one_of("likelihood", self.likelihood, ("categorical", "gaussian"))
+        require_one_of("prediction", self.prediction, ("plain", "average"))
+        distinct = len(set(self.classes)) == len(self.classes) and min(self.classes, default=0) >= 0
+        require("classes", self.classes, distinct, "distinct labels of at least 0")
+        fits = self.likelihood == "categorical" or self.memory_kind == "reservoir"
+        require("memory_kind", self.memory_kind, fits, "'reservoir' for a gaussian likelihood")
+
+    def make_objective(self) -> Objective:
+        """The loss of the method."""
+        raise TypeError(f"{type(self).__name__} is no method: use one such as ERSettings.")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Report:
+    """What one call of :meth:`Learner.learn` did."""
+
+    loss: Tensor
+    """Loss of the last pass before its step, a scalar on the model's device."""
+
+    classes: int
+    """Classes seen so far."""
+
+    values: Mapping[str, float]
+    """What the transform reports, such as ``tau`` and ``replay_weight``."""
+
+
+class Learner:
+    """Learns from a stream, one batch at a time.
+
+    Use :func:`ocar.OCAR`, :func:`ocar.ER` or :func:`ocar.make_learner` to make one.
+
+    Args:
+        model: Any module; its device is where everything happens.
+        settings: Settings of a method.
+        transform: What to do to the gradient; nothing by default.
+
+    Attributes:
+        batches: Stream batches learned.
+        steps: Gradient steps taken.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        settings: LearnerSettings,
+        *,
+        transform: TransformSettings | None = None,
+    ) -> None:
+        parameter = next((p for p in model.parameters() if p.requires_grad), None)
+        if parameter is None:
+            raise ModelError(
+                f"{type(model).__name__} has no parameter that requires a gradient; "
+                "there is nothing to learn."
+            )
+        self.model = model
+        self.settings = settings
+        self.transform_settings = transform
+        self.device, self.dtype = parameter.device, parameter.dtype
+        self.batches = 0
+        self.steps = 0
+        self._augment_generator = make_generator(settings.seed, "augment", self.device)
+        self._head_generator = make_generator(settings.seed, "head")
+        self._head = self._make_head()
+        self._objective = settings.make_objective()
+        self._transform = self._make_transform()
+        self.memory = MEMORIES[settings.memory_kind](
+            settings.memory, seed=settings.seed, device=self.device
+        )
+        self._item: tuple[torch.Size, torch.dtype] | None = None
+        self._average: dict[str, Tensor] | None = None
+        if settings.prediction == "average":
+            self._average = {name: p.detach().clone() for name, p in self._trainable().items()}
+
+    def __repr__(self) -> str:
+        transform = "" if self.transform_settings is None else f", {self.transform_settings!r}"
+        return f"Learner({type(self.model).__name__}, {self.settings!r}{transform})"
+
+    @property
+    def classes(self) -> tuple[int, ...]:
+        """The label that each column of :meth:`predict` stands for, in order of appearance."""
+        return () if self._head is None else tuple(self._head.classes)
+
+    # Learning
+
+    def learn(self, x: Tensor, y: Tensor) -> Report:
+        """Take a few gradient steps on a new batch and replayed samples, then remember the batch.
+
+        Args:
+            x: Raw samples, ``(n, ...)``, uint8 or float, on any device.
+            y: Labels, ``(n,)`` of integers, or regression targets, ``(n, outputs)``.
+
+        Raises:
+            InputError: The batch cannot be learned from. Nothing has changed.
+        """
+        x, y, units = self._admit(x, y)
+        self._train_mode()
+        self._transform.begin(units, known=len(self.classes))
+        replay = None
+        for index in range(self.settings.passes):
+            if replay is None or self.settings.replay == "fresh":
+                replay = self.memory.sample(self.settings.replay_batch)
+            loss = self._take_step(self._join(x, y, replay, index))
+        self._remember(x, y, units)
+        self.batches += 1
+        return Report(loss=loss, classes=len(self.classes), values=self._transform.report())
+
+    def remember(self, x: Tensor, y: Tensor) -> None:
+        """Offer a batch to the memory without learning from it now.
+
+        Args:
+            x: Raw samples, ``(n, ...)``.
+            y: Labels, ``(n,)``, or regression targets, ``(n, outputs)``.
+
+        Raises:
+            InputError: The batch cannot be stored. Nothing has changed.
+        """
+        self._remember(*self._admit(x, y))
+
+    def _join(self, x: Tensor, y: Tensor, replay: Batch, index: int) -> Step:
+        new = x.shape[0]
+        if len(replay):
+            x, y = torch.cat([x, replay.x]), torch.cat([y, replay.y])
+        if self.settings.augment is not None:
+            x = self.settings.augment(x, self._augment_generator)
+        active = None if self._head is None else self._head.active
+        return Step(x=self._normalize(x), y=y, new=new, index=index, active=active)
+
+    def _take_step(self, step: Step) -> Tensor:
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        for parameter in parameters:
+            parameter.grad = None
+        with self._transform.watch(step):
+            outcome = self._objective(self.model, step)
+        self._transform.observe(step, outcome.outputs, self.model)
+        outcome.loss.backward()
+        self._transform.rewrite_()
+        with torch.no_grad():
+            moved = [(p, p.grad) for p in parameters if p.grad is not None]
+            weights: list[Tensor] = [p for p, _ in moved]
+            grads = [g for _, g in moved]
+            torch._foreach_add_(weights, grads, alpha=-self.settings.lr)
+            if self._average is not None:
+                self._follow_weights()
+        self.steps += 1
+        return outcome.loss.detach()
+
+    def _remember(self, x: Tensor, y: Tensor, units: list[int]) -> None:
+        self.memory.add(x, y, labels=units if self._head is not None else None)
+
+    def _train_mode(self) -> None:
+        """Train mode, except for a frozen BatchNorm, whose statistics are frozen too."""
+        self.model.train()
+        for module in self.model.modules():
+            if isinstance(module, _BatchNorm) and module.affine and not module.weight.requires_grad:
+                module.eval()
+
+    # Predicting
+
+    @torch.no_grad()
+    def predict(self, x: Tensor, *, chunk: int = 1024) -> Tensor:
+        """Logits of each class seen, or the outputs of a regression; nothing changes.
+
+        Args:
+            x: Raw samples, ``(n, ...)``.
+            chunk: Samples that go through the model at once.
+
+        Returns:
+            Shape ``(n, len(classes))``, column i for label ``classes[i]``.
+
+        Raises:
+            InputError: The samples are not such as were learned.
+        """
+        self._check_samples(x)
+        with self._eval_mode():
+            parts = [self._predict_chunk(part) for part in x.split(chunk)]
+        outputs = parts[0] if len(parts) == 1 else torch.cat(parts)
+        return outputs if self._head is None else outputs[:, : len(self._head.classes)]
+
+    @contextmanager
+    def _eval_mode(self) -> Iterator[None]:
+        training = [module for module in self.model.modules() if module.training]
+        self.model.eval()
+        try:
+            yield
+        finally:
+            for module in training:
+                module.training = True
+
+    def _predict_chunk(self, x: Tensor) -> Tensor:
+        x = self._normalize(x.to(self.device, non_blocking=True))
+        if self._average is None:
+            return self.model(x)
+        return torch.func.functional_call(self.model, self._average, (x,))
+
+    def _normalize(self, x: Tensor) -> Tensor:
+        x = scale_to_unit(x) if self.settings.normalize is None else self.settings.normalize(x)
+        return x.to(self.dtype)
+
+    # Checking what comes in
+
+    def _admit(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, list[int]]:
+        """Check a batch whole, then give new labels their units.
+
+        Returns:
+            Samples and targets on the model's device, and the unit of each sample.
+        """
+        self._check_samples(x)
+        if x.shape[0] == 0:
+            raise InputError("The batch is empty; it must have at least one sample.")
+        if not isinstance(y, Tensor) or y.dim() == 0 or y.shape[0] != x.shape[0]:
+            given = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
+            raise InputError(f"y must have one entry for each of {len(x)} samples; given {given}.")
+        if self._head is None:
+            self._check_targets(x, y)
+            units: list[int] = []
+        else:
+            labels = _checked_labels(y)
+            self._check_model(x)
+            units = self._head.admit(labels)
+            y = torch.tensor(units)
+        x, y = x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
+        self._item = (x.shape[1:], x.dtype)
+        return x, y, units
+
+    def _check_samples(self, x: Tensor) -> None:
+        if not isinstance(x, Tensor) or x.dim() < 2:
+            given = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
+            raise InputError(f"x must be a tensor (n, ...) of samples; given {given}.")
+        if x.dtype != torch.uint8 and not x.is_floating_point():
+            raise InputError(f"x must be uint8 or floating point; given {x.dtype}.")
+        if self._item is not None and (x.shape[1:], x.dtype) != self._item:
+            shape, dtype = self._item
+            raise InputError(
+                f"x must hold samples of shape {tuple(shape)} and {dtype}, as before; "
+                f"given {tuple(x.shape[1:])} and {x.dtype}."
+            )
+        if x.is_floating_point() and not bool(torch.isfinite(x).all()):
+            bad = int((~torch.isfinite(x)).flatten(1).any(1).sum())
+            raise InputError(f"x must be finite; {bad} of {x.shape[0]} samples hold NaN or Inf.")
+
+    def _check_targets(self, x: Tensor, y: Tensor) -> None:
+        if y.dim() != 2 or y.dtype != self.dtype:
+            raise InputError(
+                f"y must be {self.dtype} of shape ({x.shape[0]}, outputs); "
+                f"given {y.dtype} of shape {tuple(y.shape)}."
+            )
+        if not bool(torch.isfinite(y).all()):
+            raise InputError("y must be finite; it holds NaN or Inf.")
+        outputs = self._check_model(x)
+        if y.shape[1] != outputs:
+            raise InputError(f"y must have {outputs} columns, as the model; given {y.shape[1]}.")
+
+    def _check_model(self, x: Tensor) -> int:
+        """Try a first sample, so that a model that cannot take it is found out at once.
+
+        Returns:
+            The number of outputs of the model.
+        """
+        if self._item is not None and self._head is not None:
+            return self._head.capacity
+        try:
+            with self._eval_mode(), torch.no_grad():
+                outputs = self._predict_chunk(x[:1])
+        except RuntimeError as error:
+            raise InputError(
+                f"The model cannot take samples of shape {tuple(x.shape[1:])}: {error}"
+            ) from error
+        wanted = outputs.shape[-1] if self._head is None else self._head.capacity
+        if outputs.shape != (1, wanted):
+            name = "" if self._head is None else f", the outputs of layer {self._head.name!r}"
+            raise ModelError(
+                f"The model must return shape (n, {wanted}){name}; it returned "
+                f"{tuple(outputs.shape)} for one sample."
+            )
+        return wanted
+
+    # Making the parts
+
+    def _make_head(self) -> GrowingHead | None:
+        if self.settings.likelihood == "gaussian":
+            return None
+        return GrowingHead(
+            self.model,
+            name=self.settings.head,
+            classes=self.settings.classes,
+            generator=self._head_generator,
+        )
+
+    def _make_transform(self) -> Transform:
+        if self.transform_settings is None:
+            return Transform()
+        return self.transform_settings.make(
+            self.model,
+            self._objective,
+            lr=self.settings.lr,
+            likelihood=self.settings.likelihood,
+            head=None if self._head is None else self._head.name,
+            seed=self.settings.seed,
+        )
+
+    def _trainable(self) -> dict[str, nn.Parameter]:
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+    def _follow_weights(self) -> None:
+        """Move the average towards the weights; units that are new in the head start with them."""
+        assert self._average is not None
+        for name, parameter in self._trainable().items():
+            average = self._average[name]
+            if average.shape != parameter.shape:
+                grown = parameter.detach().clone()
+                grown[: average.shape[0]] = average
+                self._average[name] = grown
+        weights: list[Tensor] = [p.detach() for p in self._trainable().values()]
+        averages = [self._average[name] for name in self._trainable()]
+        torch._foreach_lerp_(averages, weights, self.settings.average_rate)
+
+    # Saving
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write all of the learner to one file: weights, memory, curvature, generators.
+
+        The file appears whole or not at all. :func:`ocar.load` makes a learner of it
+        that goes on exactly where this one is.
+
+        Args:
+            path: The file.
+        """
+        tensors, values = self.state()
+        state.save_state(path, tensors, values)
+
+    def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything that a restored learner needs: tensors by name, and plain values."""
+        tensors = {
+            **state.with_prefix("model", self.model.state_dict()),
+            **state.with_prefix("memory", self.memory.state_dict()),
+            **state.with_prefix("transform", self._transform.state_dict()),
+            **state.with_prefix("average", self._average or {}),
+            "generator.augment": self._augment_generator.get_state(),
+            "generator.head": self._head_generator.get_state(),
+        }
+        transform = self.transform_settings
+        values = {
+            "method": type(self.settings).__name__,
+            "settings": to_plain(self.settings),
+            "transform": None if transform is None else type(transform).__name__,
+            "transform_settings": None if transform is None else to_plain(transform),
+            "classes": list(self.classes),
+            "batches": self.batches,
+            "steps": self.steps,
+            "item": None if self._item is None else [list(self._item[0]), str(self._item[1])],
+        }
+        return tensors, values
+
+    def load_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state` gave, on a learner with the same settings.
+
+        Raises:
+            CheckpointError: The state is of another model or other settings.
+        """
+        weights = state.without_prefix("model", tensors)
+        self._fit_head(weights, values["classes"])
+        state.check_names("model", weights, self.model.state_dict())
+        if not state.all_finite(weights):
+            raise CheckpointError("The checkpoint holds weights that are NaN or Inf.")
+        average = state.without_prefix("average", tensors)
+        if self._average is not None:
+            state.check_names("moving average", average, self._trainable())
+            self._average = {name: t.to(self.device, copy=True) for name, t in average.items()}
+        self.model.load_state_dict(weights)
+        self.memory.load_state_dict(state.without_prefix("memory", tensors))
+        self._transform.load_state_dict(state.without_prefix("transform", tensors))
+        self._augment_generator.set_state(tensors["generator.augment"])
+        self._head_generator.set_state(tensors["generator.head"])
+        self.batches, self.steps = int(values["batches"]), int(values["steps"])
+        if values["item"] is not None:
+            shape, dtype = values["item"]
+            self._item = (torch.Size(shape), getattr(torch, dtype.removeprefix("torch.")))
+
+    def _fit_head(self, weights: Mapping[str, Tensor], classes: list[int]) -> None:
+        """Give the head the capacity that it has in a checkpoint, once the rest fits."""
+        if self._head is None:
+            return
+        own = f"{self._head.name}."
+        others = {n: t for n, t in self.model.state_dict().items() if not n.startswith(own)}
+        given = {n: t for n, t in weights.items() if not n.startswith(own)}
+        state.check_names("model", given, others)
+        weight = weights.get(f"{own}weight")
+        if weight is None or weight.shape[0] < self._head.capacity:
+            found = "none" if weight is None else f"{weight.shape[0]} units"
+            raise CheckpointError(
+                f"The checkpoint is of another model: head {self._head.name!r} has {found}, "
+                f"here {self._head.capacity}."
+            )
+        self._head.reserve(weight.shape[0])
+        self._head.admit(classes)
+
+
+def _checked_labels(y: Tensor) -> list[int]:
+    """Labels as integers on the host."""
+    if y.dim() != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
+        raise InputError(
+            f"y must be integer labels of shape (n,); given {y.dtype} of shape {tuple(y.shape)}."
+        )
+    labels: list[int] = y.tolist()
+    if min(labels) < 0:
+        raise InputError(f"Labels must be at least 0; given {min(labels)}.")
+    return labels

@@ -1,0 +1,86 @@
+"""What a learner does to the gradient before it takes a step.
+
+A transform sees each step from both sides of the backward pass: it may watch
+the forward pass, look at the outputs while the graph is there, and rewrite the
+gradients afterwards. Plain SGD needs none.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from ocar.learners.objective import Forward, Objective, Step
+
+
+class Transform:
+    """Rewrites gradients. This one leaves them as they are: SGD."""
+
+    def begin(self, units: Sequence[int], *, known: int) -> None:
+        """A stream batch is about to be learned.
+
+        Args:
+            units: Unit of the head for each new sample; empty in regression.
+            known: Classes seen so far, those of this batch included.
+        """
+
+    def watch(self, step: Step) -> AbstractContextManager[object]:
+        """A context for the forward pass of the objective."""
+        return nullcontext()
+
+    def observe(self, step: Step, outputs: Tensor | None, forward: Forward) -> None:
+        """The forward pass is done and its graph is there.
+
+        Args:
+            step: The joint batch.
+            outputs: Its outputs, or None if the objective has no joint forward pass.
+            forward: The model, for a pass of the transform's own.
+        """
+
+    def rewrite_(self) -> None:
+        """The gradients are there, to be changed in place."""
+
+    def report(self) -> dict[str, float]:
+        """Numbers worth watching, by name."""
+        return {}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything that a restored transform needs to go on exactly."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what :meth:`state_dict` gave."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransformSettings(ABC):
+    """Settings of a transform, and how to make it."""
+
+    @abstractmethod
+    def make(
+        self,
+        model: nn.Module,
+        objective: Objective,
+        *,
+        lr: float,
+        likelihood: str,
+        head: str | None,
+        seed: int,
+    ) -> Transform:
+        """The transform for a model.
+
+        Args:
+            model: The model that learns.
+            objective: The loss that it goes with.
+            lr: Learning rate of the learner.
+            likelihood: ``"categorical"`` or ``"gaussian"``.
+            head: Name of the output layer; None in regression.
+            seed: Seed of the learner.
+
+        Raises:
+            ConfigError: The transform makes no sense with this objective.
+        """

@@ -1,0 +1,17 @@
+"""Networks whose last layer is an ``nn.Linear`` called ``head``, fed by ``features``."""
+
+from ocar.models.linear import LinearModel
+from ocar.models.mlp import MLP
+from ocar.models.registry import MODELS, make_model
+from ocar.models.resnet import BasicBlock, ResNet, ResNet18, SlimResNet18
+
+__all__ = [
+    "MLP",
+    "MODELS",
+    "BasicBlock",
+    "LinearModel",
+    "ResNet",
+    "ResNet18",
+    "SlimResNet18",
+    "make_model",
+]

@@ -1,0 +1,140 @@
+"""The output layer of a model, with room for classes that have not been seen.
+
+Nobody tells an online learner how many classes there will be. A head that grew
+by one unit for each class would change the shape of every step; this one has a
+capacity, masks the units that stand for no class yet, and doubles when it is
+full. The update of a masked head is the one that a grown head would get.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ocar.errors import ModelError
+
+MASKED = -1000.0
+"""Logit of a unit that stands for no class: its probability underflows to exactly 0."""
+
+
+class GrowingHead:
+    """Binds the labels of a stream to the units of a model's output layer.
+
+    The model stays as it is; only when the layer is full are its weight and bias
+    enlarged, in place, so that the parameters remain the same objects.
+
+    Args:
+        model: Any module that ends in a linear layer.
+        name: Name of that layer; by default the last ``nn.Linear`` of the model.
+        classes: Labels that the first units stand for from the start.
+        generator: Draws the weights of units that are added.
+
+    Raises:
+        ModelError: There is no such linear layer, or it does not train.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        generator: torch.Generator,
+        name: str | None = None,
+        classes: Sequence[int] = (),
+    ) -> None:
+        self.name, self.layer = find_linear_head(model, name)
+        self.generator = generator
+        self.classes: list[int] = []
+        self._unit: dict[int, int] = {}
+        self._active = torch.zeros(0, dtype=torch.bool)
+        self.admit(classes)
+
+    @property
+    def capacity(self) -> int:
+        """Units of the layer, used or not."""
+        return self.layer.out_features
+
+    @property
+    def active(self) -> Tensor:
+        """Which units stand for a class, ``(capacity,)`` of bool."""
+        return self._active
+
+    def admit(self, labels: Sequence[int]) -> list[int]:
+        """The unit of each label; a label that is new gets the next free unit.
+
+        Args:
+            labels: Any integers.
+
+        Returns:
+            One unit for each label.
+        """
+        known = len(self.classes)
+        for label in labels:
+            if label not in self._unit:
+                self._unit[label] = len(self.classes)
+                self.classes.append(label)
+        self.reserve(len(self.classes))
+        if len(self.classes) != known or self._active.shape[0] != self.capacity:
+            weight = self.layer.weight
+            self._active = torch.arange(self.capacity, device=weight.device) < len(self.classes)
+        return [self._unit[label] for label in labels]
+
+    def reserve(self, units: int) -> None:
+        """Double the capacity until there are at least ``units``."""
+        if units > self.capacity:
+            doublings = math.ceil(math.log2(units / self.capacity))
+            enlarge_linear_(self.layer, self.capacity * 2**doublings, generator=self.generator)
+
+
+def mask_logits(logits: Tensor, active: Tensor) -> Tensor:
+    """Logits with those of unused units at −1000.
+
+    Args:
+        logits: Shape ``(n, capacity)``.
+        active: Which units stand for a class, ``(capacity,)`` of bool.
+    """
+    return torch.where(active, logits, MASKED)
+
+
+def find_linear_head(model: nn.Module, name: str | None = None) -> tuple[str, nn.Linear]:
+    """The linear layer that makes a model's outputs, and its name.
+
+    Raises:
+        ModelError: There is no such layer, or its weight does not train.
+    """
+    layers = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
+    listed = ", ".join(layers) or "none"
+    if not layers:
+        raise ModelError(
+            f"{type(model).__name__} has no nn.Linear layer. An output layer of that kind is "
+            "needed, since classes are added to it as they appear."
+        )
+    chosen = name if name is not None else list(layers)[-1]
+    if chosen not in layers:
+        raise ModelError(f"Invalid head={name!r}. Must name a linear layer of the model: {listed}.")
+    layer = layers[chosen]
+    if not layer.weight.requires_grad:
+        raise ModelError(f"The output layer {chosen!r} is frozen; it must train. Layers: {listed}.")
+    return chosen, layer
+
+
+@torch.no_grad()
+def enlarge_linear_(layer: nn.Linear, outputs: int, *, generator: torch.Generator) -> None:
+    """Give a linear layer more outputs; those that it has keep their weights.
+
+    New weights are drawn as ``nn.Linear`` draws its own, uniformly within ±1/√inputs.
+
+    Args:
+        layer: The layer, changed in place.
+        outputs: The new number of outputs.
+        generator: Draws the new weights, on the host.
+    """
+    bound = 1 / math.sqrt(layer.in_features)
+    for parameter in layer.parameters(recurse=False):
+        shape = (outputs - layer.out_features, *parameter.shape[1:])
+        new = torch.empty(shape, dtype=parameter.dtype).uniform_(-bound, bound, generator=generator)
+        parameter.data = torch.cat([parameter.data, new.to(parameter.device)])
+        parameter.grad = None
+    layer.out_features = outputs

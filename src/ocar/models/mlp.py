@@ -1,0 +1,54 @@
+"""A plain multi-layer perceptron."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from ocar.errors import ConfigError
+
+
+class MLP(nn.Module):
+    """Linear layers with ReLU between them, on the flattened input.
+
+    Args:
+        in_features: Numbers in one sample, ``C·H·W`` for an image.
+        hidden: Width of each hidden layer; at least one.
+        classes: Outputs of ``head``, a capacity: whoever uses the model masks what is unseen.
+    """
+
+    def __init__(
+        self, in_features: int, *, hidden: Sequence[int] = (100, 100), classes: int = 16
+    ) -> None:
+        super().__init__()
+        widths = (in_features, *hidden)
+        if not hidden or min(widths) < 1 or classes < 1:
+            raise ConfigError(
+                f"Invalid {in_features=}, hidden={tuple(hidden)}, {classes=}. "
+                "Must all be at least 1, with at least one hidden layer."
+            )
+        self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
+        self.head = nn.Linear(widths[-1], classes)
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        """Penultimate features.
+
+        Args:
+            x: Inputs of any shape ``(n, ...)`` with ``in_features`` numbers a sample.
+
+        Returns:
+            ``(n, hidden[-1])``, not negative.
+        """
+        x = x.flatten(1)
+        for layer in self.hidden:
+            x = functional.relu(layer(x), inplace=True)
+        return x
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits ``(n, classes)`` of inputs ``(n, ...)``."""
+        logits: torch.Tensor = self.head(self.features(x))
+        return logits

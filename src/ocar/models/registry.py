@@ -1,0 +1,73 @@
+"""Models by name, initialised from a seed of their own."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import nn
+
+from ocar.errors import ConfigError
+from ocar.models.linear import LinearModel
+from ocar.models.mlp import MLP
+from ocar.models.resnet import ResNet18, SlimResNet18
+from ocar.rng import derive_seed
+
+ImageShape = tuple[int, int, int]
+"""Channels, height and width of one image."""
+
+
+def _mlp(image_shape: ImageShape, classes: int) -> nn.Module:
+    return MLP(math.prod(image_shape), classes=classes)
+
+
+def _slim_resnet18(image_shape: ImageShape, classes: int) -> nn.Module:
+    channels, height, width = image_shape
+    if height != width:
+        raise ConfigError(f"Invalid {image_shape=}. slim-resnet18 takes square images.")
+    return SlimResNet18(height, channels=channels, classes=classes)
+
+
+def _resnet18(image_shape: ImageShape, classes: int) -> nn.Module:
+    return ResNet18(channels=image_shape[0], classes=classes)
+
+
+def _linear(image_shape: ImageShape, classes: int) -> nn.Module:
+    return LinearModel(math.prod(image_shape), outputs=classes)
+
+
+MODELS: dict[str, Callable[[ImageShape, int], nn.Module]] = {
+    "mlp": _mlp,
+    "slim-resnet18": _slim_resnet18,
+    "resnet18": _resnet18,
+    "linear": _linear,
+}
+"""What :func:`make_model` can build: name to builder of ``(image_shape, classes)``."""
+
+
+def make_model(
+    name: str, *, image_shape: ImageShape, classes: int = 16, seed: int = 0
+) -> nn.Module:
+    """Build a model on the CPU with weights that depend on ``seed`` alone.
+
+    PyTorch's initialisers draw from the global generator, so it is seeded here and put back.
+
+    Args:
+        name: One of :data:`MODELS`.
+        image_shape: Channels, height and width of the images.
+        classes: Outputs of the model's ``head``.
+        seed: The seed of the whole experiment.
+
+    Returns:
+        A module whose last layer is the ``nn.Linear`` called ``head`` and whose ``features``
+        method gives what goes into it.
+    """
+    if name not in MODELS:
+        raise ConfigError(f"Invalid model {name!r}. Must be one of {', '.join(MODELS)}.")
+    if len(image_shape) != 3 or min(image_shape) < 1:
+        raise ConfigError(f"Invalid {image_shape=}. Must be (channels, height, width).")
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        # Not torch.manual_seed: it would also seed every accelerator, which is not put back.
+        torch.default_generator.manual_seed(derive_seed(seed, "model"))
+        return MODELS[name](image_shape, classes)

@@ -1,0 +1,149 @@
+"""ResNet-18 in two sizes: slim for small images, standard for 224 pixels.
+
+Both are a stem, four stages of two basic blocks with strides 1, 2, 2, 2, a pooling and
+``head``: 20 convolutions without bias, each followed by BatchNorm, and one linear layer.
+They differ in width, stem and pooling only. Images are ``(n, channels, height, width)``,
+float, already normalised. Initialisation is PyTorch's own.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from ocar.errors import ConfigError
+
+_STAGES = ((1, 1), (2, 2), (4, 2), (8, 2))  # (multiple of the width, stride) of each stage
+_POOL = 4  # side of the average pooling of the slim network
+
+
+class BasicBlock(nn.Module):
+    """Two 3×3 convolutions and a shortcut, 1×1 where the shape changes.
+
+    Args:
+        in_channels: Channels that come in.
+        out_channels: Channels that go out.
+        stride: Stride of the first convolution, and of the shortcut.
+    """
+
+    def __init__(self, in_channels: int, out_channels: int, *, stride: int = 1) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, out_channels, 3, stride, padding=1, bias=False)
+        self.bn1 = nn.BatchNorm2d(out_channels)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(out_channels)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or in_channels != out_channels:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(in_channels, out_channels, 1, stride, bias=False),
+                nn.BatchNorm2d(out_channels),
+            )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """``(n, in_channels, h, w)`` to ``(n, out_channels, ⌈h/stride⌉, ⌈w/stride⌉)``."""
+        out = functional.relu(self.bn1(self.conv1(x)), inplace=True)
+        out = self.bn2(self.conv2(out))
+        return functional.relu(out + self.shortcut(x), inplace=True)
+
+
+class ResNet(nn.Module):
+    """What the two networks share; a subclass gives stem, pooling and width.
+
+    Args:
+        stem: From images to ``(n, width, h, w)``.
+        pool: From ``(n, 8·width, h, w)`` to what is flattened into the features.
+        width: Channels of the first stage.
+        in_features: Length of the flattened features.
+        classes: Outputs of ``head``, a capacity: whoever uses the model masks what is unseen.
+    """
+
+    def __init__(
+        self, stem: nn.Module, pool: nn.Module, *, width: int, in_features: int, classes: int
+    ) -> None:
+        super().__init__()
+        blocks: list[nn.Module] = []
+        channels = width
+        for multiple, stride in _STAGES:
+            blocks.append(BasicBlock(channels, multiple * width, stride=stride))
+            channels = multiple * width
+            blocks.append(BasicBlock(channels, channels))
+        self.stem = stem
+        self.blocks = nn.Sequential(*blocks)
+        self.pool = pool
+        self.head = nn.Linear(in_features, classes)
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        """Penultimate features ``(n, head.in_features)`` of images ``(n, channels, h, w)``."""
+        pooled: torch.Tensor = self.pool(self.blocks(self.stem(x)))
+        return pooled.flatten(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Logits ``(n, classes)`` of images ``(n, channels, h, w)``."""
+        logits: torch.Tensor = self.head(self.features(x))
+        return logits
+
+
+class SlimResNet18(ResNet):
+    """The narrow ResNet-18 of online continual learning, about 1.1 M parameters.
+
+    Its stem is 3×3 with stride 1 and has no max-pool; its average pooling has a fixed side of
+    4, so the number of features follows the image size: 160 at 32 pixels, 640 at 64.
+
+    Args:
+        image_size: Height and width of the images, at least 25.
+        channels: Channels of the images.
+        width: Channels of the first stage (nf in the literature); the others have 2, 4 and 8
+            times as many.
+        classes: Outputs of ``head``.
+    """
+
+    def __init__(
+        self, image_size: int = 32, *, channels: int = 3, width: int = 20, classes: int = 16
+    ) -> None:
+        last_side = (image_size + 7) // 8
+        if last_side < _POOL:
+            raise ConfigError(f"Invalid {image_size=}. Must be at least {8 * _POOL - 7}.")
+        _require_positive(channels=channels, width=width, classes=classes)
+        super().__init__(
+            nn.Sequential(
+                nn.Conv2d(channels, width, 3, padding=1, bias=False),
+                nn.BatchNorm2d(width),
+                nn.ReLU(inplace=True),
+            ),
+            nn.AvgPool2d(_POOL),
+            width=width,
+            in_features=8 * width * (last_side // _POOL) ** 2,
+            classes=classes,
+        )
+
+
+class ResNet18(ResNet):
+    """The standard ImageNet ResNet-18, for images of about 224 pixels.
+
+    Args:
+        channels: Channels of the images.
+        classes: Outputs of ``head``.
+    """
+
+    def __init__(self, *, channels: int = 3, classes: int = 16) -> None:
+        _require_positive(channels=channels, classes=classes)
+        width = 64
+        super().__init__(
+            nn.Sequential(
+                nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False),
+                nn.BatchNorm2d(width),
+                nn.ReLU(inplace=True),
+                nn.MaxPool2d(3, stride=2, padding=1),
+            ),
+            nn.AdaptiveAvgPool2d(1),
+            width=width,
+            in_features=8 * width,
+            classes=classes,
+        )
+
+
+def _require_positive(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size < 1:
+            raise ConfigError(f"Invalid {name}={size}. Must be at least 1.")

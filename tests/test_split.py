@@ -1,0 +1,264 @@
+"""Class-incremental streams: every sample once, in the right task, and the protocol's numbers."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections import Counter
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ocar.errors import CheckpointError, ConfigError, DataError
+from ocar.images import CropFlip, Normalize
+from ocar.models import MODELS
+from ocar.streams.benchmarks import BENCHMARKS, get_benchmark, make_stream
+from ocar.streams.datasets import Arrays
+from ocar.streams.split import ClassIncremental, StreamBatch
+
+
+def real_root(inside: str) -> Path:
+    root = os.environ.get("OCAR_DATA")
+    if not root or not (Path(root) / inside).exists():
+        pytest.skip(f"OCAR_DATA is {root!r}: no {inside} under it")
+    return Path(root)
+
+
+def numbered(labels: list[int], *, test_labels: list[int] | None = None) -> Arrays:
+    """Images that carry their own place in the data set in their first two pixels."""
+
+    def images(n: int) -> torch.Tensor:
+        places = np.arange(n)
+        return torch.from_numpy(
+            np.stack([places // 256, places % 256], axis=1).astype(np.uint8).reshape(n, 1, 1, 2)
+        )
+
+    test = sorted(set(labels)) * 2 if test_labels is None else test_labels
+    return Arrays(
+        name="numbered",
+        x_train=images(len(labels)),
+        y_train=torch.tensor(labels),
+        x_test=images(len(test)),
+        y_test=torch.tensor(test),
+    )
+
+
+def places(x: torch.Tensor) -> list[int]:
+    return (x[:, 0, 0, 0].long() * 256 + x[:, 0, 0, 1]).tolist()
+
+
+def as_tuple(batch: StreamBatch) -> tuple[object, ...]:
+    return (
+        places(batch.x),
+        batch.y.tolist(),
+        batch.task,
+        batch.index,
+        batch.complete,
+        batch.last,
+    )
+
+
+@settings(max_examples=80, deadline=None)
+@given(data=st.data())
+def test_every_sample_comes_once_in_its_task(data: st.DataObject) -> None:
+    tasks, per_task = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 3))
+    names = data.draw(
+        st.lists(
+            st.integers(0, 50), min_size=tasks * per_task, max_size=tasks * per_task, unique=True
+        )
+    )
+    labels = [name for name in names for _ in range(data.draw(st.integers(2, 9)))]
+    labels = data.draw(st.permutations(labels))
+    arrays = numbered(labels)
+    batch_size = data.draw(st.integers(1, 7))
+    validation = data.draw(st.sampled_from([0.0, 0.05, 0.3]))
+    iid = data.draw(st.booleans())
+    seed = data.draw(st.integers(0, 5))
+    stream = ClassIncremental(
+        arrays, tasks=tasks, batch_size=batch_size, validation=validation, seed=seed, iid=iid
+    )
+    order = stream.class_order
+    assert sorted(order) == sorted(names)
+    assert stream.tasks == (1 if iid else tasks)
+    batches = list(stream)
+    assert [b.index for b in batches] == list(range(len(stream)))
+    assert [b.task for b in batches] == sorted(b.task for b in batches)
+    seen: list[int] = []
+    for task in range(stream.tasks):
+        mine = [b for b in batches if b.task == task]
+        assert [b.last for b in mine] == [False] * (len(mine) - 1) + [True]
+        assert all(len(b.y) == batch_size and b.complete for b in mine[:-1])
+        assert mine[-1].complete == (len(mine[-1].y) == batch_size)
+        x_val, y_val = stream.validation(task)
+        x_test, y_test = stream.test(task)
+        size = len(x_val) + sum(len(b.y) for b in mine)
+        assert len(x_val) == (max(1, round(validation * size)) if validation else 0)
+        in_task = [(i, label) for i, label in enumerate(labels) if order.index(label) in
+                   stream.task_classes(task)]  # fmt: skip
+        assert size == len(in_task)
+        for x, y in [(x_val, y_val), *((b.x, b.y) for b in mine)]:
+            assert [order[label] for label in y.tolist()] == [labels[i] for i in places(x)]
+            assert all(label in stream.task_classes(task) for label in y.tolist())
+            seen += places(x)
+        test = [int(label) for label in arrays.y_test]
+        assert [order[label] for label in y_test.tolist()] == [test[i] for i in places(x_test)]
+        assert len(y_test) == 2 * len(stream.task_classes(task))
+    assert sorted(seen) == list(range(len(labels)))
+
+
+def test_position_can_be_saved_anywhere() -> None:
+    arrays = numbered([0, 1, 2, 3] * 11)
+
+    def make() -> ClassIncremental:
+        return ClassIncremental(arrays, tasks=2, batch_size=4, seed=3)
+
+    whole = [as_tuple(batch) for batch in make()]
+    for stop in range(len(whole) + 1):
+        first, second = make(), make()
+        head = [as_tuple(batch) for batch in itertools.islice(first, stop)]
+        assert first.state_dict() == {"position": stop}
+        second.load_state_dict(first.state_dict())
+        assert head + [as_tuple(batch) for batch in second] == whole
+    again = make()
+    assert len(list(again)) == len(whole)
+    assert list(again) == []
+    again.reset()
+    assert [as_tuple(batch) for batch in again] == whole
+
+
+def test_a_batch_counts_as_seen_once_given() -> None:
+    stream = ClassIncremental(numbered([0, 1] * 20), tasks=2)
+    for batch in stream:
+        assert stream.state_dict() == {"position": batch.index + 1}
+
+
+@pytest.mark.parametrize("state", [{}, {"position": 99}, {"position": -1}, {"position": 0, "x": 1}])
+def test_wrong_states_are_refused(state: dict[str, int]) -> None:
+    with pytest.raises(CheckpointError, match="Invalid stream"):
+        ClassIncremental(numbered([0, 1] * 20), tasks=2).load_state_dict(state)
+
+
+def test_seed_decides_and_nothing_else() -> None:
+    arrays = numbered(list(range(10)) * 6)
+    before = torch.get_rng_state()
+
+    def run(seed: int) -> list[tuple[object, ...]]:
+        return [as_tuple(b) for b in ClassIncremental(arrays, tasks=5, seed=seed)]
+
+    first = run(0)
+    torch.rand(3)
+    assert run(0) == first
+    assert run(1) != first
+    torch.set_rng_state(before)
+    run(0)
+    assert torch.equal(before, torch.get_rng_state())
+    orders = {ClassIncremental(arrays, tasks=5, seed=seed).class_order for seed in range(20)}
+    assert len(orders) == 20
+
+
+def test_each_task_is_shuffled_by_itself() -> None:
+    stream = ClassIncremental(numbered([0, 1] * 40), tasks=2, seed=0)
+    orders = []
+    for task in range(2):
+        mine = torch.cat([stream.validation(task)[0], *(b.x for b in stream if b.task == task)])
+        stream.reset()
+        orders.append([place // 2 for place in places(mine)])  # of a class, every second sample
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(40))
+    assert orders[0] != orders[1]
+    assert all(order != sorted(order) for order in orders)
+
+
+def test_class_orders_are_uniform() -> None:
+    arrays = numbered([4, 7, 9] * 4)
+    orders = Counter(
+        ClassIncremental(arrays, tasks=3, seed=seed).class_order for seed in range(600)
+    )
+    assert len(orders) == 6
+    chi_squared = sum((count - 100) ** 2 / 100 for count in orders.values())
+    assert chi_squared < 20.5  # 99.9 % point with 5 degrees of freedom
+
+
+def test_errors_name_what_is_allowed() -> None:
+    arrays = numbered([0, 1, 2, 3] * 10)
+    with pytest.raises(
+        ConfigError, match=r"Invalid tasks=3. Must divide the 4 classes of numbered"
+    ):
+        ClassIncremental(arrays, tasks=3)
+    with pytest.raises(ConfigError, match=r"Invalid batch_size=0. Must be at least 1"):
+        ClassIncremental(arrays, tasks=2, batch_size=0)
+    with pytest.raises(ConfigError, match=r"Invalid validation=1.0. Must be in \[0, 1\)"):
+        ClassIncremental(arrays, tasks=2, validation=1.0)
+    with pytest.raises(ConfigError, match="Leaves nothing of the 1 samples"):
+        ClassIncremental(numbered([0, 1]), tasks=2)
+    with pytest.raises(DataError, match="test labels that its training data does not have"):
+        ClassIncremental(numbered([0, 1] * 5, test_labels=[0, 1, 7]), tasks=2)
+    with pytest.raises(DataError, match="no test data for task"):
+        ClassIncremental(numbered([0, 1] * 5, test_labels=[0, 0]), tasks=2)
+
+
+# --- benchmarks by name ---
+
+
+def test_benchmarks_hold_the_protocol() -> None:
+    cifar = BENCHMARKS["split-cifar100"]
+    assert (cifar.tasks, cifar.memory, cifar.passes, cifar.batch_size) == (20, 2000, 3, 10)
+    assert cifar.model == "slim-resnet18"
+    assert cifar.normalize == Normalize((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
+    assert cifar.augment == CropFlip(padding=4, flip=True)
+    for name in ("split-mnist", "split-digits"):
+        benchmark = BENCHMARKS[name]
+        assert (benchmark.tasks, benchmark.memory, benchmark.passes) == (5, 100, 3)
+        assert benchmark.model == "mlp"
+        assert benchmark.normalize == Normalize((0.0,), (1.0,))
+        assert benchmark.augment is None
+    for name, benchmark in BENCHMARKS.items():
+        assert benchmark.name == name
+        assert benchmark.model in MODELS
+        with pytest.raises(FrozenInstanceError):
+            benchmark.memory = 1  # type: ignore[misc]
+    with pytest.raises(ConfigError, match=r"Invalid benchmark 'x'. Must be one of split-digits"):
+        get_benchmark("x")
+
+
+@pytest.mark.parametrize("iid", [False, True])
+def test_split_digits(iid: bool) -> None:
+    pytest.importorskip("sklearn")
+    stream = make_stream("split-digits", seed=1, iid=iid)
+    benchmark = BENCHMARKS["split-digits"]
+    assert stream.arrays.image_shape == benchmark.image_shape
+    assert stream.classes == benchmark.classes
+    assert stream.tasks == (1 if iid else 5)
+    trained = sum(len(batch.y) for batch in stream)
+    held_out = sum(len(stream.validation(task)[1]) for task in range(stream.tasks))
+    assert trained + held_out == len(stream.arrays.y_train)
+
+
+@pytest.mark.data
+def test_split_cifar100_follows_the_protocol() -> None:
+    root = real_root("cifar-100-python/train")
+    stream = make_stream("split-cifar100", seed=0, data_root=root)
+    counts = Counter((batch.complete, len(batch.y)) for batch in stream)
+    assert counts == {(True, 10): 4740, (False, 5): 20}
+    assert all(stream.validation(task)[0].shape == (125, 3, 32, 32) for task in range(20))
+    assert all(stream.test(task)[0].shape == (500, 3, 32, 32) for task in range(20))
+    assert [list(stream.task_classes(task)) for task in (0, 19)] == [
+        [0, 1, 2, 3, 4],
+        [95, 96, 97, 98, 99],
+    ]
+    iid = ClassIncremental(stream.arrays, tasks=20, seed=0, iid=True)
+    assert len(iid) == 4750
+    assert len(iid.validation(0)[1]) == 2500
+
+
+@pytest.mark.data
+def test_split_mnist() -> None:
+    stream = make_stream("split-mnist", seed=0, data_root=real_root("MNIST/raw"))
+    assert stream.tasks == 5
+    total = sum(len(batch.y) for batch in stream)
+    assert total + sum(len(stream.validation(task)[1]) for task in range(5)) == 60000
+    assert sum(len(stream.test(task)[1]) for task in range(5)) == 10000

@@ -1,0 +1,25 @@
+"""How close is close: every tolerance of the tests, by what it stands for.
+
+Each is the keyword arguments of :func:`torch.testing.assert_close` unless it says otherwise.
+"""
+
+EXACT = {"rtol": 1e-8, "atol": 1e-10}
+"""Two ways to compute the same number in float64."""
+
+BITWISE = {"rtol": 0.0, "atol": 0.0}
+"""The same computation twice."""
+
+SINGLE = {"rtol": 1e-3, "atol": 1e-5}
+"""float32 against float64, through a small network and a damped inverse."""
+
+BFLOAT16 = 0.05
+"""Relative error of a factor (Frobenius norm) under bf16 autocast, against float32."""
+
+SINGLE_INVERSE_AT_1E7 = 0.2
+"""Relative error (Frobenius norm) of a float32 inverse at condition number 1e7.
+
+Perturbation theory allows condition · ε ≈ 1e7 · 6e-8 = 0.6 in the worst case.
+"""
+
+DEVIATIONS = 5.0
+"""Standard errors that the mean of random draws with a fixed seed may be off."""
