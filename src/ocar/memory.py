@@ -35,7 +35,7 @@ class Batch:
     extras: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
     """The declared extras by name, each of shape ``(n, *item)``."""
     indices: Tensor = field(kw_only=True)
-    """The slots that the rows came from, int64 of shape ``(n,)``, on the host."""
+    """The slots that the rows came from, as given to ``gather``: int64 of shape ``(n,)``."""
 
     def __len__(self) -> int:
         return len(self.indices)

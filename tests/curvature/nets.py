@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
@@ -19,7 +21,7 @@ class MeanOverLocations(nn.Module):
 def mlp(sizes: tuple[int, ...] = (5, 4, 3), *, bias: bool = True) -> nn.Sequential:
     """Linear layers with Tanh between them."""
     layers: list[nn.Module] = []
-    for inputs, outputs in zip(sizes, sizes[1:], strict=False):
+    for inputs, outputs in pairwise(sizes):
         layers += [nn.Linear(inputs, outputs, bias=bias), nn.Tanh()]
     return nn.Sequential(*layers[:-1])
 

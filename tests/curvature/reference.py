@@ -176,7 +176,10 @@ def gradient_locations(layer: nn.Module, g: Tensor) -> Tensor:
     if isinstance(layer, nn.Linear):
         return g.reshape(n, 1, -1, g.shape[-1])
     per_group = g.shape[1] // layer.groups
-    rows = [g[:, k * per_group : (k + 1) * per_group].reshape(n, per_group, -1).mT for k in range(layer.groups)]
+    rows = [
+        g[:, k * per_group : (k + 1) * per_group].reshape(n, per_group, -1).mT
+        for k in range(layer.groups)
+    ]
     return torch.stack(rows, dim=1)
 
 
@@ -306,7 +309,9 @@ def full_fisher(
     variance: float | None = None,
 ) -> Tensor:
     """1/n Σ of the outer products of the parameters' gradients, one for each seed."""
-    points = [p for p in model.parameters() if p.requires_grad] if parameters is None else parameters
+    points = (
+        [p for p in model.parameters() if p.requires_grad] if parameters is None else parameters
+    )
     outputs = model(x)
     columns = class_columns(outputs, active=active, weights=weights, variance=variance)
     size = sum(p.numel() for p in points)

@@ -204,9 +204,7 @@ def test_top_of_all_classes_is_exact_in_every_draw():
 def test_the_mean_of_many_draws_is_the_target(root, target):
     draws, source = 1500, generator(3)
     likelihood = Categorical(LOGITS)
-    moments = torch.stack(
-        [second_moment(root.columns(likelihood, source)) for _ in range(draws)]
-    )
+    moments = torch.stack([second_moment(root.columns(likelihood, source)) for _ in range(draws)])
     expected = coupled_moment(LOGITS) if target == "coupled" else independent_moment(LOGITS)
     error = (moments.mean(0) - expected).abs()
     # The floor is for entries that are the same in every draw.
@@ -218,9 +216,7 @@ def test_the_mean_of_many_draws_is_the_target(root, target):
 def test_the_mean_of_many_gaussian_draws_is_the_target(root, variance):
     draws, source = 1500, generator(3)
     likelihood = Gaussian(LOGITS, variance)
-    moments = torch.stack(
-        [second_moment(root.columns(likelihood, source)) for _ in range(draws)]
-    )
+    moments = torch.stack([second_moment(root.columns(likelihood, source)) for _ in range(draws)])
     one = torch.eye(3) / variance
     both = isinstance(root, Sketched)
     expected = torch.kron(torch.ones(2, 2), one) if both else torch.block_diag(one, one)
@@ -238,9 +234,7 @@ def test_random_signs_are_signs():
 @pytest.mark.parametrize("root", ROOTS, ids=str)
 def test_the_generator_decides_the_columns(root):
     labels = torch.tensor([2, 0])
-    first, again = (
-        root.columns(Categorical(LOGITS), generator(5), labels) for _ in range(2)
-    )
+    first, again = (root.columns(Categorical(LOGITS), generator(5), labels) for _ in range(2))
     assert_close(first, again, rtol=0, atol=0)
 
 

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Literal
+from functools import wraps
+from typing import Concatenate, Literal, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -31,10 +32,27 @@ Schedule = float | Callable[[int], float]
 
 LikelihoodName = Literal["categorical", "gaussian"]
 
+_C = TypeVar("_C", bound="Curvature")
+_P = ParamSpec("_P")
+_R = TypeVar("_R")
+
 
 def at_step(schedule: Schedule, step: int) -> float:
     """The value of a schedule at a step."""
     return schedule(step) if callable(schedule) else schedule
+
+
+def full_precision(
+    method: Callable[Concatenate[_C, _P], _R],
+) -> Callable[Concatenate[_C, _P], _R]:
+    """Run a method without gradients and outside autocast, which would round the factors."""
+
+    @wraps(method)
+    def run(self: _C, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
+        with torch.no_grad(), torch.autocast(self._device.type, enabled=False):
+            return method(self, *args, **kwargs)
+
+    return run
 
 
 class Curvature(ABC):
@@ -136,7 +154,7 @@ class Curvature(ABC):
     def memory_usage(self) -> int:
         """Bytes of all factors and inverses."""
 
-    @torch.no_grad()
+    @full_precision
     def precondition_(self) -> None:
         """Multiply the gradients with the damped inverse, in place.
 

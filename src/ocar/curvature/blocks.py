@@ -183,9 +183,10 @@ class KroneckerBlock(Block):
         a, g = self.averages["A"], self.averages["G"]
         if self.kind == "factored":
             damping_a, damping_g = self._split(damping)
+            invert = linalg.damped_factor if a.device.type == "cpu" else linalg.damped_inverse
             return (
-                linalg.damped_inverse(a, damping_a, name=f"the inputs of layer {self.name!r}"),
-                linalg.damped_inverse(g, damping_g, name=f"the outputs of layer {self.name!r}"),
+                invert(a, damping_a, name=f"the inputs of layer {self.name!r}"),
+                invert(g, damping_g, name=f"the outputs of layer {self.name!r}"),
             )
         values_a, vectors_a = linalg.eigen(a, name=f"the inputs of layer {self.name!r}")
         values_g, vectors_g = linalg.eigen(g, name=f"the outputs of layer {self.name!r}")
@@ -204,8 +205,7 @@ class KroneckerBlock(Block):
         grad = factors.gradient_matrix(weight.grad, bias_grad, groups=self.groups)
         dtype = inverse[0].dtype
         if self.kind == "factored":
-            inverse_a, inverse_g = inverse
-            result = inverse_g @ grad.to(dtype) @ inverse_a
+            result = _solve(*inverse, grad.to(dtype))
         else:
             vectors_a, vectors_g, denominator = inverse
             rotated = vectors_g.mT @ grad.to(dtype) @ vectors_a
@@ -239,6 +239,17 @@ class KroneckerBlock(Block):
         d_in = weight[0].numel() + int(self.has_bias)
         size = d_in if statistic == "A" else weight.shape[0] // groups
         return (groups, size, size)
+
+
+def _solve(a: Tensor, g: Tensor, grad: Tensor) -> Tensor:
+    """G⁻¹ · grad · A⁻¹, from inverses, or on a CPU from Cholesky factors.
+
+    On a CPU two triangular solves cost what a product costs, and two thirds of
+    the work of an inverse is saved; on an accelerator triangular solves are slow.
+    """
+    if a.device.type == "cpu":
+        return torch.cholesky_solve(torch.cholesky_solve(grad, g).mT, a).mT
+    return g @ grad @ a
 
 
 class UnitBlock(Block):

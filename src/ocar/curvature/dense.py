@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ocar.curvature import linalg
-from ocar.curvature.base import Curvature, LikelihoodName, Schedule, at_step
+from ocar.curvature.base import Curvature, LikelihoodName, Schedule, at_step, full_precision
 from ocar.curvature.capture import Capture, pull_back
 from ocar.curvature.fisher import FisherRoot, separate
 from ocar.errors import CheckpointError, ModelError, NumericalError
@@ -83,7 +83,7 @@ class DenseFisher(Curvature):
         """A context manager, for the sake of the common interface: nothing is hooked."""
         return Capture({})
 
-    @torch.no_grad()
+    @full_precision
     def update(
         self,
         outputs: Tensor,

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ocar.curvature.base import Curvature, LikelihoodName, Schedule, at_step
+from ocar.curvature.base import Curvature, LikelihoodName, Schedule, at_step, full_precision
 from ocar.curvature.blocks import NORM_LAYERS, Block, DampingKind, KroneckerBlock, make_block
 from ocar.curvature.capture import Capture, reject_shared_parameters, warn_uncovered
 from ocar.curvature.factors import Sharing
@@ -159,7 +159,7 @@ class KFAC(Curvature):
         """A context manager for the forward pass that :meth:`update` will use."""
         return self._capture
 
-    @torch.no_grad()
+    @full_precision
     def update(
         self,
         outputs: Tensor,
@@ -296,7 +296,9 @@ class KFAC(Curvature):
         for name, block in self.blocks.items():
             block.load(by_layer[name])
             if isinstance(block, KroneckerBlock) and name == self.head:
-                block.active_outputs = None if active is None else active.to(self._device)
+                block.active_outputs = (
+                    None if active is None else active.to(self._device, copy=True)
+                )
 
 
 def _reject_infinite(estimates: Mapping[str, Mapping[str, Tensor]]) -> None:

@@ -86,17 +86,28 @@ def damped_inverse(matrix: Tensor, damping: Tensor | float, *, name: str) -> Ten
         NumericalError: The damped matrix has no finite inverse, even in float64.
     """
 
-    def invert(damped: Tensor) -> tuple[Tensor, ...] | None:
-        factor, info = torch.linalg.cholesky_ex(damped)
-        try:
-            inverse = torch.cholesky_inverse(factor)
-        except torch.linalg.LinAlgError:  # a pivot of exactly zero
-            return None
-        # A Cholesky factorization of a matrix with NaN may report success; the
-        # sum is finite only if all is, and costs one pass.
-        return None if bool(info.any()) or not _all_finite(inverse) else (inverse,)
+    factor = damped_factor(matrix, damping, name=name)
+    return torch.cholesky_inverse(factor)
 
-    return _guarded(invert, matrix, damping, name=name)[0]
+
+def damped_factor(matrix: Tensor, damping: Tensor | float, *, name: str) -> Tensor:
+    """The lower Cholesky factor of ``matrix + damping · I``.
+
+    Args:
+        matrix: Symmetric positive semi-definite, shape ``(groups, d, d)``.
+        damping: A number, or shape ``(groups,)``.
+        name: What the matrix belongs to, for the error message.
+
+    Raises:
+        NumericalError: The damped matrix is not positive definite, even in float64.
+    """
+
+    def factorize(damped: Tensor) -> tuple[Tensor, ...] | None:
+        factor, info = torch.linalg.cholesky_ex(damped)
+        # A matrix with NaN may be reported as a success.
+        return None if bool(info.any()) or not _all_finite(factor) else (factor,)
+
+    return _guarded(factorize, matrix, damping, name=name)[0]
 
 
 def eigen(matrix: Tensor, *, name: str) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,214 @@
+"""ER and OCAR on a small benchmark, both tuned with the same number of trials.
+
+    python experiments/tuned_comparison.py search split-mnist --trials 60 --workers 2
+    python experiments/tuned_comparison.py compare split-mnist --seeds 0 1 2 3 4
+
+``search`` follows the paper's protocol: a tree-structured Parzen estimator over
+the published ranges, one seed, the accuracy on validation data after four tasks
+as the objective. ``compare`` runs the whole stream with what was chosen, on
+other data than the search looked at: final accuracy is on the test set.
+Both keep what they did under ``results/<benchmark>/``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import ocar
+from ocar.evaluate import Finished
+from ocar.streams.benchmarks import get_benchmark
+
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+SEARCH_TASKS = 4
+# The ranges of the paper's search, all on a logarithmic scale.
+LR, TAU_STEP, EMA = (1e-5, 0.1), (1e-10, 1e-5), (1e-4, 1.0)
+SPACES: dict[str, dict[str, tuple[float, float]]] = {
+    "er": {"lr": LR},
+    "ocar": {"lr": LR, "tau_step": TAU_STEP, "ema": EMA},
+}
+
+
+def make(
+    benchmark: str, method: str, seed: int, settings: dict[str, float]
+) -> tuple[Any, ocar.Learner]:
+    """A stream and a learner for it."""
+    torch.set_num_threads(1)
+    protocol = get_benchmark(benchmark)
+    stream = ocar.make_stream(benchmark, seed=seed)
+    model = ocar.make_model(protocol.model, image_shape=protocol.image_shape, seed=seed)
+    fixed = {**protocol.learner_settings(), "seed": seed}
+    if method == "ocar":
+        fixed["n_new"] = protocol.classes // protocol.tasks
+    return stream, ocar.make_learner(method, model, **fixed, **settings)
+
+
+def validation_accuracy(benchmark: str, method: str, settings: dict[str, float]) -> float:
+    """Accuracy on the validation data of the first tasks after having learned them; seed 0."""
+    stream, learner = make(benchmark, method, 0, settings)
+    try:
+        for batch in stream:
+            if batch.task >= SEARCH_TASKS:
+                break
+            (learner.learn if batch.complete else learner.remember)(batch.x, batch.y)
+    except ocar.OcarError:
+        return 0.0
+    held_out = [stream.validation(task) for task in range(SEARCH_TASKS)]
+    x, y = (torch.cat(parts) for parts in zip(*held_out, strict=True))
+    labels = torch.tensor(learner.classes)[learner.predict(x).argmax(1)]
+    return float((labels == y).double().mean())
+
+
+def whole_run(benchmark: str, method: str, seed: int, settings: dict[str, float]) -> dict[str, Any]:
+    """The metrics of one whole run with an evaluation after every batch."""
+    stream, learner = make(benchmark, method, seed, settings)
+    last = list(ocar.evaluate(learner, stream))[-1]
+    assert isinstance(last, Finished)
+    return {"method": method, "seed": seed, **asdict(last.summary)}
+
+
+def side_by_side(
+    pool: ProcessPoolExecutor,
+    jobs: Iterator[tuple[Callable[..., Any], tuple[Any, ...]]],
+    width: int,
+) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    """Results as they come, at most ``width`` jobs at a time, the next one made when one ends."""
+    running: dict[Future[Any], tuple[Any, ...]] = {}
+    for function, arguments in jobs:
+        running[pool.submit(function, *arguments)] = arguments
+        if len(running) >= width:
+            yield from _finished(running)
+    while running:
+        yield from _finished(running)
+
+
+def _finished(
+    running: dict[Future[Any], tuple[Any, ...]],
+) -> Iterator[tuple[tuple[Any, ...], Any]]:
+    done, _ = wait(running, return_when=FIRST_COMPLETED)
+    for future in done:
+        yield running.pop(future), future.result()
+
+
+def search(benchmark: str, *, trials: int, workers: int) -> None:
+    """Tune both methods and write every trial down."""
+    import optuna
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    report: dict[str, Any] = {
+        "objective": f"validation accuracy after {SEARCH_TASKS} tasks, seed 0",
+        "sampler": "TPE (Optuna), seed 0, constant liar over concurrent trials",
+        "spaces": SPACES,
+        "device": describe_machine(),
+        "methods": {},
+    }
+    with ProcessPoolExecutor(workers) as pool:
+        for method, space in SPACES.items():
+            sampler = optuna.samplers.TPESampler(seed=0, constant_liar=True)
+            study = optuna.create_study(direction="maximize", sampler=sampler)
+            asked: dict[str, Any] = {}
+
+            def jobs(
+                study: Any = study,
+                space: dict[str, tuple[float, float]] = space,
+                method: str = method,
+                asked: dict[str, Any] = asked,
+            ) -> Iterator[tuple[Callable[..., Any], tuple[Any, ...]]]:
+                for _ in range(trials):
+                    trial = study.ask()
+                    settings = {n: trial.suggest_float(n, *r, log=True) for n, r in space.items()}
+                    asked[json.dumps(settings)] = trial
+                    yield validation_accuracy, (benchmark, method, settings)
+
+            start = time.perf_counter()
+            for (_, _, settings), accuracy in side_by_side(pool, jobs(), workers):
+                study.tell(asked[json.dumps(settings)], accuracy)
+                done = sum(t.state.is_finished() for t in study.trials)
+                best = study.best_value
+                print(f"{method} {done}/{trials}: {accuracy:.4f}, best {best:.4f}", flush=True)
+            rows = [{"value": t.value, **t.params} for t in study.trials]
+            report["methods"][method] = {
+                "chosen": study.best_params,
+                "value": study.best_value,
+                "trials": rows,
+                "seconds": round(time.perf_counter() - start),
+            }
+    write(benchmark, "search.json", report)
+
+
+def compare(benchmark: str, *, seeds: list[int], workers: int) -> None:
+    """Run both methods with what the search chose, and print the table."""
+    chosen = json.loads((RESULTS / benchmark / "search.json").read_text())["methods"]
+    jobs = [
+        (whole_run, (benchmark, method, seed, chosen[method]["chosen"]))
+        for seed in seeds
+        for method in SPACES
+    ]
+    with ProcessPoolExecutor(workers) as pool:
+        runs = []
+        for (_, method, seed, _), run in side_by_side(pool, iter(jobs), workers):
+            print(f"{method} seed {seed}: Acc {run['acc']:.4f}, AAA {run['aaa']:.4f}", flush=True)
+            runs.append(run)
+    runs.sort(key=lambda run: (run["method"], run["seed"]))
+    settings = {method: chosen[method]["chosen"] for method in SPACES}
+    report = {"settings": settings, "device": describe_machine(), "runs": runs}
+    write(benchmark, "comparison.json", report)
+    print(table(runs))
+
+
+def table(runs: list[dict[str, Any]]) -> str:
+    """Mean ± sample standard deviation over seeds, in per cent, as Markdown."""
+    lines = ["| method | Acc | AAA | WC-Acc |", "|---|---|---|---|"]
+    for method in SPACES:
+        mine = [run for run in runs if run["method"] == method]
+        cells = []
+        for metric in ("acc", "aaa", "wc_acc"):
+            values = [100 * run[metric] for run in mine]
+            spread = statistics.stdev(values) if len(values) > 1 else float("nan")
+            cells.append(f"{statistics.mean(values):.1f} ± {spread:.1f}")
+        lines.append(f"| {method.upper()} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def describe_machine() -> dict[str, str]:
+    """What the numbers were made on."""
+    return {"machine": platform.machine(), "torch": torch.__version__, "device": "cpu"}
+
+
+def write(benchmark: str, name: str, report: dict[str, Any]) -> None:
+    """Keep a report under ``results/``."""
+    folder = RESULTS / benchmark
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / name).write_text(json.dumps(report, indent=1) + "\n")
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("action", choices=["search", "compare", "table"])
+    parser.add_argument("benchmark", choices=["split-mnist", "split-digits"])
+    parser.add_argument("--trials", type=int, default=60, help="trials for each method")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
+    parser.add_argument("--workers", type=int, default=2, help="processes")
+    given = parser.parse_args()
+    if given.action == "search":
+        search(given.benchmark, trials=given.trials, workers=given.workers)
+    elif given.action == "compare":
+        compare(given.benchmark, seeds=given.seeds, workers=given.workers)
+    else:
+        kept = json.loads((RESULTS / given.benchmark / "comparison.json").read_text())
+        print(table(kept["runs"]))
+
+
+if __name__ == "__main__":
+    main()
