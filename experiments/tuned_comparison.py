@@ -1,6 +1,6 @@
 """ER and OCAR on a small benchmark, both tuned with the same number of trials.
 
-    python experiments/tuned_comparison.py search split-mnist --trials 60 --workers 2
+    python experiments/tuned_comparison.py search split-mnist --trials 30 --workers 2
     python experiments/tuned_comparison.py compare split-mnist --seeds 0 1 2 3 4
 
 ``search`` follows the paper's protocol: a tree-structured Parzen estimator over
@@ -16,9 +16,8 @@ import argparse
 import json
 import platform
 import statistics
-import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from collections.abc import Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, as_completed, wait
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -77,91 +76,61 @@ def whole_run(benchmark: str, method: str, seed: int, settings: dict[str, float]
     return {"method": method, "seed": seed, **asdict(last.summary)}
 
 
-def side_by_side(
-    pool: ProcessPoolExecutor,
-    jobs: Iterator[tuple[Callable[..., Any], tuple[Any, ...]]],
-    width: int,
-) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    """Results as they come, at most ``width`` jobs at a time, the next one made when one ends."""
-    running: dict[Future[Any], tuple[Any, ...]] = {}
-    for function, arguments in jobs:
-        running[pool.submit(function, *arguments)] = arguments
-        if len(running) >= width:
-            yield from _finished(running)
-    while running:
-        yield from _finished(running)
+def search(benchmark: str, *, methods: list[str], trials: int, workers: int) -> None:
+    """Tune methods and write every trial down as it ends."""
+    path = RESULTS / benchmark / "search.json"
+    report: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+    report["objective"] = f"validation accuracy after {SEARCH_TASKS} tasks, seed 0"
+    report["sampler"] = f"TPE (Optuna), seed 0, constant liar over {workers} concurrent trials"
+    with ProcessPoolExecutor(workers) as pool:
+        for method in methods:
+            report[method] = {"space": SPACES[method], "machine": describe_machine()}
+            for study in tune(benchmark, method, pool, trials=trials, width=workers):
+                ended = [t for t in study.trials if t.value is not None]
+                report[method]["chosen"] = study.best_params
+                report[method]["accuracy"] = study.best_value
+                report[method]["trials"] = [{"accuracy": t.value, **t.params} for t in ended]
+                write(benchmark, "search.json", report)
+                print(f"{method} {len(ended)}/{trials}: best {study.best_value:.4f}", flush=True)
 
 
-def _finished(
-    running: dict[Future[Any], tuple[Any, ...]],
-) -> Iterator[tuple[tuple[Any, ...], Any]]:
-    done, _ = wait(running, return_when=FIRST_COMPLETED)
-    for future in done:
-        yield running.pop(future), future.result()
-
-
-def search(benchmark: str, *, trials: int, workers: int) -> None:
-    """Tune both methods and write every trial down."""
+def tune(
+    benchmark: str, method: str, pool: ProcessPoolExecutor, *, trials: int, width: int
+) -> Iterator[Any]:
+    """The study after each trial that ends; ``width`` trials are under way at a time."""
     import optuna
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    report: dict[str, Any] = {
-        "objective": f"validation accuracy after {SEARCH_TASKS} tasks, seed 0",
-        "sampler": "TPE (Optuna), seed 0, constant liar over concurrent trials",
-        "spaces": SPACES,
-        "device": describe_machine(),
-        "methods": {},
-    }
-    with ProcessPoolExecutor(workers) as pool:
-        for method, space in SPACES.items():
-            sampler = optuna.samplers.TPESampler(seed=0, constant_liar=True)
-            study = optuna.create_study(direction="maximize", sampler=sampler)
-            asked: dict[str, Any] = {}
-
-            def jobs(
-                study: Any = study,
-                space: dict[str, tuple[float, float]] = space,
-                method: str = method,
-                asked: dict[str, Any] = asked,
-            ) -> Iterator[tuple[Callable[..., Any], tuple[Any, ...]]]:
-                for _ in range(trials):
-                    trial = study.ask()
-                    settings = {n: trial.suggest_float(n, *r, log=True) for n, r in space.items()}
-                    asked[json.dumps(settings)] = trial
-                    yield validation_accuracy, (benchmark, method, settings)
-
-            start = time.perf_counter()
-            for (_, _, settings), accuracy in side_by_side(pool, jobs(), workers):
-                study.tell(asked[json.dumps(settings)], accuracy)
-                done = sum(t.state.is_finished() for t in study.trials)
-                best = study.best_value
-                print(f"{method} {done}/{trials}: {accuracy:.4f}, best {best:.4f}", flush=True)
-            rows = [{"value": t.value, **t.params} for t in study.trials]
-            report["methods"][method] = {
-                "chosen": study.best_params,
-                "value": study.best_value,
-                "trials": rows,
-                "seconds": round(time.perf_counter() - start),
-            }
-    write(benchmark, "search.json", report)
+    sampler = optuna.samplers.TPESampler(seed=0, constant_liar=True)
+    study = optuna.create_study(direction="maximize", sampler=sampler)
+    running: dict[Future[float], Any] = {}
+    for _ in range(trials):
+        trial = study.ask()
+        settings = {n: trial.suggest_float(n, *r, log=True) for n, r in SPACES[method].items()}
+        running[pool.submit(validation_accuracy, benchmark, method, settings)] = trial
+        while len(running) >= width or (running and len(study.trials) == trials):
+            for future in wait(running, return_when=FIRST_COMPLETED).done:
+                study.tell(running.pop(future), future.result())
+            yield study
 
 
 def compare(benchmark: str, *, seeds: list[int], workers: int) -> None:
     """Run both methods with what the search chose, and print the table."""
-    chosen = json.loads((RESULTS / benchmark / "search.json").read_text())["methods"]
-    jobs = [
-        (whole_run, (benchmark, method, seed, chosen[method]["chosen"]))
-        for seed in seeds
-        for method in SPACES
-    ]
+    found = json.loads((RESULTS / benchmark / "search.json").read_text())
+    settings = {method: found[method]["chosen"] for method in SPACES}
+    runs = []
     with ProcessPoolExecutor(workers) as pool:
-        runs = []
-        for (_, method, seed, _), run in side_by_side(pool, iter(jobs), workers):
-            print(f"{method} seed {seed}: Acc {run['acc']:.4f}, AAA {run['aaa']:.4f}", flush=True)
+        jobs = [
+            pool.submit(whole_run, benchmark, method, seed, settings[method])
+            for seed in seeds
+            for method in reversed(SPACES)
+        ]
+        for job in as_completed(jobs):
+            run = job.result()
+            print("{method} seed {seed}: Acc {acc:.4f}, AAA {aaa:.4f}".format(**run), flush=True)
             runs.append(run)
     runs.sort(key=lambda run: (run["method"], run["seed"]))
-    settings = {method: chosen[method]["chosen"] for method in SPACES}
-    report = {"settings": settings, "device": describe_machine(), "runs": runs}
+    report = {"settings": settings, "machine": describe_machine(), "runs": runs}
     write(benchmark, "comparison.json", report)
     print(table(runs))
 
@@ -197,12 +166,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("action", choices=["search", "compare", "table"])
     parser.add_argument("benchmark", choices=["split-mnist", "split-digits"])
-    parser.add_argument("--trials", type=int, default=60, help="trials for each method")
+    parser.add_argument("--methods", nargs="+", choices=SPACES, default=list(SPACES))
+    parser.add_argument("--trials", type=int, default=30, help="trials for each method")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
     parser.add_argument("--workers", type=int, default=2, help="processes")
     given = parser.parse_args()
     if given.action == "search":
-        search(given.benchmark, trials=given.trials, workers=given.workers)
+        search(given.benchmark, methods=given.methods, trials=given.trials, workers=given.workers)
     elif given.action == "compare":
         compare(given.benchmark, seeds=given.seeds, workers=given.workers)
     else:

@@ -13,6 +13,8 @@ import ocar
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    # torch says so once, when the first backward pass of a process begins with a product.
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS"),
 ]
 
 

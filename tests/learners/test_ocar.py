@@ -1,0 +1,271 @@
+"""OCAR against the formula of the paper, computed by hand with the full Fisher."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from dataclasses import MISSING, fields
+
+import pytest
+import torch
+from tolerances import EXACT
+from torch import nn
+from torch.testing import assert_close
+from toys import assert_same, convnet, everything, images, mlp, vectors
+
+import ocar
+from ocar.errors import ConfigError
+from ocar.learners import ERSettings, OCARSettings
+
+SETTINGS = {"lr": 0.05, "tau_step": 1e-3, "ema": 0.2}
+
+
+@pytest.fixture
+def double() -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+def flat_gradient(model: nn.Module, loss: torch.Tensor) -> torch.Tensor:
+    grads = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+    return torch.cat([grad.flatten() for grad in grads])
+
+
+def fisher_by_hand(model, x, weights, units: int) -> torch.Tensor:
+    """1/n Σᵢ wᵢ Σ_k p_k ∇log p_k ∇log p_kᵀ, one backward pass a sample and class."""
+    total = 0
+    for sample, weight in zip(x, weights, strict=True):
+        log_p = model(sample[None])[0, :units].log_softmax(0)
+        for k in range(units):
+            score = flat_gradient(model, log_p[k])
+            total = total + weight * log_p[k].exp().detach() * torch.outer(score, score)
+    return total / len(x)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize(
+    ("option", "weight_of"),
+    [
+        ("ratio", lambda known, new: known / new),
+        ("lambda", lambda known, new: max(1.0, known / new)),
+        ("one-plus-lambda", lambda known, new: 1 + max(1.0, known / new)),
+    ],
+)
+def test_a_step_is_the_damped_natural_gradient_of_the_joint_batch(option, weight_of) -> None:
+    model = mlp(units=4)
+    learner = ocar.OCAR(
+        model,
+        memory=10,
+        passes=1,
+        n_new=2,
+        curvature="dense",
+        fisher="exact",
+        replay_weight=option,
+        **SETTINGS,
+    )
+    (old_x, old_y), *_ = vectors(1, [0, 1], size=5)
+    (new_x, new_y), *_ = vectors(1, [2], seed=1, size=4)
+    new_y[0] = 0
+    old_x, new_x = old_x.double(), new_x.double()
+    learner.remember(old_x, old_y)
+    before = copy.deepcopy(model)
+    replayed = learner.memory.gather(torch.arange(5))  # all five, in whatever order
+    learner.learn(new_x, new_y)
+
+    seen = list(dict.fromkeys([*old_y.tolist(), *new_y.tolist()]))
+    units = torch.tensor([seen.index(label) for label in new_y.tolist()])
+    x = torch.cat([new_x, replayed.x])
+    y = torch.cat([units, replayed.y])
+    w = torch.ones(9)
+    w[4:] = weight_of(len(seen), 2)
+    fisher = fisher_by_hand(before, x, w, len(seen))
+    loss = nn.functional.cross_entropy(before(x)[:, : len(seen)], y)
+    damped = fisher + SETTINGS["lr"] * torch.eye(len(fisher))  # τ starts at α
+    step = -SETTINGS["lr"] * torch.linalg.solve(damped, flat_gradient(before, loss))
+    moved = nn.utils.parameters_to_vector(model.parameters()) - nn.utils.parameters_to_vector(
+        before.parameters()
+    )
+    assert_close(moved, step, **EXACT)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("curvature", ["kfac", "dense"])
+def test_with_a_huge_damping_it_is_sgd_with_rate_alpha_over_tau(curvature) -> None:
+    tau = 1e15  # A and G are damped by its root
+    plain, curved = mlp(), mlp()
+    er = ocar.ER(plain, lr=0.3, passes=2)
+    ours = ocar.OCAR(
+        curved, lr=0.3 * tau, tau=tau, tau_step=0.0, ema=0.5, curvature=curvature, passes=2
+    )
+    for x, y in vectors(4, [0, 1, 2]):
+        er.learn(x.double(), y)
+        ours.learn(x.double(), y)
+    assert_close(
+        nn.utils.parameters_to_vector(curved.parameters()),
+        nn.utils.parameters_to_vector(plain.parameters()),
+        rtol=1e-6,
+        atol=1e-6,
+    )
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("kind", ["factored", "exact"])
+@pytest.mark.parametrize("weighting", ["gradients", "both"])
+def test_a_masked_head_learns_as_one_that_really_grows(kind, weighting) -> None:
+    """Twelve spare units give the same weights as a head with no unit to spare."""
+    options = {"fisher": "exact", "damping_kind": kind, "weighting": weighting, "memory": 20}
+    wide, tight = mlp(units=16), mlp(units=16)
+    small = tight[2]
+    small.weight.data, small.bias.data = small.weight.data[:2].clone(), small.bias.data[:2].clone()
+    small.out_features = 2
+    masked = ocar.OCAR(wide, **SETTINGS, **options)
+    grown = ocar.OCAR(tight, **SETTINGS, **options)
+    schedule = [[0, 1]] * 4 + [[2, 3]] * 4 + [[4]] * 2
+    for i, labels in enumerate(schedule):
+        ((x, y),) = vectors(1, labels, seed=i)
+        if max(labels) >= grown._head.capacity:
+            grown._head.reserve(max(labels) + 1)
+            rows = slice(small.out_features // 2, small.out_features)
+            small.weight.data[rows] = wide[2].weight.data[rows]
+            small.bias.data[rows] = wide[2].bias.data[rows]
+        masked.learn(x.double(), y)
+        grown.learn(x.double(), y)
+    assert masked.classes == grown.classes == (0, 1, 2, 3, 4) or len(masked.classes) == 5
+    x = next(vectors(1, [0]))[0].double()
+    assert grown._head.capacity == 8
+    assert masked._head.capacity == 16
+    assert_close(masked.predict(x), grown.predict(x), rtol=1e-8, atol=1e-9)
+
+
+def test_tau_grows_with_every_gradient_step() -> None:
+    learner = ocar.OCAR(mlp(), passes=3, **SETTINGS)
+    taus = [learner.learn(x, y).values["tau"] for x, y in vectors(3, [0, 1])]
+    assert taus == pytest.approx([0.05 + 3e-3, 0.05 + 6e-3, 0.05 + 9e-3])
+
+
+def test_the_weight_of_replay_follows_classes_or_time() -> None:
+    by_class = ocar.OCAR(mlp(), n_new=2, **SETTINGS)
+    by_time = ocar.OCAR(mlp(), increments="domains", passes=3, **SETTINGS)
+    weights = []
+    for labels in ([0, 1], [2, 3], [4, 5]):
+        for x, y in vectors(3, labels):
+            weights.append(by_class.learn(x, y).values["replay_weight"])
+            last = by_time.learn(x, y).values["replay_weight"]
+    assert weights[2] == 1.0
+    assert weights[5] == 2.0
+    assert weights[8] == 3.0
+    assert last == pytest.approx(1 + 1e-3 * 3 * 8)  # λ when the ninth batch began
+
+
+def test_classes_of_the_stretch_are_counted_in_a_window() -> None:
+    learner = ocar.OCAR(mlp(), window=3, **SETTINGS)
+    for labels, expected in (([0, 1, 2], 3), ([3, 4], 2)):
+        for x, y in vectors(3, labels, size=20):
+            learner.learn(x, y)
+        assert learner._transform.classes_in_stretch == expected
+
+
+@pytest.mark.parametrize("passes", ["first", "every"])
+def test_how_often_the_curvature_is_renewed(passes, monkeypatch) -> None:
+    learner = ocar.OCAR(mlp(), passes=3, fisher_passes=passes, **SETTINGS)
+    updates = []
+    curvature = learner._transform.curvature
+    update = curvature.update
+    monkeypatch.setattr(curvature, "update", lambda *a, **k: (updates.append(1), update(*a, **k)))
+    for x, y in vectors(2, [0, 1]):
+        learner.learn(x, y)
+    assert len(updates) == (2 if passes == "first" else 6)
+
+
+@pytest.mark.parametrize(("forward", "calls"), [("shared", 3), ("own", 4)])
+def test_the_fisher_shares_the_forward_pass_of_the_loss(forward, calls) -> None:
+    """BatchNorm counts the forward passes in train mode."""
+    model = convnet()
+    learner = ocar.OCAR(model, passes=3, fisher_forward=forward, **SETTINGS)
+    for x, y in images(2, [0, 1]):
+        learner.learn(x, y)
+    assert int(model[1].num_batches_tracked) == 2 * calls
+
+
+def test_every_argument_is_a_setting_with_the_same_default() -> None:
+    for function, classes in ((ocar.OCAR, (ERSettings, OCARSettings)), (ocar.ER, (ERSettings,))):
+        parameters = dict(inspect.signature(function).parameters)
+        parameters.pop("model")
+        expected = {f.name: f.default for cls in classes for f in fields(cls)}
+        given = {
+            name: MISSING if p.default is inspect.Parameter.empty else p.default
+            for name, p in parameters.items()
+        }
+        assert given == expected
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"lr": 0.0}, r"Invalid lr=0\.0\. Must be larger than 0\."),
+        ({"lr": float("nan")}, r"Invalid lr=nan\. Must be larger than 0\."),
+        ({"ema": 1.5}, r"Invalid ema=1\.5\. Must be in \(0, 1\]\."),
+        ({"tau_step": -1e-9}, r"Invalid tau_step=-1e-09\. Must be at least 0\."),
+        ({"tau": 0.0}, r"Invalid tau=0\.0\. Must be larger than 0, or None"),
+        ({"n_new": 0}, r"Invalid n_new=0\. Must be at least 1, or None to estimate it\."),
+        ({"passes": 0}, r"Invalid passes=0\. Must be at least 1\."),
+        ({"memory": 0}, r"Invalid memory=0\. Must be at least 1\."),
+        ({"fisher": "sketch"}, r"Invalid fisher='sketch'\. Must be one of 'exact'"),
+        ({"replay": "old"}, r"Invalid replay='old'\. Must be one of 'fresh', 'kept'\."),
+        ({"classes": (1, 1)}, r"Invalid classes=\(1, 1\)\. Must be distinct labels"),
+        ({"increments": "domains", "replay_weight": "ratio"}, r"Invalid replay_weight='ratio'"),
+        ({"likelihood": "gaussian"}, r"Invalid memory_kind='class-balanced'\. Must be 'reservoir'"),
+    ],
+)
+def test_settings_out_of_range_are_refused_at_construction(setting, message) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ocar.OCAR(mlp(), **{**SETTINGS, **setting})
+
+
+def test_the_authors_options_all_run_and_differ() -> None:
+    """Every named option is heard: each changes what is learned."""
+    changes = [
+        {},
+        {"replay_weight": "one-plus-lambda"},
+        {"fisher": "sketched(2, independent)"},
+        {"fisher": "sampled(1)"},
+        {"fisher": "top(1)"},
+        {"fisher": "empirical"},
+        {"fisher_passes": "every"},
+        {"fisher_forward": "own", "fisher": "sketched(4)"},
+        {"damping_kind": "exact"},
+        {"weighting": "both"},
+        {"sharing": "reduce"},
+        {"norm_layers": True},
+        {"memory_kind": "reservoir"},
+        {"replay": "kept"},
+        {"tau": 1.0},
+        {"prediction": "average", "average_rate": 0.5},
+    ]
+    predictions = []
+    for change in changes:
+        options = {"fisher": "exact", "memory": 8, "replay_batch": 4, "n_new": 2, **change}
+        learner = ocar.OCAR(convnet(), **SETTINGS, **options)
+        for labels in ([0, 1], [2, 3]):
+            for x, y in images(4, labels):
+                learner.learn(x, y)
+        predictions.append(learner.predict(x))
+    for i, one in enumerate(predictions):
+        assert one.isfinite().all()
+        for other in predictions[i + 1 :]:
+            assert not torch.equal(one, other)
+
+
+def test_the_same_seed_gives_the_same_run_and_another_seed_another() -> None:
+    def run(seed: int) -> ocar.Learner:
+        learner = ocar.OCAR(convnet(), seed=seed, augment=ocar.CropFlip(padding=1), **SETTINGS)
+        for x, y in images(4, [0, 1, 2]):
+            learner.learn(x, y)
+        return learner
+
+    first = everything(run(0))
+    torch.manual_seed(123)  # the global state has no part in it
+    assert_same(first, everything(run(0)))
+    assert not torch.equal(first["model.0.weight"], run(1).state()[0]["model.0.weight"])

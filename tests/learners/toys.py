@@ -1,0 +1,68 @@
+"""Small models and streams for the tests of the learners."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+
+def seeded(make, seed: int = 0) -> nn.Module:
+    """A model with its own fixed weights, the global generator untouched."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return make()
+
+
+def mlp(units: int = 4, *, inputs: int = 6) -> nn.Module:
+    return seeded(lambda: nn.Sequential(nn.Linear(inputs, 8), nn.Tanh(), nn.Linear(8, units)))
+
+
+def convnet(units: int = 4) -> nn.Module:
+    """With BatchNorm in train mode, in-place activations and a 1×1 convolution."""
+    return seeded(
+        lambda: nn.Sequential(
+            nn.Conv2d(1, 4, 3, bias=False),
+            nn.BatchNorm2d(4),
+            nn.ReLU(inplace=True),
+            nn.Conv2d(4, 4, 1),
+            nn.ReLU(inplace=True),
+            nn.Flatten(),
+            nn.Linear(4 * 36, units),
+        )
+    )
+
+
+def vectors(count: int, labels: list[int], *, seed: int = 0, size: int = 10) -> Iterator:
+    """Batches of separable vectors: each class has a centre of its own."""
+    generator = torch.Generator().manual_seed(seed)
+    centres = torch.randn(max(labels) + 1, 6, generator=torch.Generator().manual_seed(99)) * 3
+    for _ in range(count):
+        y = torch.tensor(labels)[torch.randint(len(labels), (size,), generator=generator)]
+        yield centres[y] + torch.randn(size, 6, generator=generator), y
+
+
+def images(count: int, labels: list[int], *, seed: int = 0, size: int = 10) -> Iterator:
+    """Batches of uint8 images whose brightness pattern tells the class."""
+    generator = torch.Generator().manual_seed(seed)
+    fixed = torch.Generator().manual_seed(99)
+    patterns = torch.randint(0, 200, (max(labels) + 1, 1, 8, 8), generator=fixed)
+    for _ in range(count):
+        y = torch.tensor(labels)[torch.randint(len(labels), (size,), generator=generator)]
+        noise = torch.randint(0, 56, (size, 1, 8, 8), generator=generator)
+        yield (patterns[y] + noise).to(torch.uint8), y
+
+
+def everything(learner) -> dict[str, Tensor]:
+    """A copy of all state of a learner, for comparing before and after."""
+    tensors, values = learner.state()
+    copies = {name: tensor.clone() for name, tensor in tensors.items()}
+    copies["values"] = torch.frombuffer(bytearray(repr(values).encode()), dtype=torch.uint8)
+    return copies
+
+
+def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
+    assert left.keys() == right.keys()
+    for name, tensor in left.items():
+        assert torch.equal(tensor, right[name]), name
