@@ -6,7 +6,7 @@ from torch import nn
 import ocar
 
 model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
-learner = ocar.OCAR(model)
+learner = ocar.OCAR(model, lr=1e-2, tau_step=1e-6, ema=0.1, memory=20)
 generator = torch.Generator().manual_seed(0)
 for _ in range(3):
     x = torch.randn(10, 8, generator=generator)

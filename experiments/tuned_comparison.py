@@ -46,10 +46,10 @@ def make(
     protocol = get_benchmark(benchmark)
     stream = ocar.make_stream(benchmark, seed=seed)
     model = ocar.make_model(protocol.model, image_shape=protocol.image_shape, seed=seed)
-    fixed = {**protocol.learner_settings(), "seed": seed}
+    fixed = {**protocol.learner_settings(), "seed": seed, **settings}
     if method == "ocar":
         fixed["n_new"] = protocol.classes // protocol.tasks
-    return stream, ocar.make_learner(method, model, **fixed, **settings)
+    return stream, ocar.make_learner(method, model, **fixed)
 
 
 def validation_accuracy(benchmark: str, method: str, settings: dict[str, float]) -> float:

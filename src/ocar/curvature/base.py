@@ -160,8 +160,7 @@ class Curvature(ABC):
 
         The inverse is renewed when :meth:`update` was called since the last time.
         """
-        if self._stale:
-            self._renew_inverse(self.step)
+        self.refresh()
         if self.track_norms:
             before = self._gradient_norm()
             self._rewrite_gradients()
@@ -169,6 +168,12 @@ class Curvature(ABC):
         else:
             self._rewrite_gradients()
         self.step += 1
+
+    @full_precision
+    def refresh(self) -> None:
+        """Renew the inverse now, if :meth:`update` was called since the last time."""
+        if self._stale:
+            self._renew_inverse(self.step)
 
     def _renew_inverse(self, step: int) -> None:
         self._invert(at_step(self.damping, step))

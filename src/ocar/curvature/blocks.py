@@ -205,7 +205,7 @@ class KroneckerBlock(Block):
         grad = factors.gradient_matrix(weight.grad, bias_grad, groups=self.groups)
         dtype = inverse[0].dtype
         if self.kind == "factored":
-            result = _solve(*inverse, grad.to(dtype))
+            result = _solve(inverse[0], inverse[1], grad.to(dtype))
         else:
             vectors_a, vectors_g, denominator = inverse
             rotated = vectors_g.mT @ grad.to(dtype) @ vectors_a

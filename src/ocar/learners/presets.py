@@ -28,12 +28,12 @@ PRESETS: dict[str, dict[str, dict[str, float]]] = {
         },
     },
     "split-mnist": {
-        "er": {"lr": 0.05},
-        "ocar": {"lr": 1e-3, "tau_step": 1e-7, "ema": 0.1, "n_new": 2},
+        "er": {"lr": 0.00156767},
+        "ocar": {"lr": 1.0948e-4, "tau_step": 6.0666e-7, "ema": 0.010392, "n_new": 2},
     },
     "split-digits": {
-        "er": {"lr": 0.05},
-        "ocar": {"lr": 1e-3, "tau_step": 1e-7, "ema": 0.1, "n_new": 2},
+        "er": {"lr": 0.0821246},
+        "ocar": {"lr": 0.0600725, "tau_step": 4.0667e-8, "ema": 0.00455667, "n_new": 2},
     },
 }
 """Settings by benchmark, then by method."""

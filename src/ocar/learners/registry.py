@@ -64,17 +64,34 @@ def make_learner(
     Raises:
         ConfigError: A name is unknown, a setting is missing or out of range.
     """
+    values = {**preset_settings(preset, method), **settings} if preset is not None else settings
+    own, rewriting = make_settings(method, transform=transform, **values)
+    return Learner(model, own, transform=rewriting)
+
+
+def make_settings(
+    method: str, *, transform: str | None = None, **settings: Any
+) -> tuple[LearnerSettings, TransformSettings | None]:
+    """The settings of a method and those of its gradient transform, if it has one.
+
+    Args:
+        method: A name in ``METHODS``.
+        transform: A gradient transform to use with the method's objective.
+        **settings: Settings of either.
+
+    Raises:
+        ConfigError: A name is unknown, a setting is missing or out of range.
+    """
     chosen = _lookup("method", method, METHODS)
     kind = chosen.transform if transform is None else _lookup("transform", transform, TRANSFORMS)
-    values = {**preset_settings(preset, method), **settings} if preset is not None else settings
     learner_names = {f.name for f in fields(chosen.settings)}
-    own = {name: value for name, value in values.items() if name in learner_names}
-    rest = {name: value for name, value in values.items() if name not in learner_names}
+    own = {name: value for name, value in settings.items() if name in learner_names}
+    rest = {name: value for name, value in settings.items() if name not in learner_names}
     if kind is None:
         reject_unknown(chosen.settings, rest)
-        return Learner(model, _make(chosen.settings, own))
+        return _make(chosen.settings, own), None
     reject_unknown(kind, rest)
-    return Learner(model, _make(chosen.settings, own), transform=_make(kind, rest))
+    return _make(chosen.settings, own), _make(kind, rest)
 
 
 def _lookup(what: str, name: str, table: Mapping[str, Any]) -> Any:
