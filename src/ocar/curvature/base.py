@@ -182,6 +182,8 @@ class Curvature(ABC):
 
     def _gradient_norm(self) -> Tensor:
         grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+        if not grads:
+            return torch.zeros((), device=self._device)
         return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
 
     def _columns(
@@ -194,6 +196,11 @@ class Curvature(ABC):
             raise InputError(
                 f"weights must have one number for each of the {outputs.shape[0]} samples; "
                 f"given shape {tuple(weights.shape)}."
+            )
+        if active is not None and active.shape != outputs.shape[1:]:
+            raise InputError(
+                f"active must have one entry for each of the {outputs.shape[1]} outputs; "
+                f"given shape {tuple(active.shape)}."
             )
         if self.likelihood == "gaussian":
             root = self.fisher.columns(Gaussian(outputs, self.variance), self._generator, targets)

@@ -73,11 +73,6 @@ class Capture:
         self.inputs.clear()
         self._edges.clear()
 
-    @property
-    def names(self) -> Iterable[str]:
-        """The layers that took part in the forward pass."""
-        return self._edges.keys()
-
     def pull_back(
         self, outputs: Tensor, columns: Tensor, *, batched: bool = True
     ) -> dict[str, Tensor]:
@@ -156,12 +151,12 @@ def reject_shared_parameters(layers: Mapping[str, nn.Module]) -> None:
                 )
 
 
-def warn_uncovered(uncovered: Mapping[str, nn.Module]) -> None:
+def warn_uncovered(uncovered: Mapping[str, nn.Module], *, stacklevel: int = 4) -> None:
     """One warning that names the layers whose gradient is left as it is."""
     if uncovered:
         listed = ", ".join(f"{name} ({type(m).__name__})" for name, m in uncovered.items())
         warnings.warn(
             f"No curvature for {len(uncovered)} layer(s), which keep their plain gradient: "
             f"{listed}.",
-            stacklevel=4,
+            stacklevel=stacklevel,
         )

@@ -303,7 +303,7 @@ def random_signs(
     return like.new_empty(shape).bernoulli_(0.5, generator=generator).mul_(2).sub_(1)
 
 
-_ROOT_TEXT = re.compile(r"(\w+)(?:\(\s*(\d+)?\s*,?\s*(independent)?\s*\))?")
+_ROOT_TEXT = re.compile(r"(\w+)(?:\((?:(\d+)|(?:(\d+), *)?(independent))\))?")
 _ALLOWED = (
     "'exact', 'exact(independent)', 'sketched(r)', 'sketched(r, independent)', "
     "'sampled(m)', 'top(m)', 'empirical'"
@@ -319,7 +319,8 @@ def parse_root(text: str | FisherRoot) -> FisherRoot:
     if isinstance(text, FisherRoot):
         return text
     match = _ROOT_TEXT.fullmatch(text.strip())
-    name, number, independent = match.groups() if match else (None, None, None)
+    name, alone, first, independent = match.groups() if match else (None,) * 4
+    number = alone or first
     flag = independent is not None
     if name == "exact" and number is None:
         return Exact(independent=flag)

@@ -193,6 +193,7 @@ class KFAC(Curvature):
         estimates: dict[str, dict[str, Tensor]] = {}
         for name, g in gradients.items():
             x = self._capture.inputs[name]
+            x, g = self._by_sample(name, x, g, outputs.shape[0])
             wide = torch.promote_types(g.dtype, torch.float32)
             x = x.to(wide) if x.is_floating_point() else x
             estimates[name] = self.blocks[name].estimate(x, g.to(wide), input_weights)
@@ -217,6 +218,21 @@ class KFAC(Curvature):
             block.average(estimate, rates)
         self._capture.clear()
         self._stale = True
+
+    def _by_sample(self, name: str, x: Tensor, g: Tensor, samples: int) -> tuple[Tensor, Tensor]:
+        """Input and gradients of a layer with the samples first.
+
+        A linear layer may see the locations of a sample as rows of a longer batch;
+        they are given back to it.
+        """
+        if x.shape[0] == samples:
+            return x, g
+        if isinstance(self.blocks[name].module, nn.Linear) and x.shape[0] % samples == 0:
+            return x.unflatten(0, (samples, -1)), g.unflatten(1, (samples, -1))
+        raise ModelError(
+            f"Layer {name!r} saw {x.shape[0]} rows for {samples} samples. Its curvature needs the "
+            f"samples in the first dimension; leave it out with exclude=[{name!r}]."
+        )
 
     def _head_rate(
         self, block: KroneckerBlock, active: Tensor | None, ema: float
@@ -243,14 +259,15 @@ class KFAC(Curvature):
                 warnings.warn(
                     "The backward pass of this model cannot be batched; the columns of the "
                     f"Fisher are computed one after another, which is slower: {error}",
-                    stacklevel=3,
+                    stacklevel=4,
                 )
                 self._batched = False
                 return gradients
         return self._capture.pull_back(outputs, columns, batched=False)
 
     def _warn_unused(self, used: Collection[str]) -> None:
-        warn_uncovered({n: b.module for n, b in self.blocks.items() if n not in used})
+        unused = {n: b.module for n, b in self.blocks.items() if n not in used}
+        warn_uncovered(unused, stacklevel=5)
 
     def _invert(self, damping: float) -> None:
         for block in self.blocks.values():
