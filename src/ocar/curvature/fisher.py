@@ -303,7 +303,7 @@ def random_signs(
     return like.new_empty(shape).bernoulli_(0.5, generator=generator).mul_(2).sub_(1)
 
 
-_ROOT_TEXT = re.compile(r"(\w+)(?:\((?:(\d+)|(?:(\d+), *)?(independent))\))?")
+_ROOT_TEXT = re.compile(r"(\w+)(?:\( *(?:(\d+)|(?:(\d+), *)?(independent)) *\))?")
 _ALLOWED = (
     "'exact', 'exact(independent)', 'sketched(r)', 'sketched(r, independent)', "
     "'sampled(m)', 'top(m)', 'empirical'"

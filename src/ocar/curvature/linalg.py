@@ -85,7 +85,6 @@ def damped_inverse(matrix: Tensor, damping: Tensor | float, *, name: str) -> Ten
     Raises:
         NumericalError: The damped matrix has no finite inverse, even in float64.
     """
-
     factor = damped_factor(matrix, damping, name=name)
     return torch.cholesky_inverse(factor)
 
