@@ -1,0 +1,1 @@
+"""Streams: what arrives, in what order, and the data it is made of."""
