@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 
 import ocar
@@ -26,7 +27,7 @@ def run(method: str, seed: int) -> Summary:
     learner = ocar.make_learner(method, model, preset=BENCHMARK, seed=seed)
     start = time.perf_counter()
     for event in ocar.evaluate(learner, stream):
-        if isinstance(event, Evaluated) and (event.index + 1) % 40 == 0:
+        if isinstance(event, Evaluated) and event.index % 20 == 0 and sys.stdout.isatty():
             print(
                 f"\r{method:5} seed {seed}  batch {event.index + 1:3}  "
                 f"task {event.task + 1}  accuracy so far {event.accuracy:6.1%}",
@@ -35,7 +36,8 @@ def run(method: str, seed: int) -> Summary:
             )
         elif isinstance(event, Finished):
             seconds = time.perf_counter() - start
-            print(f"\r{method:5} seed {seed}  done in {seconds:.1f} s".ljust(70), flush=True)
+            start_of_line = "\r" if sys.stdout.isatty() else ""
+            print(f"{start_of_line}{method:5} seed {seed}  done in {seconds:.1f} s".ljust(70))
             return event.summary
     raise AssertionError("a stream ends with Finished")
 
