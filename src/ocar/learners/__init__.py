@@ -1,11 +1,12 @@
 """Learners: an objective, a memory and a gradient transform, put together."""
 
-from ocar.learners.base import Learner, LearnerSettings, Report
+from ocar.learners.base import Learner, Report
 from ocar.learners.checkpoint import load
 from ocar.learners.er import ER, ERSettings
 from ocar.learners.ocar import OCAR, OCARSettings
 from ocar.learners.presets import PRESETS
 from ocar.learners.registry import METHODS, TRANSFORMS, make_learner
+from ocar.learners.settings import LearnerSettings
 
 __all__ = [
     "ER",

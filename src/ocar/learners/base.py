@@ -9,95 +9,26 @@ to the memory. It can be asked for predictions at any moment.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ocar import state
-from ocar.config import require, require_one_of, to_plain
+from ocar.config import to_plain
 from ocar.errors import CheckpointError, InputError, ModelError
 from ocar.images import scale_to_unit
-from ocar.learners.objective import Objective, Step
+from ocar.learners.inputs import Item, check_labels, check_length, check_samples, check_targets
+from ocar.learners.objective import Step
+from ocar.learners.settings import LearnerSettings
 from ocar.learners.transform import Transform, TransformSettings
 from ocar.memory import MEMORIES, Batch
 from ocar.models.head import GrowingHead
 from ocar.rng import make_generator
-
-Normalizer = Callable[[Tensor], Tensor]
-Augmenter = Callable[[Tensor, torch.Generator], Tensor]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LearnerSettings:
-    """Settings that every learner has."""
-
-    lr: float
-    """Learning rate α."""
-
-    memory: int = 2000
-    """Samples that the memory holds."""
-
-    memory_kind: Literal["class-balanced", "reservoir"] = "class-balanced"
-    """Who stays: equal shares for all classes seen, or a uniform sample of the stream."""
-
-    replay_batch: int = 10
-    """Replayed samples a gradient step."""
-
-    replay: Literal["fresh", "kept"] = "fresh"
-    """Draw anew for each pass over a stream batch, or keep one draw for all."""
-
-    passes: int = 3
-    """Gradient steps a stream batch (S)."""
-
-    likelihood: Literal["categorical", "gaussian"] = "categorical"
-    """Classification, or regression with a squared error."""
-
-    classes: tuple[int, ...] = ()
-    """Labels that the head's first units stand for from the start; others are added as they
-    appear. With all labels of a benchmark this is a fixed full head."""
-
-    head: str | None = None
-    """Name of the output layer; by default the last linear layer of the model."""
-
-    prediction: Literal["plain", "average"] = "plain"
-    """Predict with the weights themselves or with their moving average."""
-
-    average_rate: float = 0.0028
-    """Weight of the newest in the moving average of the weights."""
-
-    normalize: Normalizer | None = None
-    """Applied to every input of the model; without it uint8 is scaled to [0, 1]."""
-
-    augment: Augmenter | None = None
-    """Applied to raw samples, afresh for each pass, when learning."""
-
-    seed: int = 0
-    """Seed of all that is random in the learner."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "classes", tuple(self.classes))
-        require("lr", self.lr, 0 < self.lr < float("inf"), "larger than 0")
-        require("memory", self.memory, self.memory >= 1, "at least 1")
-        require("replay_batch", self.replay_batch, self.replay_batch >= 0, "at least 0")
-        require("passes", self.passes, self.passes >= 1, "at least 1")
-        require("average_rate", self.average_rate, 0 < self.average_rate <= 1, "in (0, 1]")
-        require_one_of("memory_kind", self.memory_kind, MEMORIES)
-        require_one_of("replay", self.replay, ("fresh", "kept"))
-        require_one_of("likelihood", self.likelihood, ("categorical", "gaussian"))
-        require_one_of("prediction", self.prediction, ("plain", "average"))
-        distinct = len(set(self.classes)) == len(self.classes) and min(self.classes, default=0) >= 0
-        require("classes", self.classes, distinct, "distinct labels of at least 0")
-        fits = self.likelihood == "categorical" or self.memory_kind == "reservoir"
-        require("memory_kind", self.memory_kind, fits, "'reservoir' for a gaussian likelihood")
-
-    def make_objective(self) -> Objective:
-        """The loss of the method."""
-        raise TypeError(f"{type(self).__name__} is no method: use one such as ERSettings.")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -156,7 +87,8 @@ class Learner:
         self.memory = MEMORIES[settings.memory_kind](
             settings.memory, seed=settings.seed, device=self.device
         )
-        self._item: tuple[torch.Size, torch.dtype] | None = None
+        self._item: Item | None = None
+        self._outputs = 0
         self._average: dict[str, Tensor] | None = None
         if settings.prediction == "average":
             self._average = {name: p.detach().clone() for name, p in self._trainable().items()}
@@ -260,7 +192,7 @@ class Learner:
         Raises:
             InputError: The samples are not such as were learned.
         """
-        self._check_samples(x)
+        check_samples(x, like=self._item)
         with self._eval_mode():
             parts = [self._predict_chunk(part) for part in x.split(chunk)]
         outputs = parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -294,51 +226,18 @@ class Learner:
         Returns:
             Samples and targets on the model's device, and the unit of each sample.
         """
-        self._check_samples(x)
-        if x.shape[0] == 0:
-            raise InputError("The batch is empty; it must have at least one sample.")
-        if not isinstance(y, Tensor) or y.dim() == 0 or y.shape[0] != x.shape[0]:
-            given = tuple(y.shape) if isinstance(y, Tensor) else type(y).__name__
-            raise InputError(f"y must have one entry for each of {len(x)} samples; given {given}.")
+        item = check_samples(x, like=self._item)
+        check_length(x, y)
         if self._head is None:
-            self._check_targets(x, y)
+            check_targets(y, dtype=self.dtype, outputs=self._check_model(x))
             units: list[int] = []
         else:
-            labels = _checked_labels(y)
+            labels = check_labels(y)
             self._check_model(x)
             units = self._head.admit(labels)
             y = torch.tensor(units)
-        x, y = x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
-        self._item = (x.shape[1:], x.dtype)
-        return x, y, units
-
-    def _check_samples(self, x: Tensor) -> None:
-        if not isinstance(x, Tensor) or x.dim() < 2:
-            given = tuple(x.shape) if isinstance(x, Tensor) else type(x).__name__
-            raise InputError(f"x must be a tensor (n, ...) of samples; given {given}.")
-        if x.dtype != torch.uint8 and not x.is_floating_point():
-            raise InputError(f"x must be uint8 or floating point; given {x.dtype}.")
-        if self._item is not None and (x.shape[1:], x.dtype) != self._item:
-            shape, dtype = self._item
-            raise InputError(
-                f"x must hold samples of shape {tuple(shape)} and {dtype}, as before; "
-                f"given {tuple(x.shape[1:])} and {x.dtype}."
-            )
-        if x.is_floating_point() and not bool(torch.isfinite(x).all()):
-            bad = int((~torch.isfinite(x)).flatten(1).any(1).sum())
-            raise InputError(f"x must be finite; {bad} of {x.shape[0]} samples hold NaN or Inf.")
-
-    def _check_targets(self, x: Tensor, y: Tensor) -> None:
-        if y.dim() != 2 or y.dtype != self.dtype:
-            raise InputError(
-                f"y must be {self.dtype} of shape ({x.shape[0]}, outputs); "
-                f"given {y.dtype} of shape {tuple(y.shape)}."
-            )
-        if not bool(torch.isfinite(y).all()):
-            raise InputError("y must be finite; it holds NaN or Inf.")
-        outputs = self._check_model(x)
-        if y.shape[1] != outputs:
-            raise InputError(f"y must have {outputs} columns, as the model; given {y.shape[1]}.")
+        self._item = item
+        return x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True), units
 
     def _check_model(self, x: Tensor) -> int:
         """Try a first sample, so that a model that cannot take it is found out at once.
@@ -346,15 +245,19 @@ class Learner:
         Returns:
             The number of outputs of the model.
         """
-        if self._item is not None and self._head is not None:
-            return self._head.capacity
-        try:
-            with self._eval_mode(), torch.no_grad():
-                outputs = self._predict_chunk(x[:1])
-        except RuntimeError as error:
-            raise InputError(
-                f"The model cannot take samples of shape {tuple(x.shape[1:])}: {error}"
-            ) from error
+        if self._item is None:
+            try:
+                with self._eval_mode(), torch.no_grad():
+                    outputs = self._predict_chunk(x[:1])
+            except RuntimeError as error:
+                raise InputError(
+                    f"The model cannot take samples of shape {tuple(x.shape[1:])}: {error}"
+                ) from error
+            self._check_outputs(outputs)
+            self._outputs = outputs.shape[-1]
+        return self._outputs
+
+    def _check_outputs(self, outputs: Tensor) -> None:
         wanted = outputs.shape[-1] if self._head is None else self._head.capacity
         if outputs.shape != (1, wanted):
             name = "" if self._head is None else f", the outputs of layer {self._head.name!r}"
@@ -362,7 +265,6 @@ class Learner:
                 f"The model must return shape (n, {wanted}){name}; it returned "
                 f"{tuple(outputs.shape)} for one sample."
             )
-        return wanted
 
     # Making the parts
 
@@ -437,7 +339,8 @@ class Learner:
             "classes": list(self.classes),
             "batches": self.batches,
             "steps": self.steps,
-            "item": None if self._item is None else [list(self._item[0]), str(self._item[1])],
+            "item": None if self._item is None else [list(self._item.shape), str(self._item.dtype)],
+            "outputs": self._outputs,
         }
         return tensors, values
 
@@ -464,7 +367,8 @@ class Learner:
         self.batches, self.steps = int(values["batches"]), int(values["steps"])
         if values["item"] is not None:
             shape, dtype = values["item"]
-            self._item = (torch.Size(shape), getattr(torch, dtype.removeprefix("torch.")))
+            self._item = Item(torch.Size(shape), getattr(torch, dtype.removeprefix("torch.")))
+            self._outputs = int(values["outputs"])
 
     def _fit_head(self, weights: Mapping[str, Tensor], classes: list[int]) -> None:
         """Give the head the capacity that it has in a checkpoint, once the rest fits."""
@@ -483,15 +387,3 @@ class Learner:
             )
         self._head.reserve(weight.shape[0])
         self._head.admit(classes)
-
-
-def _checked_labels(y: Tensor) -> list[int]:
-    """Labels as integers on the host."""
-    if y.dim() != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
-        raise InputError(
-            f"y must be integer labels of shape (n,); given {y.dtype} of shape {tuple(y.shape)}."
-        )
-    labels: list[int] = y.tolist()
-    if min(labels) < 0:
-        raise InputError(f"Labels must be at least 0; given {min(labels)}.")
-    return labels

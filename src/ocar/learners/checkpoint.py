@@ -12,8 +12,9 @@ from torch import nn
 from ocar.config import CUSTOM, from_plain
 from ocar.errors import CheckpointError, ConfigError
 from ocar.images import CropFlip, Normalize
-from ocar.learners.base import Augmenter, Learner, Normalizer
+from ocar.learners.base import Learner
 from ocar.learners.registry import METHODS, TRANSFORMS
+from ocar.learners.settings import Augmenter, Normalizer
 from ocar.learners.transform import TransformSettings
 from ocar.state import load_state
 

@@ -16,8 +16,9 @@ from typing import Literal
 
 from torch import nn
 
-from ocar.learners.base import Augmenter, Learner, LearnerSettings, Normalizer
+from ocar.learners.base import Learner
 from ocar.learners.objective import CrossEntropy, Objective, SquaredError
+from ocar.learners.settings import Augmenter, LearnerSettings, Normalizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +50,7 @@ def ER(
 ) -> Learner:
     """A learner that replays, with plain SGD.
 
-    The arguments are those of :class:`~ocar.learners.base.LearnerSettings`.
+    The arguments are those of :class:`~ocar.learners.settings.LearnerSettings`.
     """
     given = locals()
     return Learner(model, ERSettings(**{f.name: given[f.name] for f in fields(ERSettings)}))

@@ -30,9 +30,10 @@ from ocar.config import require, require_one_of
 from ocar.curvature import KFAC, Curvature, DenseFisher
 from ocar.curvature.base import at_step
 from ocar.curvature.fisher import parse_root
-from ocar.learners.base import Augmenter, Learner, Normalizer
+from ocar.learners.base import Learner
 from ocar.learners.er import ERSettings
 from ocar.learners.objective import Forward, Objective, Step
+from ocar.learners.settings import Augmenter, Normalizer
 from ocar.learners.transform import Transform, TransformSettings
 
 
@@ -277,7 +278,7 @@ def OCAR(
 ) -> Learner:
     """Online Curvature-Aware Replay on any model.
 
-    The arguments are those of :class:`~ocar.learners.base.LearnerSettings` and of
+    The arguments are those of :class:`~ocar.learners.settings.LearnerSettings` and of
     :class:`OCARSettings`.
 
     Example::

@@ -15,10 +15,11 @@ from torch import nn
 
 from ocar.config import reject_unknown
 from ocar.errors import ConfigError
-from ocar.learners.base import Learner, LearnerSettings
+from ocar.learners.base import Learner
 from ocar.learners.er import ERSettings
 from ocar.learners.ocar import OCARSettings
 from ocar.learners.presets import PRESETS
+from ocar.learners.settings import LearnerSettings
 from ocar.learners.transform import TransformSettings
 from ocar.streams.benchmarks import get_benchmark
 
