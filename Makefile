@@ -29,8 +29,8 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PINNED) $(BIN)/python -m pip install --quiet -e '.[dev]'
 	@touch $@
 
-run: venv  ## learn the digits, one batch at a time
-	$(BIN)/python examples/digits.py
+run: venv  ## ER and OCAR on digits: a table and a picture, in under two minutes
+	$(BIN)/ocar demo
 
 test: venv  ## run the fast tests (OCAR_DATA names the folder of real data sets, if there is one)
 	$(PYTEST) -n $(WORKERS)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 
 import pytest
 import torch
 
-from ocar.errors import ConfigError, InputError
+from ocar.datasets import Arrays
+from ocar.errors import ConfigError, InputError, ModelError
 from ocar.evaluate import (
+    Counts,
     Evaluated,
     Event,
     Finished,
@@ -17,9 +19,10 @@ from ocar.evaluate import (
     Summary,
     TaskEnded,
     evaluate,
+    summarize,
 )
-from ocar.streams.datasets import Arrays
-from ocar.streams.split import ClassIncremental
+from ocar.probe import probe_stream
+from ocar.streams import ClassIncremental, ConvexStream, IterableStream
 
 
 @dataclass
@@ -94,6 +97,18 @@ def brute_counts(
 
 def brute_summary(rows: list[tuple[list[int], list[int]]], test: float) -> dict[str, float]:
     """The metrics from correct counts and sizes of each evaluation."""
+
+    def right(row: tuple[list[int], list[int]], tasks: int) -> float:
+        return sum(row[0][:tasks]) / sum(row[1][:tasks])
+
+    drops, recoveries = [], []
+    for task in range(1, len(rows[-1][0])):
+        before = right([row for row in rows if len(row[0]) == task][-1], task)
+        during = [right(row, task) for row in rows if len(row[0]) == task + 1]
+        place = during.index(min(during))
+        back = [n + 1 for n in range(place, len(during)) if during[n] >= before - 1e-12]
+        drops.append(max(0.0, before - min(during)))
+        recoveries.append(0 if back[:1] == [place + 1] else back[0] if back else len(during))
     acc = [[c / n for c, n in zip(*row, strict=True)] for row in rows]
     k = len(acc[-1])
     lowest = [min(a[i] for a in acc if len(a) > i + 1) for i in range(k - 1)]
@@ -104,14 +119,19 @@ def brute_summary(rows: list[tuple[list[int], list[int]]], test: float) -> dict[
         "wc_acc": worst,
         "forgetting": [a for a in acc if len(a) == 1][-1][0] - acc[-1][0],
         "plasticity": acc[-1][-1],
+        "forgetting_mean": sum(
+            [a for a in acc if len(a) == i + 1][-1][i] - acc[-1][i] for i in range(k - 1)
+        )
+        / (k - 1),
+        "stability_gap": sum(drops) / (k - 1),
+        "recovery": sum(recoveries) / (k - 1),
     }
 
 
-def summary_values(summary: Summary) -> dict[str, float]:
-    return {
-        name: getattr(summary, name)
-        for name in ("acc", "aaa", "wc_acc", "forgetting", "plasticity")
-    }
+def summary_values(summary: Summary) -> dict[str, float | None]:
+    values = asdict(summary)
+    clocks = ("seconds", "first_task_seconds")
+    return {name: v for name, v in values.items() if name not in clocks and v is not None}
 
 
 def test_events_calls_and_metrics_of_a_whole_run() -> None:
@@ -156,6 +176,8 @@ def test_events_calls_and_metrics_of_a_whole_run() -> None:
     assert finished.correct == brute_counts(oracle, tests)
     assert finished.sizes == (14, 14, 14)
     want = brute_summary(rows, sum(finished.correct) / 42)
+    assert want["stability_gap"] > 0
+    assert want["recovery"] > 0
     assert summary_values(finished.summary) == pytest.approx(want, rel=1e-12)
     assert 0.5 < finished.summary.acc < 1  # a run on which the metrics have something to say
 
@@ -241,6 +263,9 @@ def test_seconds_leave_evaluation_out(monkeypatch: pytest.MonkeyPatch) -> None:
     batches = list(make_stream())
     want = sum(1 if batch.complete else 0.25 for batch in batches)
     assert event.summary.seconds == pytest.approx(want)
+    first = sum(1 if batch.complete else 0.25 for batch in batches if batch.task == 0)
+    assert event.summary.first_task_seconds == pytest.approx(first)
+    assert 0 < first < want
 
 
 def test_one_task_of_all_classes() -> None:
@@ -249,6 +274,17 @@ def test_one_task_of_all_classes() -> None:
     assert len(finished.correct) == 1
     assert finished.summary.wc_acc == finished.summary.plasticity
     assert finished.summary.forgetting == 0
+    # Of what there is not: a boundary, a task before the last, a probe, ...
+    undefined = {
+        "forgetting_mean",
+        "stability_gap",
+        "recovery",
+        "probe",
+        "online_acc",
+        "l_p",
+        "l_s",
+    }
+    assert {name for name, value in asdict(finished.summary).items() if value is None} == undefined
 
 
 def test_test_data_is_predicted_in_pieces() -> None:
@@ -266,7 +302,7 @@ def test_a_learner_that_knows_nothing_is_always_wrong() -> None:
 
     *_, finished = evaluate(Idle(), make_stream())
     assert isinstance(finished, Finished)
-    assert summary_values(finished.summary) == dict.fromkeys(summary_values(finished.summary), 0.0)
+    assert set(summary_values(finished.summary).values()) == {0.0}
 
 
 def test_errors_name_what_is_allowed() -> None:
@@ -285,3 +321,270 @@ def test_errors_name_what_is_allowed() -> None:
 
     with pytest.raises(InputError, match=r"predicts \(\d+, 16\) for \d+ samples"):
         list(evaluate(Wide(), make_stream()))
+
+
+# --- what a learner may ask for ---
+
+
+def test_boundaries_are_told_to_those_who_want_them() -> None:
+    @dataclass
+    class Told(NearestMean):
+        wants_boundaries: bool = True
+
+        def boundary(self) -> None:
+            self.calls.append(("boundary", 0))
+
+    learner = Told()
+    list(evaluate(learner, make_stream(), every=1000))
+    kinds = [kind for kind, _ in learner.calls]
+    assert kinds.count("boundary") == 2  # between three tasks
+    for place in (i for i, kind in enumerate(kinds) if kind == "boundary"):
+        # After the task's last batch and before the evaluation, on which it may be saved.
+        assert kinds[place - 1] in ("learn", "remember")
+        assert kinds[place + 1] == "predict"
+    quiet = Told(wants_boundaries=False)
+    list(evaluate(quiet, make_stream()))
+    assert ("boundary", 0) not in quiet.calls
+    alone = Told()
+    list(evaluate(alone, make_stream(iid=True)))
+    assert ("boundary", 0) not in alone.calls
+
+
+def test_a_boundary_counts_as_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
+    class Told(NearestMean):
+        wants_boundaries = True
+
+        def boundary(self) -> None:
+            now[0] += 3
+
+    *_, finished = evaluate(Told(), make_stream())
+    assert isinstance(finished, Finished)
+    assert finished.summary.seconds == pytest.approx(6)
+
+
+def test_validation_data_is_gathered_once() -> None:
+    stream = make_stream()
+    asked: list[int] = []
+    original = stream.validation
+
+    def validation(task: int) -> tuple[torch.Tensor, torch.Tensor]:
+        asked.append(task)
+        return original(task)
+
+    stream.validation = validation  # type: ignore[method-assign]
+    list(evaluate(NearestMean(), stream))
+    assert asked == [0, 1, 2]
+
+
+def test_validation_data_is_kept_on_the_learners_device() -> None:
+    class Seen(Exception):
+        pass
+
+    class Elsewhere(NearestMean):
+        device = torch.device("meta")
+
+        def predict(self, x: torch.Tensor) -> torch.Tensor:
+            raise Seen(x.device)
+
+    with pytest.raises(Seen) as caught:
+        list(evaluate(Elsewhere(), make_stream()))
+    assert caught.value.args == (torch.device("meta"),)
+
+
+# --- predict, then learn ---
+
+
+def test_online_accuracy_is_that_before_learning() -> None:
+    learner, oracle = NearestMean(), NearestMean()
+    *_, last, _, finished = evaluate(learner, make_stream(), online=True)
+    right = total = 0
+    for batch in make_stream():
+        right += brute_counts(oracle, [(batch.x, batch.y)])[0]
+        total += len(batch.y)
+        if batch.complete:
+            oracle.learn(batch.x, batch.y)
+    assert isinstance(last, Evaluated)
+    assert isinstance(finished, Finished)
+    assert (last.online_correct, last.seen) == (right, total)
+    assert finished.summary.online_acc == right / total
+    assert 0.3 < right / total < 0.9
+    *_, plain = evaluate(NearestMean(), make_stream())
+    assert isinstance(plain, Finished)
+    assert plain.correct == finished.correct  # looking changes nothing
+    assert plain.summary.online_acc is None
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_online_accuracy_survives_a_stop(every: int) -> None:
+    *_, whole = evaluate(NearestMean(), make_stream(), online=True, every=every)
+    learner, stream = NearestMean(), make_stream()
+    history: list[Evaluated] = []
+    for event in evaluate(learner, stream, online=True, every=every):
+        if isinstance(event, Evaluated):
+            history.append(event)
+            if len(history) == 3:
+                break
+    *_, resumed = evaluate(learner, stream, online=True, every=every, history=history)
+    assert without_seconds(resumed) == without_seconds(whole)
+
+
+def test_a_stream_without_held_out_data_is_evaluated_online() -> None:
+    pairs = [(batch.x, batch.y) for batch in make_stream()]
+    *rest, finished = evaluate(NearestMean(), IterableStream(pairs), online=True)
+    assert isinstance(finished, Finished)
+    defined = {n for n, v in asdict(finished.summary).items() if v is not None}
+    assert defined == {"online_acc", "seconds", "first_task_seconds"}
+    assert all(event.sizes == () for event in rest if isinstance(event, Evaluated))
+    with pytest.raises(InputError, match="or evaluate with online=True"):
+        list(evaluate(NearestMean(), IterableStream(pairs)))
+
+
+# --- regression ---
+
+
+class MeanTarget:
+    """Predicts the mean of the targets learned so far."""
+
+    classes = ()
+
+    def __init__(self) -> None:
+        self.y = torch.empty(0, 1)
+
+    def learn(self, x: torch.Tensor, y: torch.Tensor) -> Report:
+        self.y = torch.cat([self.y, y])
+        return Report(loss=torch.tensor(0.0))
+
+    def remember(self, x: torch.Tensor, y: torch.Tensor) -> None:
+        pass
+
+    def predict(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.y.mean() if len(self.y) else torch.tensor(0.0)).expand(len(x), 1)
+
+
+def make_regression(*, blurry: float = 0.0) -> ConvexStream:
+    return ConvexStream(tasks=3, features=4, samples=23, batch_size=5, seed=2, blurry=blurry)
+
+
+def brute_losses(stream: ConvexStream, every: int) -> tuple[list[float], list[float]]:
+    """L_p and L_s at each evaluation."""
+    new: list[float] = []
+    seen: list[float] = []
+    learned: list[float] = []
+    l_p = l_s = 0.0
+    given: list[float] = []
+    for batch in stream:
+        guess = sum(learned) / len(learned) if learned else 0.0
+        targets = batch.y[:, 0].tolist()
+        l_p += sum((y - guess) ** 2 for y in targets) / len(targets)
+        given += targets
+        if batch.complete:
+            learned += targets
+        if (batch.index + 1) % every == 0 or batch.last:
+            guess = sum(learned) / len(learned)
+            l_s += sum((y - guess) ** 2 for y in given) / len(given)
+            new.append(l_p)
+            seen.append(l_s)
+    return new, seen
+
+
+@pytest.mark.parametrize("every", [1, 4])
+@pytest.mark.parametrize("blurry", [0.0, 0.4])
+def test_regression_losses_equal_brute_force(every: int, blurry: float) -> None:
+    events = list(evaluate(MeanTarget(), make_regression(blurry=blurry), every=every))
+    got = [event for event in events if isinstance(event, Evaluated)]
+    new, seen = brute_losses(make_regression(blurry=blurry), every)
+    assert [event.l_p for event in got] == pytest.approx(new, rel=1e-5)
+    assert [event.l_s for event in got] == pytest.approx(seen, rel=1e-5)
+    assert all((event.correct, event.sizes) == ((), ()) for event in got)
+    finished = events[-1]
+    assert isinstance(finished, Finished)
+    assert (finished.summary.l_p, finished.summary.l_s) == (got[-1].l_p, got[-1].l_s)
+    defined = {n for n, v in asdict(finished.summary).items() if v is not None}
+    assert defined == {"l_p", "l_s", "seconds", "first_task_seconds"}
+    kinds = [type(event) for event in events]
+    assert kinds.count(Learned) == 12  # of 15 batches, 3 are short
+    assert kinds.count(TaskEnded) == 3
+
+
+def test_regression_goes_on_after_a_stop() -> None:
+    whole = [e for e in evaluate(MeanTarget(), make_regression()) if isinstance(e, Evaluated)]
+    for stop in range(1, len(whole) + 1):
+        learner, stream = MeanTarget(), make_regression()
+        history: list[Evaluated] = []
+        for event in evaluate(learner, stream):
+            if isinstance(event, Evaluated):
+                history.append(event)
+                if len(history) == stop:
+                    break
+        again = make_regression()
+        again.load_state_dict(stream.state_dict())
+        rest = list(evaluate(learner, again, history=history))
+        got = [*history, *(e for e in rest if isinstance(e, Evaluated))]
+        assert [(e.l_p, e.l_s, e.seen) for e in got] == [(e.l_p, e.l_s, e.seen) for e in whole]
+        assert isinstance(rest[-1], Finished)
+        assert rest[-1].summary.l_s == whole[-1].l_s
+
+
+def test_regression_is_not_probed() -> None:
+    learner = MeanTarget()
+    learner.model = torch.nn.Linear(4, 1)  # type: ignore[attr-defined]
+    *_, finished = evaluate(learner, make_regression(), probe=True)
+    assert isinstance(finished, Finished)
+    assert finished.summary.probe is None
+
+
+def test_regression_outputs_must_fit() -> None:
+    class Wide(MeanTarget):
+        def predict(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.zeros(len(x), 2)
+
+    with pytest.raises(InputError, match=r"predicts \(5, 2\) for targets of \(5, 1\)"):
+        list(evaluate(Wide(), make_regression()))
+
+
+# --- the metrics from the events alone ---
+
+
+def test_summaries_follow_from_the_events() -> None:
+    for learner, stream in (
+        (NearestMean(), make_stream()),
+        (MeanTarget(), make_regression()),
+    ):
+        events = list(evaluate(learner, stream, online=True))  # type: ignore[arg-type]
+        finished = events[-1]
+        assert isinstance(finished, Finished)
+        history = [event for event in events if isinstance(event, Evaluated)]
+        test = Counts(correct=finished.correct, sizes=finished.sizes)
+        assert summarize(history, test=test, seconds=history[-1].seconds) == finished.summary
+
+
+def test_a_probe_is_part_of_the_summary() -> None:
+    class Network:
+        """Learns nothing; its features are the images."""
+
+        classes = (0, 1, 2, 3, 4, 5)
+
+        def __init__(self) -> None:
+            self.model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(4, 6))
+
+        def learn(self, x: torch.Tensor, y: torch.Tensor) -> Report:
+            return Report(loss=torch.tensor(0.0))
+
+        def remember(self, x: torch.Tensor, y: torch.Tensor) -> None:
+            pass
+
+        def predict(self, x: torch.Tensor) -> torch.Tensor:
+            return self.model(x.float() / 255)
+
+    learner, stream = Network(), make_stream()
+    *_, finished = evaluate(learner, stream, probe=True)
+    assert isinstance(finished, Finished)
+    assert finished.probe == finished.summary.probe == probe_stream(learner, stream)
+    assert finished.summary.probe is not None
+    assert finished.summary.acc is not None
+    assert finished.summary.probe > finished.summary.acc + 0.3
+    with pytest.raises(ModelError, match="NearestMean cannot be probed"):
+        evaluate(NearestMean(), stream, probe=True)  # at once, not at the end

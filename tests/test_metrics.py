@@ -81,6 +81,156 @@ def test_metrics_equal_brute_force(drawn: tuple[Rows, list[int]]) -> None:
     )
 
 
+def brute_forgettings(rows: Rows) -> list[float]:
+    """Of each task, its accuracy when it was last current less that at the end."""
+    return [
+        [row[task] for row in rows if len(row) == task + 1][-1] - rows[-1][task]
+        for task in range(len(rows[-1]))
+    ]
+
+
+def brute_gaps(rows: Rows, sizes: list[int], level: float) -> list[tuple[int, float, int, bool]]:
+    """Task, drop, evaluations and whether it recovered, for each boundary."""
+
+    def pooled(row: list[float], tasks: int) -> float:
+        return sum(a * n for a, n in zip(row[:tasks], sizes, strict=False)) / sum(sizes[:tasks])
+
+    gaps = []
+    for task in range(1, len(rows[-1])):
+        before = pooled([row for row in rows if len(row) == task][-1], task)
+        during = [pooled(row, task) for row in rows if len(row) == task + 1]
+        lowest = min(during)
+        evaluations, recovered = 0, True
+        if lowest < level * before:
+            start = during.index(lowest)
+            back = [n for n, value in enumerate(during) if n >= start and value >= level * before]
+            recovered = bool(back)
+            evaluations = back[0] + 1 if back else len(during)
+        gaps.append((task, max(0.0, before - lowest), evaluations, recovered))
+    return gaps
+
+
+@settings(max_examples=300, deadline=None)
+@given(histories())
+def test_forgetting_and_curves_equal_brute_force(drawn: tuple[Rows, list[int]]) -> None:
+    rows, _ = drawn
+    history = metrics.history_array(rows)
+    want = brute_forgettings(rows)
+    assert metrics.task_forgetting(history).tolist() == pytest.approx(want, abs=TOLERANCE)
+    mean = metrics.mean_forgetting(history)
+    if len(want) == 1:
+        assert math.isnan(mean)
+    else:
+        assert mean == pytest.approx(sum(want[:-1]) / (len(want) - 1), abs=TOLERANCE)
+    for task in range(len(want)):
+        when, values = metrics.task_accuracy(history, task)
+        assert when.tolist() == [n for n, row in enumerate(rows) if len(row) > task]
+        assert values.tolist() == [row[task] for row in rows if len(row) > task]
+
+
+@st.composite
+def coarse_histories(draw: st.DrawFn) -> tuple[Rows, list[int]]:
+    """As ``histories``, of few values and equal sizes, so that accuracies come back exactly."""
+    tasks = draw(st.integers(1, 4))
+    value = st.sampled_from([0.0, 0.25, 0.5, 0.75, 1.0])
+    rows = [
+        draw(st.lists(value, min_size=task + 1, max_size=task + 1))
+        for task in range(tasks)
+        for _ in range(draw(st.integers(1, 6)))
+    ]
+    # Powers of two, whose means are exact: a rounding error must not decide what has recovered.
+    sizes = [1, 1, 2, 4][:tasks]
+    return rows, sizes
+
+
+@settings(max_examples=500, deadline=None)
+@given(coarse_histories(), st.sampled_from([1.0, 0.5]))
+def test_stability_gaps_equal_brute_force(drawn: tuple[Rows, list[int]], level: float) -> None:
+    rows, sizes = drawn
+    history = metrics.history_array(rows)
+    gaps = metrics.stability_gaps(history, sizes=sizes, level=level)
+    want = brute_gaps(rows, sizes, level)
+    assert [(g.task, g.evaluations, g.recovered) for g in gaps] == [
+        (t, e, r) for t, _, e, r in want
+    ]
+    assert [gap.drop for gap in gaps] == pytest.approx([drop for _, drop, _, _ in want])
+    if gaps:
+        assert metrics.mean_gap(gaps) == pytest.approx(sum(g.drop for g in gaps) / len(gaps))
+        evaluations = sum(g.evaluations for g in gaps) / len(gaps)
+        assert metrics.mean_recovery(gaps) == pytest.approx(evaluations)
+    else:
+        assert math.isnan(metrics.mean_gap(gaps))
+        assert math.isnan(metrics.mean_recovery(gaps))
+
+
+def test_a_worked_gap() -> None:
+    # Known to 0.8; falls to 0.3 and is back after five evaluations; then lost for good.
+    rows = [[0.8], [0.6, 0.1], [0.3, 0.2], [0.5, 0.5], [0.7, 0.6], [0.9, 0.7], [0.4, 0.4, 0.1]]
+    gaps = metrics.stability_gaps(metrics.history_array(rows))
+    assert [gap._asdict() for gap in gaps] == [
+        {"task": 1, "drop": pytest.approx(0.5), "evaluations": 5, "recovered": True},
+        {"task": 2, "drop": pytest.approx(0.4), "evaluations": 1, "recovered": False},
+    ]
+
+
+def test_a_rounding_error_is_no_drop() -> None:
+    # Three right in all, each time, which adds up to two different floats.
+    for rows, sizes in (
+        ([[0 / 10, 3 / 30], [3 / 10, 0 / 30, 0.0]], [10, 30, 10]),
+        ([[2 / 11, 1 / 13], [3 / 11, 0 / 13, 0.0]], [11, 13, 10]),
+        ([[3 / 15, 0 / 14], [2 / 15, 1 / 14, 0.0]], [15, 14, 10]),
+    ):
+        (gap,) = metrics.stability_gaps(metrics.history_array(rows), sizes=sizes)
+        assert (gap.evaluations, gap.recovered) == (0, True)
+        assert gap.drop == pytest.approx(0, abs=TOLERANCE)
+
+
+@settings(max_examples=300, deadline=None)
+@given(histories())
+def test_running_values_equal_those_of_the_history_so_far(drawn: tuple[Rows, list[int]]) -> None:
+    rows, sizes = drawn
+    anytime, worst = metrics.AnytimeAccuracy(), metrics.WorstCaseAccuracy()
+    forgetting = metrics.Forgetting()
+    assert math.isnan(anytime.compute())
+    assert math.isnan(worst.compute())
+    for n, row in enumerate(rows):
+        anytime.update(metrics.accuracy(row, sizes=sizes[: len(row)]))
+        worst.update(row)
+        forgetting.update(row)
+        history = metrics.history_array(rows[: n + 1])
+        aaa = metrics.average_anytime_accuracy(history, sizes=sizes[: len(row)])
+        assert anytime.compute() == pytest.approx(aaa, abs=TOLERANCE)
+        want = metrics.worst_case_accuracy(history)
+        assert worst.compute() == pytest.approx(want, abs=TOLERANCE)
+        lost = metrics.task_forgetting(history).tolist()
+        assert forgetting.compute() == pytest.approx(lost, abs=TOLERANCE)
+    with pytest.raises(InputError, match="No task may be lost"):
+        worst.update(row[:-1])
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(0, 1e6), max_size=30), st.integers(0, 30))
+def test_cumulative_losses_equal_brute_force(losses: list[float], cut: int) -> None:
+    totals = metrics.cumulative_loss(losses).tolist()
+    assert totals == pytest.approx([sum(losses[: n + 1]) for n in range(len(losses))])
+    first = metrics.CumulativeLoss()
+    for loss in losses[:cut]:
+        first.update(loss)
+    second = metrics.CumulativeLoss(first.compute())  # goes on from the middle
+    for loss in losses[cut:]:
+        second.update(loss)
+    assert second.compute() == pytest.approx(totals[-1] if totals else 0.0)
+
+
+def test_a_task_between_two_evaluations_counts_from_the_next() -> None:
+    history = metrics.history_array([[0.9], [0.5, 0.7, 0.2], [0.4, 0.6, 0.3]])
+    assert metrics.task_forgetting(history) == pytest.approx([0.5, 0.1, 0.0])
+    forgetting = metrics.Forgetting()
+    for row in ([0.9], [0.5, 0.7, 0.2], [0.4, 0.6, 0.3]):
+        forgetting.update(row)
+    assert forgetting.compute() == pytest.approx([0.5, 0.1, 0.0])
+
+
 @settings(max_examples=100, deadline=None)
 @given(histories())
 def test_bounds(drawn: tuple[Rows, list[int]]) -> None:
@@ -117,6 +267,13 @@ def test_worked_example() -> None:
 def test_wrong_histories_are_refused(history: object, message: str) -> None:
     with pytest.raises(InputError, match=message):
         metrics.worst_case_accuracy(np.asarray(history))
+
+
+def test_wrong_tasks_and_losses_are_refused() -> None:
+    with pytest.raises(InputError, match=r"Invalid task=1. Must be in 0\.\.0"):
+        metrics.task_accuracy([[0.1]], 1)
+    with pytest.raises(InputError, match=r"Must be \(steps,\)"):
+        metrics.cumulative_loss([[1.0]])
 
 
 def test_wrong_sizes_are_refused() -> None:

@@ -7,18 +7,30 @@ The names that most users need::
     logits = learner.predict(x)
     learner.save("ckpt")
     learner = ocar.load("ckpt", model)
+
+    stored = ocar.run(ocar.RunConfig(benchmark="split-digits", method="ocar"))
+
+They are imported when they are first used, so that ``import ocar`` and the command line's help do
+not wait for PyTorch.
 """
 
-from ocar.curvature import KFAC, DenseFisher
-from ocar.errors import OcarError
-from ocar.evaluate import evaluate
-from ocar.images import CropFlip, Normalize
-from ocar.learners import ER, OCAR, Learner, load, make_learner
-from ocar.memory import ClassBalancedMemory, ReservoirMemory
-from ocar.models import make_model
-from ocar.streams.benchmarks import make_stream
+import importlib
+import sys
+import types
+from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from ocar.version import __version__
+
+if TYPE_CHECKING:
+    from ocar.curvature import KFAC, DenseFisher
+    from ocar.errors import OcarError
+    from ocar.evaluate import evaluate
+    from ocar.experiment import RunConfig, run
+    from ocar.images import CropFlip, Normalize
+    from ocar.learners import ER, OCAR, Learner, load, make_learner
+    from ocar.memory import ClassBalancedMemory, ReservoirMemory
+    from ocar.models import make_model
+    from ocar.streams.benchmarks import make_stream
 
 __all__ = [
     "ER",
@@ -31,9 +43,48 @@ __all__ = [
     "Normalize",
     "OcarError",
     "ReservoirMemory",
+    "RunConfig",
+    "__version__",
     "evaluate",
     "load",
     "make_learner",
     "make_model",
     "make_stream",
+    "run",
 ]
+
+_HOMES = {
+    "ocar.curvature": ("KFAC", "DenseFisher"),
+    "ocar.errors": ("OcarError",),
+    "ocar.evaluate": ("evaluate",),
+    "ocar.experiment": ("RunConfig", "run"),
+    "ocar.images": ("CropFlip", "Normalize"),
+    "ocar.learners": ("ER", "OCAR", "Learner", "load", "make_learner"),
+    "ocar.memory": ("ClassBalancedMemory", "ReservoirMemory"),
+    "ocar.models": ("make_model",),
+    "ocar.streams.benchmarks": ("make_stream",),
+}
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+
+class _Package(types.ModuleType):
+    """This package, with its names imported at first use."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(_HOME[name]), name)
+        setattr(self, name, value)
+        return value
+
+    def __setattr__(self, name: str, value: object) -> None:
+        # Importing the module `ocar.evaluate` puts it here, where the function is meant.
+        if isinstance(value, types.ModuleType) and _HOME.get(name) == value.__name__:
+            value = getattr(value, name)
+        super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *__all__})
+
+
+sys.modules[__name__].__class__ = _Package

@@ -34,5 +34,9 @@ class CheckpointError(OcarError, ValueError):
     """A checkpoint cannot be read or does not belong to this model."""
 
 
+class RunError(OcarError, RuntimeError):
+    """A run folder is in use by another process, damaged, or of another configuration."""
+
+
 class MissingPackageError(OcarError, ImportError):
     """An optional package is needed; the message gives the command that installs it."""

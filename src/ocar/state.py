@@ -10,7 +10,8 @@ from __future__ import annotations
 import json
 import os
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,9 @@ from ocar.errors import CheckpointError
 
 FORMAT = "ocar-checkpoint"
 VERSION = 1
+
+PARTIAL = ".partial"
+"""How the name of a file ends that is being written; a killed process may leave one behind."""
 
 
 def save_state(
@@ -40,15 +44,34 @@ def save_state(
     # safetensors refuses tensors that share memory or are not contiguous.
     own = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
     target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(f".{target.name}.{os.getpid()}.partial")
+    write_whole(target, serialize(own, metadata=header))
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file so that its name stands for the old content or the new, never for a part.
+
+    Args:
+        path: The file, in a folder that exists.
+        data: The content.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
     try:
-        with partial.open("wb") as file:
-            file.write(serialize(own, metadata=header))
+        with naming(path), partial.open("wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        partial.replace(target)
+        partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Say which file it was when writing fails, which the system does not once it is open."""
+    try:
+        yield
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def load_state(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:

@@ -1,19 +1,31 @@
-"""The benchmarks by name: data, split, model and the settings of the protocol."""
+"""The benchmarks by name: data, stream, model and the settings of the protocol."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from ocar import datasets
+from ocar.datasets import Arrays
 from ocar.errors import ConfigError
 from ocar.images import CropFlip, Normalize
-from ocar.streams import datasets
-from ocar.streams.datasets import Arrays
+from ocar.streams.arrays import ArrayStream
+from ocar.streams.convex import ConvexStream
+from ocar.streams.domains import DomainIncremental
+from ocar.streams.indexed import IndexedStream
+from ocar.streams.samples import View
 from ocar.streams.split import ClassIncremental
+from ocar.streams.views import Permute, Rotate, in_views
+
+Kind = Literal["class-incremental", "domain-incremental", "regression"]
+
+CIFAR100 = Normalize(mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762))
+TINY_IMAGENET = Normalize(mean=(0.4914, 0.4822, 0.4465), std=(0.2023, 0.1994, 0.2010))
+IMAGENET = Normalize(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,17 +38,20 @@ class Benchmark:
     description: str
     """One line about it."""
 
-    loader: Callable[[Path], Arrays]
-    """From the data root to the data."""
+    kind: Kind = "class-incremental"
+    """What changes from task to task: the classes, the domain, or the function to regress."""
+
+    loader: Callable[[Path], Arrays] | None
+    """From the data root to the data; None where the data is made up, as in regression."""
 
     image_shape: tuple[int, int, int]
-    """Channels, height and width of the images."""
+    """Channels, height and width of the images; ``(1, 1, d)`` for d plain inputs."""
 
     classes: int
-    """Classes in the whole stream."""
+    """Classes in the whole stream; 0 in regression."""
 
     tasks: int
-    """Tasks, each with equally many classes."""
+    """Tasks; those of a class-incremental stream have equally many classes."""
 
     model: str
     """Name of the model, for ``make_model``."""
@@ -47,7 +62,7 @@ class Benchmark:
     passes: int
     """Gradient steps on each batch (S)."""
 
-    normalize: Normalize
+    normalize: Normalize | None
     """Normalisation of the images."""
 
     augment: CropFlip | None = None
@@ -62,19 +77,68 @@ class Benchmark:
     validation: float = 0.05
     """Part of each task's training data kept for validation."""
 
+    outputs: int = 16
+    """Outputs of the model at the start: of labels a capacity, which grows, else the targets."""
+
+    domains: tuple[str, ...] | None = None
+    """Order of the domains, where it is not that of the data set."""
+
+    views: Callable[[int], Sequence[View]] | None = None
+    """From the seed to one view a task, where domains are views of one data set."""
+
+    samples: int | None = None
+    """Training samples of each view's task."""
+
+    split_seed: int | None = None
+    """Seed of the split in training and validation data, where it is not that of the run."""
+
+    def __post_init__(self) -> None:
+        if (self.loader is None) != (self.kind == "regression"):
+            raise ConfigError(f"{self.name}: data must be loaded, but made up in regression.")
+
+    @property
+    def likelihood(self) -> Literal["categorical", "gaussian"]:
+        """What learners predict: classes, or numbers with a squared error."""
+        return "gaussian" if self.kind == "regression" else "categorical"
+
+    @property
+    def increments(self) -> Literal["classes", "domains"]:
+        """What a learner should expect to be new in a task."""
+        return "classes" if self.kind == "class-incremental" else "domains"
+
+    @property
+    def n_new(self) -> int | None:
+        """Classes that are new in each task; None where none are."""
+        return self.classes // self.tasks if self.kind == "class-incremental" else None
+
     def learner_settings(self) -> dict[str, Any]:
         """What it fixes for every learner, under the names of the learners' settings."""
-        return {
+        settings: dict[str, Any] = {
             "memory": self.memory,
             "replay_batch": self.replay_size,
             "passes": self.passes,
             "normalize": self.normalize,
             "augment": self.augment,
         }
+        if self.likelihood == "gaussian":
+            settings |= {"likelihood": self.likelihood, "memory_kind": "reservoir"}
+        return settings
+
+    def model_settings(self) -> dict[str, Any]:
+        """Its model, under the names of the arguments of ``make_model``."""
+        return {"name": self.model, "image_shape": self.image_shape, "classes": self.outputs}
 
 
 def _digits(root: Path) -> Arrays:
     return datasets.load_digits()
+
+
+def _permutations(seed: int) -> Sequence[View]:
+    return [Permute(seed, f"permutation/{task}") for task in range(20)]
+
+
+def _rotations(seed: int) -> Sequence[View]:
+    return [Rotate(180 / 20 * task) for task in range(20)]
 
 
 _ALL = (
@@ -112,7 +176,111 @@ _ALL = (
         model="slim-resnet18",
         memory=2000,
         passes=3,
-        normalize=Normalize(mean=(0.5071, 0.4865, 0.4409), std=(0.2673, 0.2564, 0.2762)),
+        normalize=CIFAR100,
+        augment=CropFlip(padding=4, flip=True),
+    ),
+    Benchmark(
+        name="split-tinyimagenet",
+        description="Tiny ImageNet, 20 tasks of 10 classes, Slim-ResNet18",
+        loader=datasets.load_tiny_imagenet,
+        image_shape=(3, 64, 64),
+        classes=200,
+        tasks=20,
+        model="slim-resnet18",
+        memory=4000,
+        passes=9,
+        normalize=TINY_IMAGENET,
+        augment=CropFlip(padding=8, flip=True),
+    ),
+    Benchmark(
+        name="clear",
+        description="CLEAR-10, 11 classes in 10 buckets of time, ResNet18",
+        kind="domain-incremental",
+        loader=datasets.load_clear10,
+        image_shape=(3, 224, 224),
+        classes=11,
+        tasks=10,
+        model="resnet18",
+        memory=2000,
+        passes=10,
+        normalize=IMAGENET,
+        # The published crop moves along the longer side, of which the cache keeps the middle.
+        augment=CropFlip(padding=0, flip=True),
+    ),
+    Benchmark(
+        name="pacs",
+        description="PACS at 64 px, 7 classes: photo, art painting, cartoon, sketch; Slim-ResNet18",
+        kind="domain-incremental",
+        loader=datasets.load_pacs,
+        domains=("photo", "art_painting", "cartoon", "sketch"),
+        split_seed=0,
+        image_shape=(3, 64, 64),
+        classes=7,
+        tasks=4,
+        model="slim-resnet18",
+        memory=500,
+        passes=3,
+        normalize=IMAGENET,
+        augment=CropFlip(padding=8, flip=True),
+    ),
+    Benchmark(
+        name="convex",
+        description="10 linear regressions of 10 inputs, 1000 samples each; needs no download",
+        kind="regression",
+        loader=None,
+        image_shape=(1, 1, 10),
+        classes=0,
+        tasks=10,
+        samples=1000,
+        model="linear",
+        outputs=1,
+        memory=500,
+        passes=1,
+        normalize=None,
+        validation=0.0,
+    ),
+    Benchmark(
+        name="permuted-mnist",
+        description="MNIST, 20 tasks of 1000 samples, each with its pixels in another order, MLP",
+        kind="domain-incremental",
+        loader=datasets.load_mnist,
+        views=_permutations,
+        samples=1000,
+        image_shape=(1, 28, 28),
+        classes=10,
+        tasks=20,
+        model="mlp",
+        memory=500,
+        passes=3,
+        normalize=Normalize(),
+    ),
+    Benchmark(
+        name="rotated-mnist",
+        description="MNIST, 20 tasks of 1000 samples, each turned 9 degrees further, MLP",
+        kind="domain-incremental",
+        loader=datasets.load_mnist,
+        views=_rotations,
+        samples=1000,
+        image_shape=(1, 28, 28),
+        classes=10,
+        tasks=20,
+        model="mlp",
+        memory=500,
+        passes=3,
+        normalize=Normalize(),
+    ),
+    Benchmark(
+        name="superclass-cifar100",
+        description="CIFAR-100's 20 superclasses, 5 tasks with a class of each, Slim-ResNet18",
+        kind="domain-incremental",
+        loader=datasets.load_cifar100_superclasses,
+        image_shape=(3, 32, 32),
+        classes=20,
+        tasks=5,
+        model="slim-resnet18",
+        memory=2000,
+        passes=3,
+        normalize=CIFAR100,
         augment=CropFlip(padding=4, flip=True),
     ),
 )
@@ -134,24 +302,62 @@ def make_stream(
     seed: int = 0,
     data_root: Path | str | None = None,
     iid: bool = False,
+    blurry: float = 0.0,
     device: torch.device | str = "cpu",
-) -> ClassIncremental:
+) -> IndexedStream:
     """The stream of a benchmark.
 
     Args:
         name: One of :data:`BENCHMARKS`.
         seed: Decides class order, validation data and the order of samples.
         data_root: Where the data sets are; ``OCAR_DATA`` or the user's data folder if not given.
-        iid: All classes in one task, the benchmark's upper reference.
+        iid: All data in one task, the benchmark's upper reference.
+        blurry: Part of each task's samples that change places with other tasks', see
+            :func:`~ocar.streams.blur.blur`.
         device: Where to keep the data and give the batches.
     """
     benchmark = get_benchmark(name)
+    if benchmark.loader is None:
+        return ConvexStream(
+            tasks=benchmark.tasks,
+            features=benchmark.image_shape[-1],
+            samples=benchmark.samples or 1000,
+            batch_size=benchmark.batch_size,
+            seed=seed,
+            iid=iid,
+            blurry=blurry,
+            device=device,
+        )
     root = datasets.data_root() if data_root is None else Path(data_root)
-    return ClassIncremental(
-        benchmark.loader(root).to(device),
-        tasks=benchmark.tasks,
-        batch_size=benchmark.batch_size,
-        validation=benchmark.validation,
-        seed=seed,
-        iid=iid,
+    return stream_over(
+        benchmark.loader(root).to(device), benchmark, seed=seed, iid=iid, blurry=blurry
+    )
+
+
+def stream_over(
+    arrays: Arrays, benchmark: Benchmark, *, seed: int = 0, iid: bool = False, blurry: float = 0.0
+) -> IndexedStream:
+    """The stream that a benchmark makes of data.
+
+    Args:
+        arrays: The data, such as ``benchmark.loader`` gives.
+        benchmark: How to make a stream of it.
+        seed: Decides class order, validation data and the order of samples.
+        iid: All data in one task.
+        blurry: Part of each task's samples that change places with other tasks'.
+    """
+    common: dict[str, Any] = {
+        "batch_size": benchmark.batch_size,
+        "validation": benchmark.validation,
+        "seed": seed,
+        "iid": iid,
+        "blurry": blurry,
+    }
+    if benchmark.kind == "class-incremental":
+        return ClassIncremental(arrays, tasks=benchmark.tasks, **common)
+    if benchmark.views is not None:
+        tasks = in_views(arrays, benchmark.views(seed), samples=benchmark.samples, seed=seed)
+        return ArrayStream(tasks, split_seed=benchmark.split_seed, **common)
+    return DomainIncremental(
+        arrays, order=benchmark.domains, split_seed=benchmark.split_seed, **common
     )

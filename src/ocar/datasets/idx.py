@@ -21,6 +21,8 @@ from ocar.errors import DataError
 _GZIP = b"\x1f\x8b"
 _UNSIGNED_BYTE = 8
 _PIECE = 1 << 20
+_MOST_VALUES = 1 << 30  # the largest known set in this format, EMNIST, has 0.55e9
+_DEFLATE = 1032  # deflate cannot make a file smaller than this times
 
 
 def read_idx(path: Path) -> npt.NDArray[np.uint8]:
@@ -36,13 +38,14 @@ def read_idx(path: Path) -> npt.NDArray[np.uint8]:
     try:
         with path.open("rb") as file:
             zipped = file.read(2) == _GZIP
+        most = path.stat().st_size * (_DEFLATE if zipped else 1)
         with gzip.open(path, "rb") if zipped else path.open("rb") as file:
-            return _parse(file, path)
+            return _parse(file, path, most=min(most, _MOST_VALUES))
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"Cannot read {path}: {error}.") from error
 
 
-def _parse(file: IO[bytes] | gzip.GzipFile, path: Path) -> npt.NDArray[np.uint8]:
+def _parse(file: IO[bytes] | gzip.GzipFile, path: Path, *, most: int) -> npt.NDArray[np.uint8]:
     magic = file.read(4)
     if len(magic) < 4 or magic[:3] != bytes((0, 0, _UNSIGNED_BYTE)) or magic[3] == 0:
         raise DataError(
@@ -54,7 +57,12 @@ def _parse(file: IO[bytes] | gzip.GzipFile, path: Path) -> npt.NDArray[np.uint8]
         raise DataError(f"{path} ends within its header: it is truncated.")
     shape = struct.unpack(f">{magic[3]}I", sizes)
     expected = math.prod(shape)
-    values = bytearray()  # in pieces, so that a wild header cannot ask for all memory at once
+    if expected > most:
+        raise DataError(
+            f"{path} should hold {expected} values by its header {shape}, "
+            f"which a file of its size cannot: at most {most}."
+        )
+    values = bytearray()  # in pieces, so that a wrong header does not cost its memory
     while len(values) <= expected and (piece := file.read(_PIECE)):
         values += piece
     if len(values) != expected:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections import Counter
-from dataclasses import FrozenInstanceError
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,19 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ocar.datasets import Arrays
 from ocar.errors import CheckpointError, ConfigError, DataError
-from ocar.images import CropFlip, Normalize
-from ocar.models import MODELS
-from ocar.streams.benchmarks import BENCHMARKS, get_benchmark, make_stream
-from ocar.streams.datasets import Arrays
+from ocar.streams.arrays import TaskArrays
 from ocar.streams.split import ClassIncremental, StreamBatch
-
-
-def real_root(inside: str) -> Path:
-    root = os.environ.get("OCAR_DATA")
-    if not root or not (Path(root) / inside).exists():
-        pytest.skip(f"OCAR_DATA is {root!r}: no {inside} under it")
-    return Path(root)
 
 
 def numbered(labels: list[int], *, test_labels: list[int] | None = None) -> Arrays:
@@ -201,64 +189,37 @@ def test_errors_name_what_is_allowed() -> None:
         ClassIncremental(numbered([0, 1] * 5, test_labels=[0, 0]), tasks=2)
 
 
-# --- benchmarks by name ---
+def test_blurry_classes_come_early_and_late() -> None:
+    arrays = numbered([0, 1, 2, 3] * 25)
+    sharp = ClassIncremental(arrays, tasks=2, seed=1)
+    stream = ClassIncremental(arrays, tasks=2, seed=1, blurry=0.2)
+    assert stream.class_order == sharp.class_order
+    for task in range(2):
+        _, y = stream.training(task)
+        foreign = [label for label in y.tolist() if label not in stream.task_classes(task)]
+        assert len(foreign) == round(0.2 * len(y))
+        for part in ("validation", "test"):  # these stay with their task
+            mine, others = (getattr(s, part)(task) for s in (stream, sharp))
+            assert places(mine[0]) == places(others[0])
+            assert set(mine[1].tolist()) <= set(stream.task_classes(task))
 
 
-def test_benchmarks_hold_the_protocol() -> None:
-    cifar = BENCHMARKS["split-cifar100"]
-    assert (cifar.tasks, cifar.memory, cifar.passes, cifar.batch_size) == (20, 2000, 3, 10)
-    assert cifar.model == "slim-resnet18"
-    assert cifar.normalize == Normalize((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762))
-    assert cifar.augment == CropFlip(padding=4, flip=True)
-    for name in ("split-mnist", "split-digits"):
-        benchmark = BENCHMARKS[name]
-        assert (benchmark.tasks, benchmark.memory, benchmark.passes) == (5, 100, 3)
-        assert benchmark.model == "mlp"
-        assert benchmark.normalize == Normalize((0.0,), (1.0,))
-        assert benchmark.augment is None
-    for name, benchmark in BENCHMARKS.items():
-        assert benchmark.name == name
-        assert benchmark.model in MODELS
-        with pytest.raises(FrozenInstanceError):
-            benchmark.memory = 1  # type: ignore[misc]
-    with pytest.raises(ConfigError, match=r"Invalid benchmark 'x'. Must be one of split-digits"):
-        get_benchmark("x")
-
-
-@pytest.mark.parametrize("iid", [False, True])
-def test_split_digits(iid: bool) -> None:
-    pytest.importorskip("sklearn")
-    stream = make_stream("split-digits", seed=1, iid=iid)
-    benchmark = BENCHMARKS["split-digits"]
-    assert stream.arrays.image_shape == benchmark.image_shape
-    assert stream.classes == benchmark.classes
-    assert stream.tasks == (1 if iid else 5)
-    trained = sum(len(batch.y) for batch in stream)
-    held_out = sum(len(stream.validation(task)[1]) for task in range(stream.tasks))
-    assert trained + held_out == len(stream.arrays.y_train)
-
-
-@pytest.mark.data
-def test_split_cifar100_follows_the_protocol() -> None:
-    root = real_root("cifar-100-python/train")
-    stream = make_stream("split-cifar100", seed=0, data_root=root)
-    counts = Counter((batch.complete, len(batch.y)) for batch in stream)
-    assert counts == {(True, 10): 4740, (False, 5): 20}
-    assert all(stream.validation(task)[0].shape == (125, 3, 32, 32) for task in range(20))
-    assert all(stream.test(task)[0].shape == (500, 3, 32, 32) for task in range(20))
-    assert [list(stream.task_classes(task)) for task in (0, 19)] == [
-        [0, 1, 2, 3, 4],
-        [95, 96, 97, 98, 99],
-    ]
-    iid = ClassIncremental(stream.arrays, tasks=20, seed=0, iid=True)
-    assert len(iid) == 4750
-    assert len(iid.validation(0)[1]) == 2500
-
-
-@pytest.mark.data
-def test_split_mnist() -> None:
-    stream = make_stream("split-mnist", seed=0, data_root=real_root("MNIST/raw"))
-    assert stream.tasks == 5
-    total = sum(len(batch.y) for batch in stream)
-    assert total + sum(len(stream.validation(task)[1]) for task in range(5)) == 60000
-    assert sum(len(stream.test(task)[1]) for task in range(5)) == 10000
+def test_validation_data_of_the_users_is_shared_out_by_class() -> None:
+    y = torch.arange(20) % 4
+    own = TaskArrays(
+        x_train=torch.arange(20.0)[:, None],
+        y_train=y,
+        x_validation=torch.arange(8.0)[:, None] + 100,
+        y_validation=torch.arange(8) % 4,
+    )
+    stream = ClassIncremental(own, tasks=2, seed=1)
+    for task in range(2):
+        originals = [stream.class_order[label] for label in stream.task_classes(task)]
+        x, labels = stream.validation(task)
+        assert [stream.class_order[label] for label in labels] == [int(v) % 4 for v in x[:, 0]]
+        assert {int(value - 100) % 4 for value in x[:, 0]} == set(originals)
+        assert len(stream.training(task)[1]) == 10  # nothing is split off
+        assert len(stream.test(task)[1]) == 0
+    targets = TaskArrays(x_train=[[1.0]] * 4, y_train=[[0.5]] * 4)
+    with pytest.raises(DataError, match=r"has targets of torch\.float32\. Must have labels"):
+        ClassIncremental(targets, tasks=2)

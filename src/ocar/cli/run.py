@@ -1,0 +1,265 @@
+"""``ocar run``: methods on a benchmark, seed by seed, each run in a folder of its own."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from ocar.cli.arguments import parse
+from ocar.cli.flags import defaults, flags_type, method_settings
+from ocar.cli.progress import make_display
+from ocar.cli.stopping import StopRequest
+from ocar.cli.tables import print_runs
+from ocar.errors import ConfigError
+from ocar.experiment import Ended, Job, RunConfig, run_many
+from ocar.learners.registry import METHODS, TRANSFORMS
+from ocar.runs import Run, read_run
+from ocar.runs.folder import CONFIG
+from ocar.streams.benchmarks import BENCHMARKS
+
+USAGE = "ocar run BENCHMARK METHOD [METHOD ...]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Run methods on a benchmark.
+
+    A run that was interrupted goes on where it was; one that is finished is not run again. Every
+    setting of a method is a flag: ``--help`` after the names lists them.
+    """
+
+    seeds: tuple[int, ...] = (0,)
+    """Seeds; one run each."""
+
+    data_root: Path | None = None
+    """Where the data sets are; by default OCAR_DATA or the user's data folder."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute; auto is the GPU if there is one."""
+
+    out: Path = Path("runs")
+    """Folder for the runs."""
+
+    transform: str | None = None
+    """Gradient transform to use with the method's loss, such as ocar."""
+
+    iid: bool = False
+    """All classes in one task, the upper reference."""
+
+    blurry: float = 0.0
+    """Part of each task's samples that change places with other tasks'."""
+
+    every: int = 1
+    """Evaluate after every so many batches; 1 is the protocol's."""
+
+    online: bool = False
+    """Also predict each batch before it is learned."""
+
+    probe: bool = True
+    """At the end, also fit a linear classifier on the features (Probed Acc)."""
+
+    max_tasks: int | None = None
+    """Stop after so many tasks."""
+
+    max_batches: int | None = None
+    """Stop after so many batches."""
+
+    workers: int | None = None
+    """Runs side by side, each in a process; by default one for each core, on a GPU one."""
+
+    threads: int | None = None
+    """Threads of each run on the CPU; by default the cores shared among the workers."""
+
+    checkpoint_every: int | None = None
+    """Save after so many batches; by default as often as costs less than 2 % of the time."""
+
+    tensorboard: bool = False
+    """Write for TensorBoard too, into each run's folder."""
+
+
+def main(command: str, arguments: list[str], *, debug: bool) -> int:
+    """Run what the arguments say.
+
+    Returns:
+        0 if every run is finished, else 1.
+    """
+    benchmark, methods, rest = _names(arguments)
+    if not methods:
+        parse(Options, rest, command=USAGE)  # prints the help or says what is wrong
+        raise ConfigError(f"A benchmark and a method are needed: {USAGE}")
+    _check_names(benchmark, methods)
+    options, settings = _parse_options(benchmark, methods, rest)
+    jobs = make_jobs(benchmark, methods, options, settings)
+    workers = count_workers(options, len(jobs))
+    again = shlex.join(["ocar", command, *arguments])
+    code = do_runs(jobs, workers=workers, again=again, debug=debug)
+    print_runs(stored(jobs))
+    return code
+
+
+def stored(jobs: Sequence[Job]) -> list[Run]:
+    """The runs of some jobs, as far as they have been begun."""
+    folders = [job.out / job.config.folder() for job in jobs]
+    return [read_run(folder) for folder in folders if (folder / CONFIG).exists()]
+
+
+def _names(arguments: Sequence[str]) -> tuple[str, list[str], list[str]]:
+    """Benchmark, methods and the rest; the names come first."""
+    count = next((i for i, a in enumerate(arguments) if a.startswith("-")), len(arguments))
+    names = list(arguments[:count])
+    return (names[0] if names else ""), names[1:], list(arguments[count:])
+
+
+def _check_names(benchmark: str, methods: Sequence[str]) -> None:
+    if benchmark not in BENCHMARKS:
+        raise ConfigError(f"Unknown benchmark {benchmark!r}. There are {', '.join(BENCHMARKS)}.")
+    for method in methods:
+        if method not in METHODS:
+            raise ConfigError(f"Unknown method {method!r}. There are {', '.join(METHODS)}.")
+    if len(set(methods)) < len(methods):
+        raise ConfigError(f"Invalid methods {' '.join(methods)}. Each can be named once.")
+
+
+def _parse_options(
+    benchmark: str, methods: Sequence[str], arguments: Sequence[str]
+) -> tuple[Options, dict[str, dict[str, Any]]]:
+    """The options, and the settings that were given, by method."""
+    transform = _find_transform(arguments)
+    settings = {method: method_settings(method, transform=transform) for method in methods}
+    values = {
+        method: defaults(benchmark, method, transform, own) for method, own in settings.items()
+    }
+    kind = _with_flags(flags_type(settings, values))
+    command = " ".join(["ocar run", benchmark, *methods])
+    parsed = parse(kind, arguments, command=command)
+    options = Options(**{f.name: getattr(parsed, f.name) for f in dataclasses.fields(Options)})
+    given = {
+        method: {name: value for name, value in parsed.settings.items() if name in own}
+        for method, own in settings.items()
+    }
+    return options, given
+
+
+def _find_transform(arguments: Sequence[str]) -> str | None:
+    """The transform that the arguments name, which decides what flags there are."""
+    for index, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        if name == "--transform":
+            following = arguments[index + 1 : index + 2]
+            transform = value if equals else (following[0] if following else "")
+            if transform not in TRANSFORMS:
+                raise ConfigError(
+                    f"Unknown transform {transform!r}. There are {', '.join(TRANSFORMS)}."
+                )
+            return transform
+    return None
+
+
+def _with_flags(flags: Any) -> Any:
+    """The options with the settings of the methods beside them."""
+    from tyro.conf import OmitArgPrefixes, arg
+
+    about = "Settings of the method; the defaults are those selected for this benchmark."
+    field = ("settings", Annotated[flags, OmitArgPrefixes, arg(help=about)])
+    kind = dataclasses.make_dataclass(
+        "Options", [field], bases=(Options,), frozen=True, kw_only=True
+    )
+    kind.__doc__ = Options.__doc__
+    return kind
+
+
+def make_jobs(
+    benchmark: str,
+    methods: Sequence[str],
+    options: Options,
+    settings: dict[str, dict[str, Any]],
+) -> list[Job]:
+    """One job for each seed and method."""
+    workers = count_workers(options, len(methods) * len(options.seeds))
+    threads = options.threads or max(1, cores() // workers)
+    jobs = []
+    for seed in options.seeds:
+        for method in methods:
+            config = RunConfig(
+                benchmark=benchmark,
+                method=method,
+                transform=options.transform,
+                settings=settings.get(method, {}),
+                seed=seed,
+                iid=options.iid,
+                blurry=options.blurry,
+                every=options.every,
+                online=options.online,
+                probe=options.probe,
+                max_tasks=options.max_tasks,
+                max_batches=options.max_batches,
+                device=options.device,
+                threads=threads,
+                checkpoint_every=options.checkpoint_every,
+                data_root=options.data_root,
+            )
+            config.resolve_device()  # now, while it is a wrong call and not a failed run
+            jobs.append(Job(config=config, out=options.out, tensorboard=options.tensorboard))
+    return jobs
+
+
+def count_workers(options: Options, jobs: int) -> int:
+    """How many runs to do side by side."""
+    if options.workers is not None and options.workers < 1:
+        raise ConfigError(f"Invalid --workers {options.workers}. Must be at least 1.")
+    if options.workers is not None:
+        return min(options.workers, jobs)
+    if options.device != "cpu":
+        import torch
+
+        if torch.cuda.is_available():
+            return 1
+    return min(cores(), jobs)
+
+
+def cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def do_runs(jobs: Sequence[Job], *, workers: int, again: str, debug: bool) -> int:
+    """Do some runs and show how they go.
+
+    Args:
+        jobs: The runs.
+        workers: How many side by side.
+        again: The command that goes on with them.
+        debug: Show the traceback of a run that fails.
+
+    Returns:
+        0 if every run is finished, else 1.
+    """
+    labels = _labels(jobs)
+    endings: dict[int, Ended] = {}
+    announced = False
+    with make_display(labels) as display, StopRequest() as stop:
+        for message in run_many(jobs, workers=workers, stop=stop):
+            display.show(message)
+            if isinstance(message, Ended):
+                endings[message.job] = message
+                if message.state == "failed":
+                    text = message.details if debug else message.error
+                    display.note(f"ocar: {labels[message.job]} failed: {text}")
+            if stop() and not announced:
+                announced = True
+                display.note("Stopping: each run is saved as soon as its batch is done.")
+    if stop():
+        sys.stderr.write(f"Stopped. The same command goes on:\n  {again}\n")
+    done = [e for e in endings.values() if e.state in ("finished", "already finished")]
+    return 0 if len(done) == len(jobs) else 1
+
+
+def _labels(jobs: Sequence[Job]) -> list[str]:
+    width = max(len(job.config.label) for job in jobs)
+    return [f"{job.config.label:{width}} seed {job.config.seed}" for job in jobs]

@@ -1,0 +1,137 @@
+"""Tables of stored runs for people to read."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+
+from ocar.errors import MissingPackageError
+from ocar.published import published
+from ocar.runs import Group, Run, Spread, groups
+
+MAIN = {
+    "acc": "Acc",
+    "aaa": "AAA",
+    "wc_acc": "WC-Acc",
+    "probe": "Probed",
+    "online_acc": "Online",
+    "l_p": "L_p",
+    "l_s": "L_s",
+    "seconds": "Train s",
+}
+"""The metrics that the paper compares, and their titles."""
+
+DETAILS = {
+    "forgetting": "Forgetting 1st",
+    "forgetting_mean": "Forgetting",
+    "plasticity": "Plasticity",
+    "stability_gap": "Gap",
+    "recovery": "Recovery",
+    "first_task_seconds": "Task 1 s",
+}
+"""The other metrics; any that are not named here follow under their own names."""
+
+NOT_PARTS = {"recovery", "l_p", "l_s", "seconds", "first_task_seconds"}
+"""Metrics that are not parts of 1, and so not shown in per cent."""
+
+
+def print_runs(runs: Sequence[Run], *, details: bool = False) -> None:
+    """Print one table a benchmark, with mean ± sample standard deviation over seeds.
+
+    Args:
+        runs: The runs.
+        details: A second table with the metrics that the paper does not compare.
+    """
+    together = groups(runs)
+    for benchmark in dict.fromkeys(group.benchmark for group in together):
+        here = [group for group in together if group.benchmark == benchmark]
+        there = dict.fromkeys(name for group in here for name in group.metrics)
+        main = {name: title for name, title in MAIN.items() if name in there}
+        print_groups(benchmark, here, main, title=f"{benchmark}: mean ± std over seeds, in %")
+        others = {name: DETAILS.get(name, name) for name in [*DETAILS, *there]}
+        others = {n: title for n, title in others.items() if n in there and n not in MAIN}
+        if details and others:
+            print_groups(benchmark, here, others, title=f"{benchmark}: stability and plasticity")
+
+
+def print_groups(
+    benchmark: str, together: Sequence[Group], metrics: Mapping[str, str], *, title: str
+) -> None:
+    """Print the table of one benchmark.
+
+    Args:
+        benchmark: Its name.
+        together: The rows.
+        metrics: The columns, with their titles.
+        title: A line above.
+    """
+    header = ["method", "seeds", *metrics.values()]
+    rows: list[list[str]] = []
+    for group in together:
+        rows.append([describe(group), seeds_text(group), *cells(group.metrics, list(metrics))])
+        printed = published(benchmark, group.label)
+        numbers = [printed.get(name) for name in metrics]
+        if any(numbers):
+            texts = ["" if n is None else f"{n.mean:.1f} ± {n.std:.1f}" for n in numbers]
+            rows.append(["  paper", "", *texts])
+    print_table(header, rows, title=title, numbers=True)
+
+
+def describe(group: Group) -> str:
+    """The method, and what was changed of its preset."""
+    changes = ", ".join(f"{name}={value}" for name, value in group.changed.items())
+    return f"{group.label} ({changes})" if changes else group.label
+
+
+def seeds_text(group: Group) -> str:
+    """How many seeds are finished, and what is with the others."""
+    states = list(group.unfinished.values())
+    others = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
+    return ", ".join([str(len(group.seeds)), *others])
+
+
+def cells(metrics: Mapping[str, Spread], names: Sequence[str]) -> list[str]:
+    """Mean ± std of each metric, as text."""
+    return ["" if name not in metrics else spread_text(name, metrics[name]) for name in names]
+
+
+def spread_text(name: str, value: Spread) -> str:
+    """Mean ± std of one metric, as text; in per cent if it is a part of 1."""
+    scale = 1 if name in NOT_PARTS else 100
+    spread = "" if value.std is None else f" ± {scale * value.std:.1f}"
+    return f"{scale * value.mean:.1f}{spread}"
+
+
+def print_table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    title: str = "",
+    numbers: bool = False,
+) -> None:
+    """Print a table to standard output: fitted to a terminal, plain and unbroken elsewhere.
+
+    Args:
+        header: Titles of the columns.
+        rows: Their texts.
+        title: A line above.
+        numbers: Whether all columns but the first hold numbers.
+    """
+    try:
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+    except ImportError as error:
+        raise MissingPackageError(
+            'The command line needs tyro and rich: pip install "ocar[cli]"'
+        ) from error
+    terminal = sys.stdout.isatty()
+    console = Console(width=None if terminal else 1000, highlight=False, soft_wrap=not terminal)
+    table = Table(box=box.SIMPLE_HEAD if terminal else None, pad_edge=False)
+    for index, column in enumerate(header):
+        table.add_column(column, justify="right" if numbers and index else "left")
+    for row in rows:
+        table.add_row(*row)
+    if title:
+        console.print(title, markup=False, style="bold")
+    console.print(table)

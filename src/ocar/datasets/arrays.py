@@ -1,0 +1,157 @@
+"""The container of a whole data set: images, labels and, where there are some, domains."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ocar.errors import DataError
+
+Labelled = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
+"""Images ``(n, channels, height, width)`` and their labels ``(n,)``."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Arrays:
+    """Training and test images with their labels.
+
+    The images of large sets are mapped from a file: they are read when they are used, and
+    writing to them changes this process's copy only.
+    """
+
+    name: str
+    """What the data set is called."""
+
+    x_train: torch.Tensor
+    """Training images ``(n, channels, height, width)``, uint8."""
+
+    y_train: torch.Tensor
+    """Their labels ``(n,)``, int64."""
+
+    x_test: torch.Tensor
+    """Test images ``(m, channels, height, width)``, uint8."""
+
+    y_test: torch.Tensor
+    """Their labels ``(m,)``, int64."""
+
+    domain_train: torch.Tensor | None = None
+    """Which domain each training image is from, ``(n,)``, int64; None without domains."""
+
+    domain_test: torch.Tensor | None = None
+    """The same for the test images, ``(m,)``."""
+
+    classes: tuple[str, ...] = ()
+    """What the labels mean; empty if the files do not say."""
+
+    domains: tuple[str, ...] = ()
+    """What the domains are called, in their natural order; empty without domains."""
+
+    def __post_init__(self) -> None:
+        for part, x, y, domain in (
+            ("train", self.x_train, self.y_train, self.domain_train),
+            ("test", self.x_test, self.y_test, self.domain_test),
+        ):
+            if x.dtype != torch.uint8 or x.dim() != 4 or len(x) == 0:
+                raise DataError(
+                    f"{self.name}: x_{part} is {x.dtype} of shape {tuple(x.shape)}. "
+                    "Must be uint8 (n, channels, height, width) with n > 0."
+                )
+            self._check_labels(f"y_{part}", y, count=len(x))
+            if (domain is None) == bool(self.domains):
+                raise DataError(
+                    f"{self.name}: {len(self.domains)} domains are named and domain_{part} is "
+                    f"{'not ' if domain is None else ''}given. Must be both or neither."
+                )
+            if domain is not None:
+                self._check_labels(f"domain_{part}", domain, count=len(x))
+                # Elsewhere the values were checked before they were moved there.
+                if domain.is_cpu and not 0 <= domain.min() <= domain.max() < len(self.domains):
+                    raise DataError(
+                        f"{self.name}: domain_{part} must be in 0..{len(self.domains) - 1}."
+                    )
+        if self.x_train.shape[1:] != self.x_test.shape[1:]:
+            raise DataError(
+                f"{self.name}: images of {tuple(self.x_train.shape[1:])} for training and of "
+                f"{tuple(self.x_test.shape[1:])} for test. Must be the same."
+            )
+
+    def _check_labels(self, part: str, y: torch.Tensor, *, count: int) -> None:
+        if y.dtype != torch.int64 or y.shape != (count,):
+            raise DataError(
+                f"{self.name}: {part} is {y.dtype} of shape {tuple(y.shape)}. "
+                f"Must be int64 ({count},), one label an image."
+            )
+
+    @property
+    def image_shape(self) -> tuple[int, int, int]:
+        """Channels, height and width of one image."""
+        _, channels, height, width = self.x_train.shape
+        return channels, height, width
+
+    def by_domain(self) -> tuple[Arrays, ...]:
+        """One data set for each domain, named after it, with the labels of the whole.
+
+        Domains whose images are side by side, as in all that are read from image files,
+        are views: nothing is copied.
+        """
+        if self.domain_train is None or self.domain_test is None:
+            raise DataError(f"{self.name} has no domains.")
+        parts = []
+        for index, domain in enumerate(self.domains):
+            train, test = (_rows(d, index) for d in (self.domain_train, self.domain_test))
+            parts.append(
+                Arrays(
+                    name=f"{self.name}/{domain}",
+                    x_train=self.x_train[train],
+                    y_train=self.y_train[train],
+                    x_test=self.x_test[test],
+                    y_test=self.y_test[test],
+                    classes=self.classes,
+                )
+            )
+        return tuple(parts)
+
+    def to(self, device: torch.device | str) -> Arrays:
+        """The same data on ``device``."""
+        domain_train, domain_test = (
+            None if domain is None else domain.to(device)
+            for domain in (self.domain_train, self.domain_test)
+        )
+        return dataclasses.replace(
+            self,
+            x_train=self.x_train.to(device),
+            y_train=self.y_train.to(device),
+            x_test=self.x_test.to(device),
+            y_test=self.y_test.to(device),
+            domain_train=domain_train,
+            domain_test=domain_test,
+        )
+
+
+def _rows(domain: torch.Tensor, index: int) -> slice | torch.Tensor:
+    rows = torch.nonzero(domain == index).flatten()
+    if len(rows) and int(rows[-1] - rows[0]) == len(rows) - 1:
+        return slice(int(rows[0]), int(rows[-1]) + 1)
+    return rows
+
+
+def from_numpy(
+    name: str, train: Labelled, test: Labelled, *, classes: tuple[str, ...] = ()
+) -> Arrays:
+    """A data set without domains; the arrays are copied where they cannot be written to."""
+    return Arrays(
+        name=name,
+        x_train=_tensor(train[0]),
+        y_train=_tensor(train[1]),
+        x_test=_tensor(test[0]),
+        y_test=_tensor(test[1]),
+        classes=classes,
+    )
+
+
+def _tensor(values: npt.NDArray[np.uint8] | npt.NDArray[np.int64]) -> torch.Tensor:
+    return torch.from_numpy(values if values.flags.writeable else values.copy())

@@ -1,0 +1,241 @@
+"""Decoded images, kept in a file and mapped into memory from it.
+
+A data set of many image files is decoded once into ``<folder>/<name>-<fingerprint>.npy``, with
+a small JSON note beside it. The fingerprint is of the source files, so that other sources give
+another file. Each is written under another name, brought to the disk and then renamed, the note
+last: an entry is whole or it is not there. The note holds size and checksum of the array, which
+are compared the first time a process uses it; a damaged entry is made again.
+
+Nothing depends on the cache: where it cannot be written, the images are decoded into memory.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import math
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ocar.state import PARTIAL, write_whole
+
+if sys.platform != "win32":
+    import fcntl
+
+Images = npt.NDArray[np.uint8]
+"""``(n, channels, height, width)``."""
+
+CACHE = ".ocar-cache"
+"""Name of the cache's folder in a data root."""
+
+_FORMAT = 1
+_compared: set[tuple[str, int, int, int]] = set()  # arrays whose checksum was compared
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """One array in the cache, there or not."""
+
+    folder: Path
+    """The cache's folder."""
+
+    name: str
+    """The data set and what else decides its shape."""
+
+    fingerprint: str
+    """Of the source files, hexadecimal."""
+
+    shape: tuple[int, ...]
+    """Shape of the array."""
+
+    @property
+    def array_path(self) -> Path:
+        """The file with the pixels."""
+        return self.folder / f"{self.name}-{self.fingerprint[:16]}.npy"
+
+    @property
+    def note_path(self) -> Path:
+        """The file that says what the other one should be."""
+        return self.array_path.with_suffix(".json")
+
+    def load(self) -> Images | None:
+        """The array, mapped copy-on-write; None if it is not there.
+
+        Raises:
+            ValueError: It is damaged.
+        """
+        try:
+            note = _read_note(self.note_path)
+            if note["fingerprint"] != self.fingerprint:
+                raise ValueError("it is of other files")
+            _compare(self.array_path, note, again=False)
+            array: Images = np.load(self.array_path, mmap_mode="c", allow_pickle=False)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        if array.dtype != np.uint8 or array.shape != self.shape:
+            raise ValueError(f"it holds {array.dtype} of {array.shape}")
+        return array
+
+    def write(self, rows: Iterator[Images]) -> None:
+        """Write the array, whose rows come one by one, then the note."""
+        header = io.BytesIO()
+        np.lib.format.write_array_header_1_0(
+            header, {"descr": "|u1", "fortran_order": False, "shape": self.shape}
+        )
+        size = header.tell() + math.prod(self.shape)
+        digest = hashlib.sha256(header.getvalue())
+        with _new_file(self.array_path) as file:
+            _reserve(file, size)
+            file.write(header.getvalue())
+            for row in rows:
+                digest.update(row.data)
+                file.write(row.data)
+        note = {
+            "format": _FORMAT,
+            "fingerprint": self.fingerprint,
+            "shape": self.shape,
+            "bytes": size,
+            "sha256": digest.hexdigest(),
+        }
+        write_whole(self.note_path, json.dumps(note).encode())
+
+
+def load_or_make(entry: Entry, make: Callable[[], Iterator[Images]]) -> Images:
+    """The array of an entry, made if it is not there.
+
+    Args:
+        entry: The entry.
+        make: Gives the array's rows one by one, ``entry.shape[0]`` of them.
+
+    Returns:
+        ``entry.shape``; writing to it does not change the file.
+    """
+    try:
+        with suppress(ValueError):
+            array = entry.load()
+            if array is not None:
+                return array
+        entry.folder.mkdir(parents=True, exist_ok=True)
+        with _alone(entry.folder):
+            try:
+                array = entry.load()  # another process may have made it meanwhile
+            except ValueError as error:
+                array = None
+                warnings.warn(
+                    f"The cache file {entry.array_path} is damaged and made again: {error}.",
+                    stacklevel=2,
+                )
+            if array is None:
+                _sweep(entry)
+                entry.write(make())
+                array = entry.load()
+            if array is not None:
+                return array
+    except OSError as error:
+        warnings.warn(
+            f"Cannot keep decoded images in {entry.folder} ({error.strerror or error}): "
+            f"{entry.name} is decoded into memory, each time.",
+            stacklevel=2,
+        )
+    array = np.empty(entry.shape, dtype=np.uint8)
+    for place, row in enumerate(make()):
+        array[place] = row
+    return array
+
+
+def verify_cache(folder: Path, name: str) -> str:
+    """Compare all entries of a data set, of any image size, with their checksums.
+
+    Returns:
+        What is wrong with the first damaged one; empty if nothing is.
+    """
+    for path in sorted(folder.glob("*.json")):
+        if not re.fullmatch(rf"{re.escape(name)}-\d+-[0-9a-f]{{16}}\.json", path.name):
+            continue
+        try:
+            _compare(path.with_suffix(".npy"), _read_note(path), again=True)
+        except (OSError, ValueError) as error:
+            return f"The cache file {path.with_suffix('.npy')} is damaged: {error}."
+    return ""
+
+
+def _read_note(path: Path) -> dict[str, Any]:
+    note = json.loads(path.read_bytes())
+    wanted = {"format": int, "fingerprint": str, "shape": list, "bytes": int, "sha256": str}
+    if not isinstance(note, dict) or note.keys() != wanted.keys():
+        raise ValueError(f"{path.name} is no note of a cache file")
+    if not all(isinstance(note[key], kind) for key, kind in wanted.items()):
+        raise ValueError(f"{path.name} is no note of a cache file")
+    if note["format"] != _FORMAT:
+        raise ValueError(f"it has format {note['format']}, not {_FORMAT}")
+    return note
+
+
+def _compare(path: Path, note: Mapping[str, Any], *, again: bool) -> None:
+    """Raise ValueError if an array is not as noted; hashed once a process, or ``again``."""
+    with path.open("rb") as file:
+        info = os.fstat(file.fileno())
+        if info.st_size != note["bytes"]:
+            raise ValueError(f"it has {info.st_size} bytes, not {note['bytes']}")
+        key = (str(path), info.st_ino, info.st_size, info.st_mtime_ns)
+        if key in _compared and not again:
+            return
+        if hashlib.file_digest(file, "sha256").hexdigest() != note["sha256"]:
+            _compared.discard(key)
+            raise ValueError("its checksum is wrong")
+        _compared.add(key)
+
+
+@contextmanager
+def _new_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file that gets its name once it is written and on the disk."""
+    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
+    try:
+        with partial.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def _reserve(file: IO[bytes], size: int) -> None:
+    """Fail now, not after minutes of decoding, if the disk has not so many bytes left."""
+    if not hasattr(os, "posix_fallocate"):
+        return
+    try:
+        os.posix_fallocate(file.fileno(), 0, size)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # this file system cannot
+            raise
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Wait until no other process fills the cache; each would do the same work."""
+    with (folder / ".lock").open("ab") as file:
+        if sys.platform != "win32":
+            with suppress(OSError):  # some network file systems have no locks
+                fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _sweep(entry: Entry) -> None:
+    """Remove entries of this data set from other sources, and what killed processes left."""
+    for path in entry.folder.iterdir():
+        left = path.name.endswith(PARTIAL) and path.name.startswith(f".{entry.name}-")
+        if left or re.fullmatch(rf"{re.escape(entry.name)}-[0-9a-f]{{16}}\.(npy|json)", path.name):
+            path.unlink(missing_ok=True)

@@ -1,0 +1,111 @@
+"""Tiny ImageNet, from the official folder or zip.
+
+``train/<wnid>/images/*.JPEG`` to train on; the official ``val/images`` with the labels in
+``val/val_annotations.txt`` to test on, since the labels of ``test`` were never published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ocar.datasets.arrays import Arrays
+from ocar.datasets.cache import CACHE
+from ocar.datasets.finding import Finding
+from ocar.datasets.imageset import ImageSet, find_images
+from ocar.datasets.paths import check_inside
+from ocar.datasets.pictures import Picture, is_picture
+from ocar.datasets.tree import Tree, locate_tree, open_tree
+from ocar.errors import DataError
+
+_FOLDER = "tiny-imagenet-200"
+_ARCHIVE = "tiny-imagenet-200.zip"
+_MD5 = "90528d7ca1a48142e341f4ef8d21d0de"  # avalanche/benchmarks/datasets/tiny_imagenet
+_TRAIN, _TEST = 100_000, 10_000
+
+HOW_TO_GET = (
+    f"Put http://cs231n.stanford.edu/{_ARCHIVE}, unpacked or not, in the data root. "
+    "For non-commercial research."
+)
+
+
+def load_tiny_imagenet(root: Path | str, *, size: int = 64) -> Arrays:
+    """Tiny ImageNet, 100,000 training and 10,000 test images of 200 classes.
+
+    A folder that holds a sample of it is read as it is.
+
+    Args:
+        root: The data root, with ``tiny-imagenet-200`` or ``tiny-imagenet-200.zip``.
+        size: Height and width of the images; they are published with 64.
+    """
+    with _open(Path(root)) as images:
+        return images.load(size, Path(root) / CACHE)
+
+
+def find_tiny_imagenet(root: Path, *, deep: bool = False) -> Finding:
+    """What is there of it; with ``deep``, every image is decoded."""
+    where = locate_tree(root, folder=_FOLDER, archive=_ARCHIVE)
+    if where is None:
+        return Finding.missing(root / _ARCHIVE)
+    return find_images(
+        _open(root),
+        where=where,
+        archives={where: _MD5} if where.name == _ARCHIVE else {},
+        count=_count,
+        cache=root / CACHE,
+        deep=deep,
+    )
+
+
+def _count(images: ImageSet) -> str:
+    train, test = len(images.train), len(images.test)
+    if (train, test) == (_TRAIN, _TEST):
+        return ""
+    return f"A sample: {train:,} of {_TRAIN:,} training and {test:,} of {_TEST:,} test images."
+
+
+@contextmanager
+def _open(root: Path) -> Iterator[ImageSet]:
+    tree = open_tree(root, folder=_FOLDER, archive=_ARCHIVE)
+    if tree is None:
+        raise DataError(f"No Tiny ImageNet {root / _FOLDER} or {root / _ARCHIVE}. {HOW_TO_GET}")
+    with tree:
+        train = [
+            (name.split("/")[1], name, stamp)
+            for name, stamp in tree.files("train").items()
+            if is_picture(name) and name.count("/") >= 2
+        ]
+        classes = tuple(sorted({wnid for wnid, _, _ in train}))
+        numbers = {wnid: number for number, wnid in enumerate(classes)}
+        yield ImageSet(
+            name="tiny-imagenet",
+            train=[Picture(tree, name, stamp, numbers[wnid]) for wnid, name, stamp in train],
+            test=_annotated(tree, numbers),
+            classes=classes,
+        )
+
+
+def _annotated(tree: Tree, numbers: dict[str, int]) -> list[Picture]:
+    """Test pictures, those of them that are there."""
+    where = "val/val_annotations.txt"
+    there = {n: s for n, s in tree.files("val/images").items() if is_picture(n)}
+    pictures = []
+    for number, line in enumerate(tree.read(where).decode("utf-8", "replace").splitlines(), 1):
+        fields = line.split("\t")
+        if len(fields) < 2:
+            raise DataError(
+                f"{tree.locate(where)}, line {number}: {line!r}. Must be a file and its class."
+            )
+        file, wnid = fields[:2]
+        check_inside(file, tree.locate(where))
+        name = f"val/images/{file}"
+        stamp = there.pop(name, None)
+        if stamp is None:
+            continue
+        if wnid not in numbers:
+            raise DataError(f"{tree.locate(where)}, line {number}: no training images of {wnid!r}.")
+        pictures.append(Picture(tree, name, stamp, numbers[wnid]))
+    if there:
+        raise DataError(f"{tree.locate(where)} has no class for {min(there)}: it is truncated.")
+    return pictures

@@ -1,0 +1,35 @@
+"""The loop of online continual learning: learn a batch, then say how good the learner is now.
+
+:func:`evaluate` is a generator of events and does nothing else: no file is written and nothing
+is printed. Progress bars, logs and checkpoints listen to the events. When one arrives, learner
+and stream are at rest; the one to save them on is ``Evaluated``, with which a batch is done.
+"""
+
+from ocar.evaluate.loop import OnlineLearner, evaluate
+from ocar.evaluate.summary import summarize
+from ocar.events import (
+    Counts,
+    Evaluated,
+    Event,
+    Finished,
+    Learned,
+    StepReport,
+    Summary,
+    TaskEnded,
+)
+from ocar.streams.base import TaskStream
+
+__all__ = [
+    "Counts",
+    "Evaluated",
+    "Event",
+    "Finished",
+    "Learned",
+    "OnlineLearner",
+    "StepReport",
+    "Summary",
+    "TaskEnded",
+    "TaskStream",
+    "evaluate",
+    "summarize",
+]

@@ -1,0 +1,25 @@
+"""One configuration to one run folder, which goes on where it was left."""
+
+from ocar.experiment.config import RunConfig
+from ocar.experiment.events import AlreadyFinished, Recorded, RunEvent, Saved, Started, Stopped
+from ocar.experiment.loop import run, run_events
+from ocar.experiment.many import Ended, Job, Message, Progress, run_many
+from ocar.experiment.tensorboard import TensorBoard
+
+__all__ = [
+    "AlreadyFinished",
+    "Ended",
+    "Job",
+    "Message",
+    "Progress",
+    "Recorded",
+    "RunConfig",
+    "RunEvent",
+    "Saved",
+    "Started",
+    "Stopped",
+    "TensorBoard",
+    "run",
+    "run_events",
+    "run_many",
+]

@@ -1,0 +1,83 @@
+"""The beginning of a stream as a stream of its own."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+from ocar.errors import CheckpointError
+from ocar.streams.base import Labelled, StreamBatch, TaskStream
+
+
+class Limited:
+    """A stream that ends early: after so many tasks or batches, whichever comes first.
+
+    Its last batch counts as the last one of its task.
+
+    Args:
+        stream: The whole stream.
+        max_tasks: Tasks to keep; all if not given.
+        max_batches: Batches to keep; all if not given.
+    """
+
+    def __init__(
+        self, stream: TaskStream, *, max_tasks: int | None = None, max_batches: int | None = None
+    ) -> None:
+        self.stream = stream
+        self.max_tasks = min(stream.tasks, max_tasks or stream.tasks)
+        self.max_batches = max_batches
+        self._position = 0
+        self._begun = 0
+        self._ended = False
+
+    @property
+    def tasks(self) -> int:
+        """Number of tasks; of those that have begun, where batches are limited."""
+        return self.max_tasks if self.max_batches is None else self._begun
+
+    def __len__(self) -> int:
+        """Batches, as if those of the whole stream were evenly spread over its tasks."""
+        whole = operator.length_hint(self.stream)
+        return min(whole * self.max_tasks // self.stream.tasks, self.max_batches or whole)
+
+    def __iter__(self) -> Iterator[StreamBatch]:
+        """The batches that are left."""
+        if self._ended:
+            return
+        for batch in self.stream:
+            self._position = batch.index + 1
+            self._begun = batch.task + 1
+            cut = self._position == self.max_batches
+            self._ended = cut or (batch.last and self._begun == self.max_tasks)
+            yield replace(batch, last=True) if cut else batch
+            if self._ended:
+                return
+
+    def training(self, task: int, /) -> Labelled:
+        """All that one task gives to learn from; more than is given where batches are limited."""
+        return self.stream.training(task)
+
+    def validation(self, task: int, /) -> Labelled:
+        """Validation samples of one task."""
+        return self.stream.validation(task)
+
+    def test(self, task: int, /) -> Labelled:
+        """Test samples of one task."""
+        return self.stream.test(task)
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the stream stands."""
+        own = {"begun": self._begun, "ended": int(self._ended), "at": self._position}
+        return {f"limited.{k}": v for k, v in own.items()} | self.stream.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, int], /) -> None:
+        """Go to where a stream made with the same arguments stood."""
+        rest = dict(state)
+        try:
+            self._begun = rest.pop("limited.begun")
+            self._ended = bool(rest.pop("limited.ended"))
+            self._position = rest.pop("limited.at")
+        except KeyError as error:
+            raise CheckpointError(f"The state is not of a limited stream: no {error}.") from error
+        self.stream.load_state_dict(rest)

@@ -1,0 +1,85 @@
+"""What made a run: versions, device, revision of the source, command."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ocar.version import __version__
+
+PACKAGES = ("numpy", "safetensors", "Pillow", "scikit-learn")
+
+
+def describe_process(device: torch.device) -> dict[str, Any]:
+    """What a run folder says of the process that writes it."""
+    return {
+        "versions": versions(),
+        "device": describe_device(device),
+        "git": source_revision(),
+        "command": sys.argv,
+        "time": now(),
+    }
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python and of the packages that decide the numbers, where installed."""
+    found = {"ocar": __version__, "python": platform.python_version(), "torch": torch.__version__}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def describe_device(device: torch.device) -> dict[str, str]:
+    """Kind and name of a device."""
+    if device.type == "cuda":
+        return {"type": "cuda", "name": torch.cuda.get_device_name(device)}
+    return {"type": device.type, "name": _processor(), "machine": platform.machine()}
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def source_revision() -> dict[str, Any] | None:
+    """Revision of the checkout that this package runs from; None where it is not in one."""
+    package = Path(__file__).resolve().parents[1]
+    # A package installed inside somebody's checkout is not part of it.
+    if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
+        return None
+    revision = _git(package, "rev-parse", "HEAD")
+    changes = _git(package, "status", "--porcelain", "--untracked-files=no")
+    return None if revision is None else {"revision": revision, "changed": bool(changes)}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        ended = subprocess.run(
+            ["git", "-C", str(folder), *arguments],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return ended.stdout.strip() if ended.returncode == 0 else None
+
+
+def now() -> str:
+    """The time, in UTC, as ISO 8601 to the second."""
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

@@ -1,0 +1,131 @@
+"""Stored runs: what a run folder says, read while or after somebody writes it."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ocar.errors import RunError
+from ocar.events import Evaluated, Summary
+from ocar.runs.folder import CHECKPOINT, CONFIG, METRICS, STATUS, read_json
+from ocar.runs.records import evaluations, parse_lines, summary_of
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """A run folder, as it was when it was read."""
+
+    path: Path
+    """The folder."""
+
+    document: Mapping[str, Any]
+    """All of ``config.json``."""
+
+    records: list[dict[str, Any]]
+    """The whole lines of ``metrics.jsonl``."""
+
+    status: Mapping[str, Any]
+    """All of ``status.json``; empty if there is none."""
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        """What decides the numbers, beside the seed."""
+        return self.document["config"]
+
+    @property
+    def benchmark(self) -> str:
+        """Name of the benchmark."""
+        return str(self.config["benchmark"])
+
+    @property
+    def label(self) -> str:
+        """Name of the method, as in a table; ``er-iid`` for ER with all classes in one task."""
+        return str(self.document["label"])
+
+    @property
+    def hash(self) -> str:
+        """What the configuration is known by."""
+        return str(self.document["hash"])
+
+    @property
+    def seed(self) -> int:
+        """The seed."""
+        return int(self.document["seed"])
+
+    @property
+    def checkpoint(self) -> Path:
+        """The checkpoint; the final state of the learner once the run is finished."""
+        return self.path / CHECKPOINT
+
+    @cached_property
+    def history(self) -> tuple[Evaluated, ...]:
+        """Every evaluation so far."""
+        return evaluations(self.records)
+
+    @cached_property
+    def summary(self) -> Summary | None:
+        """The metrics, computed anew from the lines; None if the run is not finished."""
+        return summary_of(self.records)
+
+    @property
+    def state(self) -> str:
+        """``finished``, ``running``, ``stopped``, ``failed``, or ``killed``."""
+        if self.summary is not None:
+            return "finished"
+        said = str(self.status.get("state", "killed"))
+        if said in ("running", "finished"):  # the last process had no time to say otherwise
+            return "running" if self._alive() else "killed"
+        return said
+
+    def _alive(self) -> bool:
+        if self.status.get("host") != platform.node():
+            return True  # not to be known from here
+        try:
+            os.kill(int(self.status["pid"]), 0)
+        except ProcessLookupError:
+            return False
+        except OSError:
+            return True
+        return True
+
+
+def read_run(path: Path) -> Run:
+    """Read a run folder.
+
+    Raises:
+        RunError: It is none, or a file in it is damaged.
+    """
+    document = read_json(path / CONFIG)
+    missing = sorted({"config", "label", "hash", "seed"} - document.keys())
+    if missing:
+        raise RunError(f"{path / CONFIG} is not of a run: it lacks {', '.join(missing)}.")
+    metrics = path / METRICS
+    data = metrics.read_bytes() if metrics.exists() else b""
+    status = read_json(path / STATUS) if (path / STATUS).exists() else {}
+    return Run(path=path, document=document, records=parse_lines(data, metrics), status=status)
+
+
+def run_folders(root: Path) -> list[Path]:
+    """Every run folder in a folder and in those below it, in the order of their paths.
+
+    Raises:
+        RunError: The folder does not exist.
+    """
+    if not root.is_dir():
+        raise RunError(f"There is no folder {root}.")
+    folders = sorted(config.parent for config in root.rglob(CONFIG))
+    return [f for f in folders if (f / METRICS).exists() or (f / STATUS).exists()]
+
+
+def find_runs(root: Path) -> list[Run]:
+    """Every run in a folder and in those below it, in the order of their paths.
+
+    Raises:
+        RunError: The folder does not exist, or a run in it is damaged.
+    """
+    return [read_run(folder) for folder in run_folders(root)]

@@ -1,0 +1,202 @@
+"""Streams over a user's own arrays, one data set a task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from ocar.errors import ConfigError, DataError
+from ocar.streams.indexed import IndexedStream, Part
+from ocar.streams.samples import Samples, Source, View
+
+_PARTS = ("train", "validation", "test")
+
+
+class LabelledSet(Protocol):
+    """Training and test data with labels, such as the data sets of ``ocar.datasets``."""
+
+    @property
+    def name(self) -> str:
+        """What it is called."""
+
+    @property
+    def x_train(self) -> Tensor:
+        """Training samples ``(n, ...)``."""
+
+    @property
+    def y_train(self) -> Tensor:
+        """Their labels ``(n,)``."""
+
+    @property
+    def x_test(self) -> Tensor:
+        """Test samples ``(m, ...)``."""
+
+    @property
+    def y_test(self) -> Tensor:
+        """Their labels ``(m,)``."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TaskArrays:
+    """The data of one task, as tensors or as anything that ``torch.as_tensor`` takes."""
+
+    name: str = "task"
+    """What it is called."""
+
+    x_train: Any
+    """Samples ``(n, ...)``, uint8 or floating point."""
+
+    y_train: Any
+    """Their labels ``(n,)``, integers, or regression targets ``(n, outputs)``, floating point."""
+
+    x_test: Any = None
+    """Test samples, if there are any."""
+
+    y_test: Any = None
+    """Their labels or targets."""
+
+    x_validation: Any = None
+    """Validation samples; a part of the training data is taken if they are not given."""
+
+    y_validation: Any = None
+    """Their labels or targets."""
+
+    view: View | None = None
+    """How all these samples are shown: a function of ``(n, ...)`` to the same shape and type."""
+
+    def __post_init__(self) -> None:
+        for part in _PARTS:
+            x, y = getattr(self, f"x_{part}"), getattr(self, f"y_{part}")
+            if (x is None) != (y is None):
+                raise DataError(f"{self.name}: x_{part} and y_{part} must both be given, or none.")
+            if x is not None:
+                x, y = _checked(torch.as_tensor(x), torch.as_tensor(y), f"{self.name}, {part}")
+                object.__setattr__(self, f"x_{part}", x)
+                object.__setattr__(self, f"y_{part}", y)
+
+    def source(self, part: str) -> Source | None:
+        """Samples of ``"train"``, ``"validation"`` or ``"test"``; None where there are none."""
+        x = getattr(self, f"x_{part}")
+        return None if x is None else Source(x=x, y=getattr(self, f"y_{part}"), view=self.view)
+
+    def to(self, device: torch.device | str) -> TaskArrays:
+        """The same data on ``device``."""
+        names = [f"{axis}_{part}" for axis in "xy" for part in _PARTS]
+        tensors = {name: getattr(self, name) for name in names}
+        moved = {name: None if t is None else t.to(device) for name, t in tensors.items()}
+        return TaskArrays(name=self.name, view=self.view, **moved)
+
+
+def as_task(arrays: LabelledSet | TaskArrays) -> TaskArrays:
+    """A data set as the data of one task."""
+    if isinstance(arrays, TaskArrays):
+        return arrays
+    return TaskArrays(
+        name=arrays.name,
+        x_train=arrays.x_train,
+        y_train=arrays.y_train,
+        x_test=arrays.x_test,
+        y_test=arrays.y_test,
+    )
+
+
+class ArrayStream(IndexedStream):
+    """A stream over the user's own arrays, one task after another.
+
+    Labels are taken as they are. Each task keeps a random part of its training data for
+    validation, unless it brings validation data.
+
+    Args:
+        tasks: The data of each task.
+        batch_size: Samples in a complete batch.
+        validation: Part of a task's training data that is kept for validation.
+        seed: Decides the order of samples and, without ``split_seed``, which are validation data.
+        split_seed: Decides the validation data alone, so that it is the same for every seed.
+        iid: Put all tasks' data in one task.
+        blurry: Part of each task's samples that change places with other tasks'.
+        shuffle: Whether a task's samples come in random order, or as they are in the arrays.
+    """
+
+    def __init__(
+        self,
+        tasks: Sequence[LabelledSet | TaskArrays],
+        *,
+        batch_size: int = 10,
+        validation: float = 0.05,
+        seed: int = 0,
+        split_seed: int | None = None,
+        iid: bool = False,
+        blurry: float = 0.0,
+        shuffle: bool = True,
+    ) -> None:
+        if not tasks:
+            raise ConfigError("A stream must have at least one task; given none.")
+        given = [as_task(task) for task in tasks]
+        self.names: tuple[str, ...] = tuple(task.name for task in given)
+        self.iid = iid
+        train = Samples([Source(x=t.x_train, y=t.y_train, view=t.view) for t in given])
+        rows = [train.rows_of(task) for task in range(len(given))]
+        validation_parts, test_parts = (
+            _parts([task.source(part) for task in given], train, part, iid)
+            for part in ("validation", "test")
+        )
+        super().__init__(
+            train,
+            [torch.cat(rows)] if iid else rows,
+            test=test_parts,
+            own_validation=validation_parts,
+            batch_size=batch_size,
+            validation=validation,
+            seed=seed,
+            split_seed=split_seed,
+            blurry=blurry,
+            shuffle=shuffle,
+            name=", ".join(dict.fromkeys(self.names)),
+        )
+
+
+def _parts(
+    sources: Sequence[Source | None], train: Samples, what: str, iid: bool
+) -> list[Part | None]:
+    """The held-out data of each task, or of all in one."""
+    found = [source for source in sources if source is not None]
+    if not found:
+        return [None] if iid else [None] * len(sources)
+    if iid and len(found) < len(sources):
+        missing = [place for place, source in enumerate(sources) if source is None]
+        raise ConfigError(f"Task {missing[0]} has no {what} data, others have: no task of all.")
+    Samples([train.sources[0], *found])  # of one shape and type
+    if iid:
+        joined = Samples(found)
+        return [Part(joined, torch.arange(len(joined)))]
+    return [
+        None if source is None else Part(Samples([source]), torch.arange(len(source.y)))
+        for source in sources
+    ]
+
+
+def _checked(x: Tensor, y: Tensor, name: str) -> tuple[Tensor, Tensor]:
+    """Samples and labels that fit, labels as int64."""
+    if x.dim() < 2 or len(x) == 0 or not (x.dtype == torch.uint8 or x.is_floating_point()):
+        raise DataError(
+            f"{name}: x is {x.dtype} of shape {tuple(x.shape)}. "
+            "Must be uint8 or floating point (n, ...) with n > 0."
+        )
+    if y.shape[:1] != x.shape[:1]:
+        raise DataError(f"{name}: y has shape {tuple(y.shape)}. Must start with {len(x)}, as x.")
+    if y.is_floating_point():
+        if y.dim() != 2:
+            raise DataError(
+                f"{name}: y is {y.dtype} of shape {tuple(y.shape)}. "
+                "Regression targets must be (n, outputs)."
+            )
+        return x, y
+    if y.dim() != 1 or y.is_complex() or y.dtype == torch.bool:
+        raise DataError(
+            f"{name}: y is {y.dtype} of shape {tuple(y.shape)}. Labels must be integers (n,)."
+        )
+    return x, y.long()

@@ -1,0 +1,95 @@
+"""The paper's convex stream: one linear regression after another.
+
+From its appendix "Qualitative Experiment": ten tasks of 1000 samples with ten inputs and one
+output; each task has its own multivariate normal for the inputs and its own true weights. What
+it leaves open is chosen here so that inputs and targets are of the order of one:
+
+    μ ~ N(0, I),   Σ = A Aᵀ / d + 0.1 I with A_ij ~ N(0, 1),   w ~ N(0, I / d),
+    x ~ N(μ, Σ),   y = wᵀx + ε,   ε ~ N(0, noise²).
+
+The data are those of ``data_seed``; as in the paper, runs with other seeds see the same data,
+in another order.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ocar.errors import ConfigError
+from ocar.rng import make_generator
+from ocar.streams.arrays import ArrayStream, TaskArrays
+
+
+class ConvexStream(ArrayStream):
+    """Linear-regression tasks, without validation or test data.
+
+    Args:
+        tasks: How many tasks.
+        features: Inputs of the regression.
+        samples: Samples of each task.
+        noise: Standard deviation of what the true weights do not explain.
+        batch_size: Samples in a complete batch.
+        seed: Decides the order of the samples in each task.
+        data_seed: Decides the data.
+        iid: Put all tasks' samples in one task.
+        blurry: Part of each task's samples that change places with other tasks'.
+        device: Where to keep the data and give the batches.
+
+    Attributes:
+        weights: The true weights of each task, ``(tasks, features)``.
+    """
+
+    def __init__(
+        self,
+        *,
+        tasks: int = 10,
+        features: int = 10,
+        samples: int = 1000,
+        noise: float = 0.1,
+        batch_size: int = 10,
+        seed: int = 0,
+        data_seed: int = 0,
+        iid: bool = False,
+        blurry: float = 0.0,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if min(tasks, features, samples) < 1 or noise < 0:
+            raise ConfigError(
+                f"Invalid {tasks=}, {features=}, {samples=}, {noise=}. Must be at least 1, and "
+                "the noise at least 0."
+            )
+        made = [
+            _make_task(make_generator(data_seed, f"convex/{task}"), features, samples, noise)
+            for task in range(tasks)
+        ]
+        self.weights = torch.stack([weight for _, _, weight in made]).to(device)
+        super().__init__(
+            [
+                TaskArrays(name="convex", x_train=x.to(device), y_train=y.to(device))
+                for x, y, _ in made
+            ],
+            batch_size=batch_size,
+            validation=0.0,
+            seed=seed,
+            iid=iid,
+            blurry=blurry,
+        )
+
+
+def _make_task(
+    generator: torch.Generator, features: int, samples: int, noise: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Inputs ``(samples, features)``, targets ``(samples, 1)``, true weights ``(features,)``."""
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator, dtype=torch.float64)
+
+    mean, mixing = normal(features), normal(features, features)
+    covariance = mixing @ mixing.T / features + 0.1 * torch.eye(features, dtype=torch.float64)
+    weight = normal(features) / math.sqrt(features)
+    x = mean + normal(samples, features) @ torch.linalg.cholesky(covariance).T
+    y = x @ weight[:, None] + noise * normal(samples, 1)
+    return x.float(), y.float(), weight.float()

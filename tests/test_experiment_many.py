@@ -1,0 +1,107 @@
+"""Several runs: side by side or one after another the same; one that fails leaves the others."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from stored_runs import assert_same_run, small
+
+from ocar.experiment import Ended, Job, Message, Progress, run_many
+from ocar.runs import read_run
+
+
+def jobs(out: Path, *configs: dict[str, Any]) -> list[Job]:
+    return [Job(config=small(probe=False, **values), out=out) for values in configs]
+
+
+def ends(messages: Iterator[Message]) -> dict[int, str]:
+    return {m.job: m.state for m in messages if isinstance(m, Ended)}
+
+
+def test_runs_one_after_another(tmp_path: Path) -> None:
+    todo = jobs(tmp_path, {"seed": 0, "max_batches": 3}, {"seed": 1, "max_batches": 3})
+    messages = list(run_many(todo))
+    assert [m.job for m in messages if isinstance(m, Ended)] == [0, 1]
+    first = messages[0]
+    assert isinstance(first, Progress)
+    assert (first.done, first.batches, first.resumed) == (0, 3, 0)
+    assert ends(run_many(todo)) == {0: "already finished", 1: "already finished"}
+    last = [m for m in messages if isinstance(m, Ended)][-1]
+    assert last.metrics["acc"] is not None
+
+
+def test_a_run_that_fails_leaves_the_others_alone(tmp_path: Path) -> None:
+    todo = jobs(tmp_path, {"settings": {"lr": 1e30}}, {"max_batches": 3})
+    endings = [m for m in run_many(todo) if isinstance(m, Ended)]
+    assert [m.state for m in endings] == ["failed", "finished"]
+    assert endings[0].error.startswith("The loss is")
+    assert "Traceback" in endings[0].details
+
+
+def test_a_request_to_stop_is_heard(tmp_path: Path) -> None:
+    asked = False
+
+    def stop() -> bool:
+        return asked
+
+    seen: list[Message] = []
+    for message in run_many(jobs(tmp_path, {"seed": 0}, {"seed": 1}), stop=stop):
+        seen.append(message)
+        asked = asked or (isinstance(message, Progress) and message.done > 0)
+    assert ends(iter(seen)) == {0: "stopped"}
+
+
+def test_workers(tmp_path: Path) -> None:
+    """The same runs as alone; one fails, one is killed, one is asked to stop, one never begins."""
+    er, ocar = {"max_batches": 20}, {"max_batches": 20, "method": "ocar"}
+    slow = {"settings": {"passes": 100}}
+    alone = jobs(tmp_path / "alone", er, ocar)
+    assert ends(run_many(alone)) == {0: "finished", 1: "finished"}
+    failing = {"settings": {"lr": 1e30}}
+    slowly = [{**slow, "seed": seed} for seed in range(3)]
+    beside = jobs(tmp_path / "beside", er, ocar, failing, *slowly)
+    killed: list[int] = []
+    seen: list[Message] = []
+    for message in run_many(beside, workers=2, stop=lambda: bool(killed)):
+        seen.append(message)
+        begun = {m.job for m in seen if isinstance(m, Progress) and m.done > 0}
+        if begun >= {3, 4} and not killed:
+            killed.append(int(read_run(beside[3].out / beside[3].config.folder()).status["pid"]))
+            os.kill(killed[0], signal.SIGKILL)
+    assert ends(iter(seen)) == {
+        0: "finished",
+        1: "finished",
+        2: "failed",
+        3: "failed",
+        4: "stopped",
+    }
+    died = next(m for m in seen if isinstance(m, Ended) and m.job == 3)
+    assert "exit code -9" in died.error
+    assert read_run(beside[3].out / beside[3].config.folder()).state == "killed"
+    for job, other in zip(alone, beside, strict=False):
+        assert_same_run(job.out / job.config.folder(), other.out / other.config.folder())
+
+
+def test_tensorboard_gets_what_the_metrics_get(tmp_path: Path) -> None:
+    event_accumulator = pytest.importorskip(
+        "tensorboard.backend.event_processing.event_accumulator"
+    )
+    config = small(method="ocar", max_batches=12, probe=False)
+    job = Job(config=config, out=tmp_path, tensorboard=True)
+    assert ends(run_many([job], stop=iter([False] * 5 + [True] * 9).__next__)) == {0: "stopped"}
+    assert ends(run_many([job])) == {0: "finished"}
+    run = read_run(tmp_path / config.folder())
+    events = event_accumulator.EventAccumulator(str(run.path / "tensorboard"))
+    events.Reload()
+    now = events.Scalars("accuracy/now")
+    assert [e.step for e in now] == list(range(1, 13))
+    assert [e.value for e in now] == pytest.approx([e.accuracy for e in run.history])
+    assert run.summary is not None
+    assert events.Scalars("accuracy/aaa")[-1].value == pytest.approx(run.summary.aaa)
+    assert events.Scalars("result/acc")[0].value == pytest.approx(run.summary.acc)
+    assert "learner/tau" in events.Tags()["scalars"]
