@@ -135,7 +135,8 @@ def test_standardization_is_scikit_learns(n: int, size: float, mean: float, dead
     x = torch.randn(n, 3, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
     x = size * x + mean
     if dead:
-        x[:, 1] = 0.1  # not a binary fraction: its variance is of rounding errors
+        x[:, 1] = 1e4  # constant but for a rounding error
+        x[0, 1] = np.nextafter(1e4, np.inf)
     scaler = sklearn_preprocessing.StandardScaler().fit(x.numpy())
     found_mean, found_scale = standardization(x)
     np.testing.assert_allclose(found_mean, scaler.mean_, rtol=1e-9, atol=1e-12)
@@ -280,8 +281,15 @@ def test_a_stream_is_probed_with_all_its_training_data() -> None:
     position = stream.position
     assert probe_stream(learner, stream, seed=1) == pytest.approx(whole, abs=1.5 / 359)
     assert stream.position == position
-    pieces = probe_accuracy(learner, iter(parts[0]), iter(parts[1]), seed=1)
+    counts: list[int] = []
+
+    def counted(x: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+        counts.append(len(x))
+        return x
+
+    pieces = probe_accuracy(learner, iter(parts[0]), iter(parts[1]), seed=1, augment=counted)
     assert pieces == pytest.approx(whole, abs=1.5 / 359)
+    assert counts == [len(y) for _, y in parts[0]] * 3  # an iterator too is gone through thrice
 
 
 def test_labels_that_were_not_trained_on_count_as_wrong() -> None:
