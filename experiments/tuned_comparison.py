@@ -81,10 +81,14 @@ def search(benchmark: str, *, methods: list[str], trials: int, workers: int) -> 
     path = RESULTS / benchmark / "search.json"
     report: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
     report["objective"] = f"validation accuracy after {SEARCH_TASKS} tasks, seed 0"
-    report["sampler"] = f"TPE (Optuna), seed 0, constant liar over {workers} concurrent trials"
+    sampler = f"TPE (Optuna), seed 0, constant liar over {workers} concurrent trials"
     with ProcessPoolExecutor(workers) as pool:
         for method in methods:
-            report[method] = {"space": SPACES[method], "machine": describe_machine()}
+            report[method] = {
+                "space": SPACES[method],
+                "sampler": sampler,
+                "machine": describe_machine(),
+            }
             for study in tune(benchmark, method, pool, trials=trials, width=workers):
                 ended = [t for t in study.trials if t.value is not None]
                 report[method]["chosen"] = study.best_params
