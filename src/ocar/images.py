@@ -15,7 +15,7 @@ from torch.nn import functional
 from ocar.errors import ConfigError, InputError
 
 
-@functools.lru_cache(maxsize=64)
+@functools.cache  # for good: a captured graph may use it
 def _per_channel(
     values: tuple[float, ...], device: torch.device, dtype: torch.dtype
 ) -> torch.Tensor:

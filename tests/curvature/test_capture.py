@@ -269,7 +269,7 @@ def test_an_error_that_is_not_about_batching_is_not_taken_for_it():
 @pytest.mark.parametrize("batched", [True, False])
 def test_pull_back_is_a_vector_jacobian_product(batched):
     model, x = mlp(), torch.randn(4, 5)
-    capture = Capture({"first": model[0], "last": model[2]})
+    capture = Capture({"first": model[0], "last": model[2]}, model)
     with capture:
         outputs = model(x)
     assert torch.equal(capture.inputs["first"], x)

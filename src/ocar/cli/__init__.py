@@ -20,6 +20,7 @@ COMMANDS = {
     "demo": ("demo", "ER and OCAR on bundled digits: a table and a picture, in under 2 minutes"),
     "run": ("run", "methods on a benchmark; the same command goes on with what was interrupted"),
     "show": ("show", "mean ± std of every metric of stored runs, the paper's beside it"),
+    "keep": ("keep", "what is worth keeping of finished runs, as small files under results/"),
     "methods": ("listing", "the methods there are"),
     "benchmarks": ("listing", "the benchmarks there are"),
     "data": ("data", "which data sets are there, whole and genuine; how to get the others"),

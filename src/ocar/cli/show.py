@@ -1,4 +1,4 @@
-"""``ocar show``: what stored runs say, computed anew from their metrics."""
+"""``ocar show``: what stored runs and kept results say."""
 
 from __future__ import annotations
 
@@ -11,24 +11,38 @@ from pathlib import Path
 from typing import Any
 
 from ocar.cli.arguments import parse
+from ocar.cli.markdown import markdown, renew
+from ocar.cli.stored import read_all
 from ocar.cli.tables import print_runs
-from ocar.errors import OcarError, RunError
+from ocar.errors import ConfigError, RunError
 from ocar.published import SOURCE, published
-from ocar.runs import Run, groups, read_run, rows, run_folders
+from ocar.runs import Measured, groups, rows
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Show stored runs: mean ± sample std of every metric, the paper's numbers below.
 
-    Everything is computed anew from metrics.jsonl.
+    What a run folder says is computed anew from its metrics.jsonl. The files of ``ocar keep`` are
+    shown as the runs that they were made of.
     """
 
     dir: Path
-    """A folder with runs in it, at any depth."""
+    """A folder with runs or kept results in it, at any depth."""
 
     json: bool = False
     """Print JSON: each run, each group of seeds with mean and std, the paper's numbers."""
+
+    markdown: bool = False
+    """Print the metrics that the paper compares as Markdown."""
+
+    into: Path | None = None
+    """A document, such as README.md, whose tables to renew instead of printing them: they stand
+    between two lines of comment, <!-- ocar show: begin --> and <!-- ocar show: end -->."""
+
+    def __post_init__(self) -> None:
+        if self.json and (self.markdown or self.into is not None):
+            raise ConfigError("Invalid --json with --markdown or --into. Must be one of them.")
 
 
 def main(command: str, arguments: list[str], *, debug: bool) -> int:
@@ -38,13 +52,16 @@ def main(command: str, arguments: list[str], *, debug: bool) -> int:
         0, or 1 if a run cannot be read.
     """
     options = parse(Options, arguments, command=f"ocar {command}")
-    folders = run_folders(options.dir)
-    if not folders:
-        raise RunError(f"There are no runs in {options.dir}.")
-    runs, errors = _read(folders)
+    runs, errors = read_all(options.dir)
     for error in errors:
         sys.stderr.write(f"ocar: {error}\n")
-    if options.json:
+    if not runs and not errors:
+        raise RunError(f"There are no runs in {options.dir}.")
+    if options.into is not None:
+        _renew(options.into, runs, whole=not errors)
+    elif options.markdown:
+        sys.stdout.write(markdown(groups(runs)))
+    elif options.json:
         json.dump(document(runs), sys.stdout, indent=1, ensure_ascii=False)
         sys.stdout.write("\n")
     else:
@@ -52,21 +69,14 @@ def main(command: str, arguments: list[str], *, debug: bool) -> int:
     return 1 if errors else 0
 
 
-def _read(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
-    """The runs, and what is wrong with those that cannot be read."""
-    runs, errors = [], []
-    for folder in folders:
-        try:
-            run = read_run(folder)
-            _ = run.state  # computes the metrics
-        except OcarError as error:
-            errors.append(str(error))
-        else:
-            runs.append(run)
-    return runs, errors
+def _renew(path: Path, runs: Sequence[Measured], *, whole: bool) -> None:
+    if not whole:
+        raise RunError(f"{path} is left as it was: some runs cannot be read.")
+    changed = renew(path, markdown(groups(runs)))
+    sys.stdout.write(f"{path}: {'tables renewed' if changed else 'tables as they were'}\n")
 
 
-def document(runs: Sequence[Run]) -> dict[str, Any]:
+def document(runs: Sequence[Measured]) -> dict[str, Any]:
     """What ``--json`` prints: plain values; metrics as parts of 1, the paper's in per cent."""
     return {
         "runs": rows(runs),

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ocar.errors import MissingPackageError
 from ocar.published import published
-from ocar.runs import Group, Run, Spread, groups
+from ocar.runs import Group, Measured, Spread, groups
 
 MAIN = {
     "acc": "Acc",
@@ -35,7 +35,7 @@ NOT_PARTS = {"recovery", "l_p", "l_s", "seconds", "first_task_seconds"}
 """Metrics that are not parts of 1, and so not shown in per cent."""
 
 
-def print_runs(runs: Sequence[Run], *, details: bool = False) -> None:
+def print_runs(runs: Sequence[Measured], *, details: bool = False) -> None:
     """Print one table a benchmark, with mean ± sample standard deviation over seeds.
 
     Args:
@@ -46,12 +46,18 @@ def print_runs(runs: Sequence[Run], *, details: bool = False) -> None:
     for benchmark in dict.fromkeys(group.benchmark for group in together):
         here = [group for group in together if group.benchmark == benchmark]
         there = dict.fromkeys(name for group in here for name in group.metrics)
-        main = {name: title for name, title in MAIN.items() if name in there}
-        print_groups(benchmark, here, main, title=f"{benchmark}: mean ± std over seeds, in %")
+        title = f"{benchmark}: mean ± std over seeds, in %"
+        print_groups(benchmark, here, main_metrics(here), title=title)
         others = {name: DETAILS.get(name, name) for name in [*DETAILS, *there]}
         others = {n: title for n, title in others.items() if n in there and n not in MAIN}
         if details and others:
             print_groups(benchmark, here, others, title=f"{benchmark}: stability and plasticity")
+
+
+def main_metrics(together: Sequence[Group]) -> dict[str, str]:
+    """Those metrics of the paper's that some runs have, and their titles."""
+    there = {name for group in together for name in group.metrics}
+    return {name: title for name, title in MAIN.items() if name in there}
 
 
 def print_groups(
@@ -66,15 +72,33 @@ def print_groups(
         title: A line above.
     """
     header = ["method", "seeds", *metrics.values()]
-    rows: list[list[str]] = []
+    rows = [texts for _, texts in group_rows(benchmark, together, metrics)]
+    print_table(header, rows, title=title, numbers=True)
+
+
+def group_rows(
+    benchmark: str, together: Sequence[Group], metrics: Iterable[str]
+) -> list[tuple[Group | None, list[str]]]:
+    """The rows of a benchmark's table: the method, its seeds, and mean ± std of each metric.
+
+    Args:
+        benchmark: Its name.
+        together: What the rows are of.
+        metrics: The columns.
+
+    Returns:
+        For each row what it is of, None for the paper's below its method, and its texts.
+    """
+    rows: list[tuple[Group | None, list[str]]] = []
+    names = list(metrics)
     for group in together:
-        rows.append([describe(group), seeds_text(group), *cells(group.metrics, list(metrics))])
+        rows.append((group, [describe(group), seeds_text(group), *cells(group.metrics, names)]))
         printed = published(benchmark, group.label)
-        numbers = [printed.get(name) for name in metrics]
+        numbers = [printed.get(name) for name in names]
         if any(numbers):
             texts = ["" if n is None else f"{n.mean:.1f} ± {n.std:.1f}" for n in numbers]
-            rows.append(["  paper", "", *texts])
-    print_table(header, rows, title=title, numbers=True)
+            rows.append((None, ["  paper", "", *texts]))
+    return rows
 
 
 def describe(group: Group) -> str:

@@ -14,21 +14,25 @@ A curvature is a gradient preconditioner, not an optimizer. In any training loop
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import Concatenate, Literal, ParamSpec, TypeVar
+from typing import Concatenate, Literal, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 
 from ocar.curvature.capture import Capture
 from ocar.curvature.fisher import Categorical, FisherRoot, Gaussian, parse_root
-from ocar.errors import CheckpointError, ConfigError, InputError, ModelError
+from ocar.curvature.lanes import is_capturing
+from ocar.errors import CheckpointError, ConfigError, InputError, ModelError, NumericalError
 from ocar.rng import make_generator
 
 Schedule = float | Callable[[int], float]
-"""A hyper-parameter: a number, or a function of the number of gradient steps taken."""
+"""A hyper-parameter: a number, or a function of the number of gradient steps taken.
+
+In a captured step the function is called with a scalar tensor and must return one."""
 
 LikelihoodName = Literal["categorical", "gaussian"]
 
@@ -40,6 +44,11 @@ _R = TypeVar("_R")
 def at_step(schedule: Schedule, step: int) -> float:
     """The value of a schedule at a step."""
     return schedule(step) if callable(schedule) else schedule
+
+
+def at_clock(schedule: Schedule, clock: Tensor) -> Tensor | float:
+    """The value of a schedule at a step that only the device knows."""
+    return cast("Callable[[Tensor], Tensor]", schedule)(clock) if callable(schedule) else schedule
 
 
 def full_precision(
@@ -103,9 +112,12 @@ class Curvature(ABC):
         self.norm_ratio: Tensor | None = None
         """‖gradient after‖ / ‖gradient before‖ of the last step, with ``track_norms``."""
         self._device = trainable[0].device
-        self._generator = make_generator(seed, "fisher", self._device)
+        self.generator = make_generator(seed, "fisher", self._device)
         self._stale = False
         self._inverse_step = -1
+        self.clock: Tensor | None = None
+        """The step as a scalar on the device, where steps are captured as a graph."""
+        self._trouble = torch.zeros(2, dtype=torch.int64, device=self._device)
 
     @abstractmethod
     def capture(self) -> Capture:
@@ -167,13 +179,48 @@ class Curvature(ABC):
             self.norm_ratio = self._gradient_norm() / before
         else:
             self._rewrite_gradients()
-        self.step += 1
+        if not is_capturing(self._device):  # then :meth:`replayed` counts
+            self.step += 1
 
     @full_precision
     def refresh(self) -> None:
         """Renew the inverse now, if :meth:`update` was called since the last time."""
         if self._stale:
             self._renew_inverse(self.step)
+
+    def replayed(self, steps: int, *, renewed: int) -> None:
+        """A graph of so many captured steps has run.
+
+        Args:
+            steps: Gradient steps in it.
+            renewed: In which of them the inverse was renewed last, from 0.
+        """
+        self._inverse_step, self._stale = self.step + renewed, False
+        self.step += steps
+
+    def check(self) -> None:
+        """Look whether captured steps had trouble, which cannot be said at once.
+
+        This waits for the device.
+
+        Raises:
+            NumericalError: A batch had a curvature that was not finite.
+        """
+        if self._device.type != "cuda":
+            return
+        infinite, failed = self._trouble.tolist()
+        self._trouble.zero_()
+        if infinite:
+            raise NumericalError(
+                f"The curvature of a batch was not finite, by step {self.step}. "
+                "Check the inputs for extreme values, or try a smaller learning rate."
+            )
+        if failed:
+            warnings.warn(
+                f"{failed} time(s) by step {self.step} a layer's curvature could not be inverted "
+                "in single precision; the inverse before was used again. A larger damping helps.",
+                stacklevel=2,
+            )
 
     def _renew_inverse(self, step: int) -> None:
         self._invert(at_step(self.damping, step))
@@ -203,9 +250,9 @@ class Curvature(ABC):
                 f"given shape {tuple(active.shape)}."
             )
         if self.likelihood == "gaussian":
-            root = self.fisher.columns(Gaussian(outputs, self.variance), self._generator, targets)
+            root = self.fisher.columns(Gaussian(outputs, self.variance), self.generator, targets)
         else:
-            root = self.fisher.columns(Categorical(outputs, active), self._generator, targets)
+            root = self.fisher.columns(Categorical(outputs, active), self.generator, targets)
         if weights is None:
             return root
         return root * weights.to(root.dtype).sqrt().view(1, -1, 1)
@@ -219,7 +266,7 @@ class Curvature(ABC):
         state = {f"averages.{name}": value for name, value in self._averages().items()}
         state["step"] = torch.tensor(self.step)
         state["inverse_step"] = torch.tensor(-1 if self._stale else self._inverse_step)
-        state["generator"] = self._generator.get_state()
+        state["generator"] = self.generator.get_state()
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -237,7 +284,7 @@ class Curvature(ABC):
         self._load_averages(
             {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
         )
-        self._generator.set_state(state["generator"].cpu())
+        self.generator.set_state(state["generator"].cpu())
         self.step = int(state["step"])
         inverse_step = int(state["inverse_step"])
         self._stale = inverse_step == -1 and bool(self._averages())

@@ -57,6 +57,10 @@ class Block(ABC):
     def _invert(self, damping: Tensor | float) -> tuple[Tensor, ...]:
         """What :meth:`_apply` needs, from the averages."""
 
+    def _try_invert(self, damping: Tensor | float) -> tuple[tuple[Tensor, ...], Tensor]:
+        """As :meth:`_invert`, waiting for nothing, and whether it failed."""
+        raise NotImplementedError(f"The inverse of layer {self.name!r} cannot be captured.")
+
     @abstractmethod
     def _apply(self, inverse: tuple[Tensor, ...]) -> None:
         """Rewrite the gradients of the layer's parameters."""
@@ -76,17 +80,34 @@ class Block(ABC):
             if old is None or old.shape != value.shape:
                 self.averages[key] = value
             else:
-                rate = torch.as_tensor(weight[key], dtype=value.dtype, device=value.device)
-                old.lerp_(value, rate)
+                rate = weight[key]
+                old.lerp_(value, rate.to(value.dtype) if isinstance(rate, Tensor) else rate)
 
     def invert(self, damping: Tensor | float) -> None:
         """Derive the inverse from the averages."""
         self._inverse = self._invert(damping)
 
+    def renew_inverse_(self, damping: Tensor | float) -> Tensor:
+        """Derive the inverse again, in place and without waiting; an old one must be there.
+
+        Returns:
+            Whether that failed, a scalar of bool; then the old inverse stays.
+        """
+        assert self._inverse is not None
+        inverse, failed = self._try_invert(damping)
+        for old, new in zip(self._inverse, inverse, strict=True):
+            torch.where(failed, old, new, out=old)
+        return failed
+
     def precondition_(self) -> None:
         """Rewrite the gradients; a layer without gradient or curvature is left alone."""
         if self._inverse is not None and all(p.grad is not None for p in self.parameters):
             self._apply(self._inverse)
+
+    @property
+    def cost(self) -> int:
+        """About how much work the inverse is, to share it out."""
+        return sum(t.numel() * t.shape[-1] for t in self.averages.values())
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -188,6 +209,18 @@ class KroneckerBlock(Block):
                 invert(a, damping_a, name=f"the inputs of layer {self.name!r}"),
                 invert(g, damping_g, name=f"the outputs of layer {self.name!r}"),
             )
+        return self._decompose(damping)
+
+    def _try_invert(self, damping: Tensor | float) -> tuple[tuple[Tensor, ...], Tensor]:
+        if self.kind == "exact":
+            return super()._try_invert(damping)
+        damping_a, damping_g = self._split(damping)
+        a, failed_a = linalg.try_damped_inverse(self.averages["A"], damping_a)
+        g, failed_g = linalg.try_damped_inverse(self.averages["G"], damping_g)
+        return (a, g), failed_a | failed_g
+
+    def _decompose(self, damping: Tensor | float) -> tuple[Tensor, ...]:
+        a, g = self.averages["A"], self.averages["G"]
         values_a, vectors_a = linalg.eigen(a, name=f"the inputs of layer {self.name!r}")
         values_g, vectors_g = linalg.eigen(g, name=f"the outputs of layer {self.name!r}")
         denominator = values_g.unsqueeze(-1) * values_a.unsqueeze(-2) + damping
@@ -272,6 +305,10 @@ class UnitBlock(Block):
         name = f"layer {self.name!r}"
         return (linalg.damped_inverse(self.averages["F"], damping, name=name),)
 
+    def _try_invert(self, damping: Tensor | float) -> tuple[tuple[Tensor, ...], Tensor]:
+        inverse, failed = linalg.try_damped_inverse(self.averages["F"], damping)
+        return (inverse,), failed
+
     def _apply(self, inverse: tuple[Tensor, ...]) -> None:
         grads = [p.grad for p in self.parameters if p.grad is not None]
         stacked = torch.stack([grad.flatten() for grad in grads], dim=-1).to(inverse[0].dtype)
@@ -300,6 +337,10 @@ class DiagonalBlock(Block):
 
     def _invert(self, damping: Tensor | float) -> tuple[Tensor, ...]:
         return ((self.averages["F"] + damping).reciprocal(),)
+
+    def _try_invert(self, damping: Tensor | float) -> tuple[tuple[Tensor, ...], Tensor]:
+        (inverse,) = self._invert(damping)
+        return (inverse,), ~inverse.sum().isfinite()
 
     def _apply(self, inverse: tuple[Tensor, ...]) -> None:
         grad = self.parameters[0].grad

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
+from ocar.curvature.batchnorm import batched_backward
 from ocar.errors import ModelError
 
 
@@ -26,16 +28,20 @@ class Capture:
 
     Args:
         layers: The layers to watch, by name.
+        model: The model that they are part of.
     """
 
-    def __init__(self, layers: Mapping[str, nn.Module]) -> None:
+    def __init__(self, layers: Mapping[str, nn.Module], model: nn.Module) -> None:
         self.layers = layers
+        self.model = model
         self.inputs: dict[str, Tensor] = {}
         self._edges: dict[str, GradientEdge] = {}
         self._handles: list[RemovableHandle] = []
+        self._context = ExitStack()
 
     def __enter__(self) -> Capture:
         self.clear()
+        self._context.enter_context(batched_backward(self.model.modules()))
         for name, layer in self.layers.items():
             self._handles.append(layer.register_forward_hook(self._recorder(name)))
         return self
@@ -49,6 +55,7 @@ class Capture:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._context.close()
 
     def _recorder(self, name: str) -> Any:
         def record(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -114,24 +121,23 @@ def pull_back(
     """
     columns = columns.to(outputs.dtype)
 
-    def differentiate(seeds: Tensor, *, batch: bool) -> tuple[Tensor | None, ...]:
-        grads: tuple[Tensor | None, ...] = torch.autograd.grad(
-            outputs,
-            points,
-            seeds,
-            retain_graph=True,
-            is_grads_batched=batch,
-            allow_unused=True,
-        )
-        return grads
+    used: list[int] = []
+
+    def differentiate(seed: Tensor) -> tuple[Tensor, ...]:
+        grads = torch.autograd.grad(outputs, points, seed, retain_graph=True, allow_unused=True)
+        found = {index: grad for index, grad in enumerate(grads) if grad is not None}
+        used[:] = found
+        return tuple(found.values())
 
     if batched:
-        return list(differentiate(columns, batch=True))
-    one_by_one = [differentiate(column, batch=False) for column in columns]
-    return [
-        None if any(g is None for g in grads) else torch.stack(grads)
-        for grads in zip(*one_by_one, strict=True)
-    ]
+        pulled = torch.func.vmap(differentiate)(columns)
+    else:
+        one_by_one = [differentiate(column) for column in columns]
+        pulled = tuple(torch.stack(grads) for grads in zip(*one_by_one, strict=True))
+    results: list[Tensor | None] = [None] * len(points)
+    for index, grad in zip(used, pulled, strict=True):
+        results[index] = grad
+    return results
 
 
 def reject_shared_parameters(layers: Mapping[str, nn.Module]) -> None:

@@ -81,7 +81,7 @@ class DenseFisher(Curvature):
 
     def capture(self) -> Capture:
         """A context manager, for the sake of the common interface: nothing is hooked."""
-        return Capture({})
+        return Capture({}, self.model)
 
     @full_precision
     def update(
@@ -103,7 +103,7 @@ class DenseFisher(Curvature):
         Raises:
             NumericalError: The batch gives a curvature that is not finite.
         """
-        draws = self._generator.get_state()
+        draws = self.generator.get_state()
         columns = separate(self._columns(outputs, weights, targets, active))
         parameters = self.parameters
         gradients = pull_back(outputs, parameters, columns)
@@ -114,7 +114,7 @@ class DenseFisher(Curvature):
         score = torch.cat(scores, dim=1)
         estimate = score.mT @ score / outputs.shape[0]
         if not bool(estimate.diagonal().sum().isfinite()):
-            self._generator.set_state(draws)
+            self.generator.set_state(draws)
             raise NumericalError("The Fisher of this batch is not finite. Nothing was changed.")
         if self.average is None or self.average.shape != estimate.shape:
             self.average = estimate

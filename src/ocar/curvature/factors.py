@@ -22,6 +22,7 @@ All functions are pure.
 
 from __future__ import annotations
 
+import math
 from typing import Literal, cast
 
 import torch
@@ -50,13 +51,11 @@ def conv_inputs(x: Tensor, conv: nn.Conv1d | nn.Conv2d, *, bias: bool) -> Tensor
         conv: The layer, for its kernel size, stride, padding, dilation and groups.
         bias: Whether to append a row of ones.
     """
-    x, kernel, stride, padding, dilation = _as_2d(x, conv)
-    if kernel == (1, 1) and padding == (0, 0):
-        # A 1×1 convolution sees single pixels: no patches, only a view.
-        patches = x[:, :, :: stride[0], :: stride[1]].flatten(2)
-    else:
-        patches = functional.unfold(x, kernel, dilation, padding, stride)
-    a = patches.unflatten(1, (conv.groups, -1))
+    x, kernel, stride, dilation = _as_2d(x, conv)
+    windows = _windows(x, kernel, stride, dilation)  # (channels, kernel, n, positions)
+    channels, samples = x.shape[1], x.shape[0]
+    a = windows.reshape(conv.groups, channels // conv.groups * math.prod(kernel), samples, -1)
+    a = a.permute(2, 0, 1, 3)
     return _append_ones(a) if bias else a
 
 
@@ -102,14 +101,8 @@ def gram(t: Tensor) -> Tensor:
     Returns:
         Shape ``(groups, d, d)``.
     """
-    _, _, d, locations = t.shape
-    # Either one product after gathering all locations in rows, at the cost of a
-    # copy (batch·d·L numbers), or a product for each sample and then a sum
-    # (batch·d·d numbers): whichever moves less.
-    if locations < d:
-        rows = t.permute(1, 2, 0, 3).flatten(2)
-        return rows @ rows.mT
-    return (t @ t.mT).sum(0)
+    rows = t.permute(1, 2, 0, 3).flatten(2)  # for the patches of a convolution no copy
+    return rows @ rows.mT
 
 
 def gradient_matrix(weight: Tensor, bias: Tensor | None, *, groups: int) -> Tensor:
@@ -191,19 +184,33 @@ def _append_ones(a: Tensor) -> Tensor:
 
 def _as_2d(
     x: Tensor, conv: nn.Conv1d | nn.Conv2d
-) -> tuple[Tensor, tuple[int, int], tuple[int, int], tuple[int, int], tuple[int, int]]:
-    """A convolution's input and geometry in two dimensions, unusual padding applied."""
-    padding = conv.padding
-    if conv.padding_mode != "zeros" or isinstance(padding, str):
+) -> tuple[Tensor, tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """A convolution's padded input, kernel size, stride and dilation, in two dimensions."""
+    if any(conv._reversed_padding_repeated_twice):
         mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode
         x = functional.pad(x, conv._reversed_padding_repeated_twice, mode=mode)
-        padding = (0,) * len(conv.kernel_size)
-    sizes = (conv.kernel_size, conv.stride, padding, conv.dilation)
+    sizes = (conv.kernel_size, conv.stride, conv.dilation)
     if isinstance(conv, nn.Conv2d):
-        kernel, stride, pad, dilation = (cast("tuple[int, int]", size) for size in sizes)
-        return x, kernel, stride, pad, dilation
-    fill = (1, 1, 0, 1)
-    kernel, stride, pad, dilation = (
-        (one, *cast("tuple[int]", size)) for one, size in zip(fill, sizes, strict=True)
-    )
-    return x.unsqueeze(2), kernel, stride, pad, dilation
+        kernel, stride, dilation = sizes
+        return x, kernel, stride, dilation
+    kernel, stride, dilation = ((1, *size) for size in sizes)
+    return x.unsqueeze(2), kernel, stride, dilation
+
+
+def _windows(
+    x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...]
+) -> Tensor:
+    """What a kernel sees at every place: a view ``(channels, *kernel, n, rows, columns)``.
+
+    With the samples behind the channels, one copy gives the rows of a product, all
+    samples and places in a row; ``functional.unfold`` would copy sample by sample.
+    """
+    sizes = [
+        (length - d * (k - 1) - 1) // s + 1
+        for length, k, s, d in zip(x.shape[2:], kernel, stride, dilation, strict=True)
+    ]
+    of_sample, of_channel, *of_pixel = x.stride()
+    steps = [step * d for step, d in zip(of_pixel, dilation, strict=True)]
+    jumps = [step * s for step, s in zip(of_pixel, stride, strict=True)]
+    shape = (x.shape[1], *kernel, x.shape[0], *sizes)
+    return x.as_strided(shape, (of_channel, *steps, of_sample, *jumps), x.storage_offset())

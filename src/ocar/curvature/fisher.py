@@ -93,9 +93,13 @@ class Categorical(Likelihood):
         self.probabilities = logits.softmax(dim=-1)
 
     def basis(self) -> Tensor:
-        """One vector for each class that exists."""
+        """One vector for each class that exists; on an accelerator one for each output.
+
+        There the number of classes would have to be waited for, and a class that
+        does not exist has a probability, and so a column, of zero.
+        """
         eye = torch.eye(self.shape[1], dtype=self.outputs.dtype, device=self.outputs.device)
-        return eye if self.active is None else eye[self.active]
+        return eye[self.active] if self.active is not None and eye.is_cpu else eye
 
     def root(self, vectors: Tensor) -> Tensor:
         """S = diag(√p) − p√pᵀ, which has SSᵀ = diag(p) − ppᵀ."""

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from ocar.curvature.base import Curvature, LikelihoodName, Schedule, at_step, full_precision
+from ocar.curvature.base import (
+    Curvature,
+    LikelihoodName,
+    Schedule,
+    at_clock,
+    at_step,
+    full_precision,
+)
 from ocar.curvature.blocks import NORM_LAYERS, Block, DampingKind, KroneckerBlock, make_block
 from ocar.curvature.capture import Capture, reject_shared_parameters, warn_uncovered
 from ocar.curvature.factors import Sharing
 from ocar.curvature.fisher import FisherRoot
+from ocar.curvature.lanes import Lanes, is_capturing
 from ocar.errors import CheckpointError, ConfigError, ModelError, NumericalError
 
 Weighting = Literal["gradients", "both"]
@@ -103,8 +112,12 @@ class KFAC(Curvature):
         self.exclude = tuple(exclude)
         self.blocks = self._make_blocks()
         self.head = self._find_head(head)
-        self._capture = Capture({name: block.module for name, block in self.blocks.items()})
+        layers = {name: block.module for name, block in self.blocks.items()}
+        self._capture = Capture(layers, model)
         self._batched = True
+        self._lanes: Lanes | None = None
+        self._flags: list[Tensor] = []
+        self._joined = True
 
     def __repr__(self) -> str:
         shown = (
@@ -186,45 +199,96 @@ class KFAC(Curvature):
         """
         if not self._capture.inputs:
             raise ModelError("No forward pass was captured. Call the model inside capture().")
-        draws = self._generator.get_state()
+        captured = is_capturing(self._device)
+        draws = None if captured else self.generator.get_state()
         columns = self._columns(outputs, weights, targets, active)
-        gradients = self._pull_back(outputs, columns)
-        input_weights = weights if self.weighting == "both" else None
-        estimates: dict[str, dict[str, Tensor]] = {}
-        for name, g in gradients.items():
-            x = self._capture.inputs[name]
-            x, g = self._by_sample(name, x, g, outputs.shape[0])
-            wide = torch.promote_types(g.dtype, torch.float32)
-            x = x.to(wide) if x.is_floating_point() else x
-            estimates[name] = self.blocks[name].estimate(x, g.to(wide), input_weights)
-        if not estimates:
+        layers = {
+            name: self._by_sample(name, self._capture.inputs[name], g, outputs.shape[0])
+            for name, g in self._pull_back(outputs, columns).items()
+        }
+        if not layers:
             raise ModelError(
                 "The outputs do not come from the captured forward pass. Give update() what the "
                 "model returned inside capture()."
             )
+        input_weights = weights if self.weighting == "both" else None
+        if captured:
+            self._renew_side_by_side(layers, input_weights, active)
+            self._capture.clear()
+            return
+        estimates = {n: self.blocks[n].estimate(*xg, input_weights) for n, xg in layers.items()}
         try:
             _reject_infinite(estimates)
         except NumericalError:
-            self._generator.set_state(draws)
+            assert draws is not None
+            self.generator.set_state(draws)
             raise
         if not any(block.averages for block in self.blocks.values()):
             self._warn_unused(estimates)
         ema = at_step(self.ema, self.step)
         for name, estimate in estimates.items():
-            block = self.blocks[name]
-            rates: dict[str, float | Tensor] = dict.fromkeys(estimate, ema)
-            if name == self.head and isinstance(block, KroneckerBlock):
-                rates["G"] = self._head_rate(block, active, ema)
-            block.average(estimate, rates)
+            self._average(name, estimate, ema, active)
         self._capture.clear()
         self._stale = True
 
+    def _average(
+        self,
+        name: str,
+        estimate: Mapping[str, Tensor],
+        ema: float | Tensor,
+        active: Tensor | None,
+    ) -> None:
+        block = self.blocks[name]
+        rates: dict[str, float | Tensor] = dict.fromkeys(estimate, ema)
+        if name == self.head and isinstance(block, KroneckerBlock):
+            rates["G"] = self._head_rate(block, active, ema)
+        block.average(estimate, rates)
+
+    def _renew_side_by_side(
+        self,
+        layers: Mapping[str, tuple[Tensor, Tensor]],
+        input_weights: Tensor | None,
+        active: Tensor | None,
+    ) -> None:
+        """Average and inverse of every layer, on streams of a graph that is being captured.
+
+        Nothing is waited for before :meth:`precondition_`, so that the backward pass of
+        the loss goes on beside it. What is not finite is noted for :meth:`check`.
+        """
+        assert self.clock is not None
+        ema, damping = at_clock(self.ema, self.clock), at_clock(self.damping, self.clock)
+
+        def renew(name: str, x: Tensor, g: Tensor) -> None:
+            block = self.blocks[name]
+            estimate = block.estimate(x, g, input_weights)
+            self._average(name, estimate, ema, active)
+            failed = block.renew_inverse_(damping)
+            self._flags.append(torch.stack([~_total(estimate).isfinite(), failed]))
+
+        jobs = ((self.blocks[n].cost, partial(renew, n, *xg)) for n, xg in layers.items())
+        self._flags.clear()
+        self._side_by_side().run(jobs, keep=(layers, input_weights, active, ema, damping))
+        self._joined = False
+
+    def _join(self) -> None:
+        if not self._joined:
+            self._side_by_side().join()
+            self._trouble.add_(torch.stack(self._flags).sum(0))
+            self._joined = True
+
+    def _side_by_side(self) -> Lanes:
+        if self._lanes is None:
+            self._lanes = Lanes(self._device)
+        return self._lanes
+
     def _by_sample(self, name: str, x: Tensor, g: Tensor, samples: int) -> tuple[Tensor, Tensor]:
-        """Input and gradients of a layer with the samples first.
+        """Input and gradients of a layer with the samples first, in single precision at least.
 
         A linear layer may see the locations of a sample as rows of a longer batch;
         they are given back to it.
         """
+        wide = torch.promote_types(g.dtype, torch.float32)
+        x, g = x.to(wide) if x.is_floating_point() else x, g.to(wide)
         if x.shape[0] == samples:
             return x, g
         if isinstance(self.blocks[name].module, nn.Linear) and x.shape[0] % samples == 0:
@@ -235,19 +299,25 @@ class KFAC(Curvature):
         )
 
     def _head_rate(
-        self, block: KroneckerBlock, active: Tensor | None, ema: float
+        self, block: KroneckerBlock, active: Tensor | None, ema: float | Tensor
     ) -> Tensor | float:
         """The weight of a new G of the head: 1 when the number of classes has changed.
 
         A value, not a branch, so that no device has to be waited for.
         """
         known = block.active_outputs
-        block.active_outputs = count = None if active is None else active.sum()
+        count = None if active is None else active.sum()
         if known is None and count is None:
             return ema
-        every = torch.tensor(block.layer.weight.shape[0], device=self._device)
+        every = block.layer.weight.shape[0]
         same = (every if known is None else known) == (every if count is None else count)
-        return torch.where(same, torch.tensor(ema, dtype=torch.float64, device=self._device), 1.0)
+        assert isinstance(same, Tensor)
+        rate = torch.where(same, ema, torch.ones((), dtype=torch.float64, device=self._device))
+        if known is None or count is None:
+            block.active_outputs = count
+        else:
+            known.copy_(count)  # in place, for a captured graph to find it there
+        return rate
 
     def _pull_back(self, outputs: Tensor, columns: Tensor) -> dict[str, Tensor]:
         if self._batched:
@@ -275,6 +345,12 @@ class KFAC(Curvature):
                 block.invert(damping)
 
     def _rewrite_gradients(self) -> None:
+        if is_capturing(self._device):
+            self._join()
+            lanes = self._side_by_side()
+            lanes.run((block.cost, block.precondition_) for block in self.blocks.values())
+            lanes.join()
+            return
         for block in self.blocks.values():
             block.precondition_()
 
@@ -318,19 +394,24 @@ class KFAC(Curvature):
                 )
 
 
-def _reject_infinite(estimates: Mapping[str, Mapping[str, Tensor]]) -> None:
-    """Refuse statistics with NaN or Inf, at the cost of one look at the diagonals.
+def _total(estimate: Mapping[str, Tensor]) -> Tensor:
+    """A number that is finite only if all statistics of a layer are.
 
     A factor has sums of squares on its diagonal, so a number that is not finite
     anywhere shows there.
     """
-    sums = [
-        (name, (value if key == "F" else value.diagonal(dim1=-2, dim2=-1)).sum())
-        for name, estimate in estimates.items()
+    parts = [
+        (value if key == "F" else value.diagonal(dim1=-2, dim2=-1)).sum()
         for key, value in estimate.items()
     ]
-    if not bool(torch.stack([total for _, total in sums]).sum().isfinite()):
-        names = sorted({name for name, total in sums if not bool(total.isfinite())})
+    return torch.stack(parts).sum()
+
+
+def _reject_infinite(estimates: Mapping[str, Mapping[str, Tensor]]) -> None:
+    """Refuse statistics with NaN or Inf, at the cost of one look at the diagonals."""
+    totals = {name: _total(estimate) for name, estimate in estimates.items()}
+    if not bool(torch.stack(list(totals.values())).sum().isfinite()):
+        names = sorted(name for name, total in totals.items() if not bool(total.isfinite()))
         raise NumericalError(
             f"The curvature of this batch is not finite in layer(s) {', '.join(names) or 'sum'}. "
             "Nothing was changed. Check the inputs for extreme values."

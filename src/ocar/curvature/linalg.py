@@ -10,6 +10,7 @@ given precision, try again in float64, and raise a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -70,7 +71,7 @@ def factored_damping(
     balanced = (scale_a > 0) & (scale_g > 0)
     ratio = torch.where(balanced, scale_a, 1) / torch.where(balanced, scale_g, 1)
     pi = ratio.sqrt()
-    root = torch.as_tensor(damping, dtype=a.dtype, device=a.device).sqrt()
+    root = damping.to(a.dtype).sqrt() if isinstance(damping, Tensor) else math.sqrt(damping)
     return pi * root, root / pi
 
 
@@ -87,6 +88,29 @@ def damped_inverse(matrix: Tensor, damping: Tensor | float, *, name: str) -> Ten
     """
     factor = damped_factor(matrix, damping, name=name)
     return torch.cholesky_inverse(factor)
+
+
+def try_damped_inverse(matrix: Tensor, damping: Tensor | float) -> tuple[Tensor, Tensor]:
+    """``(matrix + damping · I)⁻¹`` by Cholesky in the given precision, waiting for nothing.
+
+    What :func:`damped_inverse` does with a look at the result, this leaves to
+    the caller, so that it can be part of a captured graph.
+
+    Args:
+        matrix: Symmetric positive semi-definite, shape ``(groups, d, d)``.
+        damping: A number, or shape ``(groups,)``.
+
+    Returns:
+        The inverse, and whether it failed, a scalar of bool; then the inverse is meaningless.
+    """
+    factor, info = torch.linalg.cholesky_ex(add_to_diagonal(matrix, damping))
+    if len(factor) == 1:
+        inverse = torch.cholesky_inverse(factor[0]).unsqueeze(0)
+    else:  # the inverse of a batch cannot be captured, a solution can
+        eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+        half = torch.linalg.solve_triangular(factor, eye.expand_as(factor), upper=False)
+        inverse = half.mT @ half
+    return inverse, (info != 0).any() | ~inverse.sum().isfinite()
 
 
 def damped_factor(matrix: Tensor, damping: Tensor | float, *, name: str) -> Tensor:

@@ -22,11 +22,12 @@ from ocar import state
 from ocar.config import to_plain
 from ocar.errors import CheckpointError, InputError, ModelError
 from ocar.images import scale_to_unit
+from ocar.learners.captured import Captured
 from ocar.learners.inputs import Item, check_labels, check_length, check_samples, check_targets
 from ocar.learners.objective import Step
 from ocar.learners.settings import LearnerSettings
 from ocar.learners.transform import Transform, TransformSettings
-from ocar.memory import MEMORIES, Batch
+from ocar.memory import MEMORIES
 from ocar.models.head import GrowingHead
 from ocar.rng import make_generator
 
@@ -54,6 +55,8 @@ class Learner:
         model: Any module; its device is where everything happens.
         settings: Settings of a method.
         transform: What to do to the gradient; nothing by default.
+        capture: On a GPU, capture the steps as CUDA graphs. A model that is changed by others
+            while it learns, other than by values in its parameters, needs False.
 
     Attributes:
         batches: Stream batches learned.
@@ -66,6 +69,7 @@ class Learner:
         settings: LearnerSettings,
         *,
         transform: TransformSettings | None = None,
+        capture: bool = True,
     ) -> None:
         parameter = next((p for p in model.parameters() if p.requires_grad), None)
         if parameter is None:
@@ -87,6 +91,14 @@ class Learner:
         self.memory = MEMORIES[settings.memory_kind](
             settings.memory, seed=settings.seed, device=self.device
         )
+        self._steps = Captured(
+            self._take_steps,
+            device=self.device,
+            generators=[self._augment_generator, *self._transform.generators],
+            priority=-1,
+            enabled=capture,
+        )
+        self._capacity = 0
         self._item: Item | None = None
         self._outputs = 0
         self._average: dict[str, Tensor] | None = None
@@ -116,12 +128,18 @@ class Learner:
         """
         x, y, units = self._admit(x, y)
         self._train_mode()
-        self._transform.begin(units, known=len(self.classes))
-        replay = None
-        for index in range(self.settings.passes):
-            if replay is None or self.settings.replay == "fresh":
-                replay = self.memory.sample(self.settings.replay_batch)
-            loss = self._take_step(self._join(x, y, replay, index))
+        numbers = self._transform.begin(units, known=len(self.classes))
+        capacity = 0 if self._head is None else self._head.capacity
+        if capacity != self._capacity:
+            self._steps.forget()
+            self._capacity = capacity
+        active = torch.empty(0) if self._head is None else self._head.active
+        loss, replayed = self._steps(
+            x, y, self._draw(), torch.tensor(numbers, dtype=torch.float64), active
+        )
+        if replayed:
+            self._transform.replayed(self.settings.passes)
+        self.steps += self.settings.passes
         self._remember(x, y, units)
         self.batches += 1
         return Report(loss=loss, classes=len(self.classes), values=self._transform.report())
@@ -138,14 +156,54 @@ class Learner:
         """
         self._remember(*self._admit(x, y))
 
-    def _join(self, x: Tensor, y: Tensor, replay: Batch, index: int) -> Step:
-        new = x.shape[0]
-        if len(replay):
-            x, y = torch.cat([x, replay.x]), torch.cat([y, replay.y])
-        if self.settings.augment is not None:
-            x = self.settings.augment(x, self._augment_generator)
-        active = None if self._head is None else self._head.active
-        return Step(x=self._normalize(x), y=y, new=new, index=index, active=active)
+    def check(self) -> None:
+        """Raise what went wrong in steps that were not waited for, if anything did.
+
+        On a GPU a step is only begun when :meth:`learn` returns. This waits for the device.
+
+        Raises:
+            NumericalError: A step gave numbers that are not finite.
+        """
+        self._transform.check()
+
+    def _draw(self) -> Tensor:
+        """Slots of the memory to replay, ``(passes, n)`` on the host."""
+        n, passes = self.settings.replay_batch, self.settings.passes
+        if self.settings.replay == "kept":
+            return self.memory.draw(n).expand(passes, -1)
+        return torch.stack([self.memory.draw(n) for _ in range(passes)])
+
+    def _take_steps(
+        self, x: Tensor, y: Tensor, slots: Tensor, numbers: Tensor, active: Tensor
+    ) -> Tensor:
+        """All steps on a stream batch; on a GPU this is what is captured as a graph.
+
+        Args:
+            x: New samples, ``(n, ...)``.
+            y: Their units or targets.
+            slots: What to replay in each pass, ``(passes, m)``.
+            numbers: What the transform's ``begin`` returned.
+            active: Which outputs stand for a class; empty in regression.
+
+        Returns:
+            The loss of the last pass.
+        """
+        for index, chosen in enumerate(slots):
+            new, replay = x.shape[0], self.memory.gather(chosen)
+            xs, ys = (torch.cat([x, replay.x]), torch.cat([y, replay.y])) if len(replay) else (x, y)
+            if self.settings.augment is not None:
+                xs = self.settings.augment(xs, self._augment_generator)
+            loss = self._take_step(
+                Step(
+                    x=self._normalize(xs),
+                    y=ys,
+                    new=new,
+                    index=index,
+                    active=None if self._head is None else active,
+                    numbers=numbers,
+                )
+            )
+        return loss
 
     def _take_step(self, step: Step) -> Tensor:
         parameters = [p for p in self.model.parameters() if p.requires_grad]
@@ -163,7 +221,6 @@ class Learner:
             torch._foreach_add_(weights, grads, alpha=-self.settings.lr)
             if self._average is not None:
                 self._follow_weights()
-        self.steps += 1
         return outcome.loss.detach()
 
     def _remember(self, x: Tensor, y: Tensor, units: list[int]) -> None:
@@ -224,7 +281,7 @@ class Learner:
         """Check a batch whole, then give new labels their units.
 
         Returns:
-            Samples and targets on the model's device, and the unit of each sample.
+            Samples on the model's device, their units or targets, and the units as numbers.
         """
         item = check_samples(x, like=self._item)
         check_length(x, y)
@@ -237,7 +294,7 @@ class Learner:
             units = self._head.admit(labels)
             y = torch.tensor(units)
         self._item = item
-        return x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True), units
+        return x.to(self.device, non_blocking=True), y, units
 
     def _check_model(self, x: Tensor) -> int:
         """Try a first sample, so that a model that cannot take it is found out at once.
@@ -321,7 +378,12 @@ class Learner:
         state.save_state(path, tensors, values)
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything that a restored learner needs: tensors by name, and plain values."""
+        """Everything that a restored learner needs: tensors by name, and plain values.
+
+        Raises:
+            NumericalError: A step since the last look gave numbers that are not finite.
+        """
+        self.check()
         tensors = {
             **state.with_prefix("model", self.model.state_dict()),
             **state.with_prefix("memory", self.memory.state_dict()),
@@ -362,6 +424,7 @@ class Learner:
         self.model.load_state_dict(weights)
         self.memory.load_state_dict(state.without_prefix("memory", tensors))
         self._transform.load_state_dict(state.without_prefix("transform", tensors))
+        self._steps.forget()
         self._augment_generator.set_state(tensors["generator.augment"])
         self._head_generator.set_state(tensors["generator.head"])
         self.batches, self.steps = int(values["batches"]), int(values["steps"])

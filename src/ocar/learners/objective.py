@@ -39,6 +39,9 @@ class Step:
     active: Tensor | None
     """Which outputs stand for a class, ``(outputs,)`` of bool; None in regression."""
 
+    numbers: Tensor
+    """What the transform's ``begin`` returned, as float64 on the model's device."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:

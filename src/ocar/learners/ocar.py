@@ -169,10 +169,16 @@ class OCARTransform(Transform):
         self._shared = joint and settings.fisher_forward == "shared"
         self._recent: deque[frozenset[int]] = deque(maxlen=settings.window)
 
-    def begin(self, units: Sequence[int], *, known: int) -> None:
+    @property
+    def generators(self) -> Sequence[torch.Generator]:
+        """That of the random root of the Fisher."""
+        return (self.curvature.generator,)
+
+    def begin(self, units: Sequence[int], *, known: int) -> Sequence[float]:
         """Count the classes of the stretch and set the weight of replayed samples."""
         self._recent.append(frozenset(units))
         self.replay_weight = self._weight(known)
+        return self.replay_weight, self.curvature.step
 
     @property
     def classes_in_stretch(self) -> int:
@@ -209,13 +215,24 @@ class OCARTransform(Transform):
         if outputs is None or not self._shared:
             with self.curvature.capture():
                 outputs = forward(step.x)
-        weights = outputs.new_full((outputs.shape[0],), self.replay_weight, dtype=torch.float32)
-        weights[: step.new] = 1.0
+        replay_weight, clock = step.numbers.unbind()
+        self.curvature.clock = clock + step.index
+        weights = outputs.new_ones(outputs.shape[0], dtype=torch.float32)
+        weights[step.new :] = replay_weight
         self.curvature.update(outputs, weights=weights, targets=step.y, active=step.active)
 
     def rewrite_(self) -> None:
         """Precondition the gradients."""
         self.curvature.precondition_()
+
+    def replayed(self, steps: int) -> None:
+        """Bring the counters of the curvature up to date."""
+        last = 0 if self.settings.fisher_passes == "first" else steps - 1
+        self.curvature.replayed(steps, renewed=last)
+
+    def check(self) -> None:
+        """Raise if a batch had no finite curvature."""
+        self.curvature.check()
 
     def report(self) -> dict[str, float]:
         """τ, the weight of replayed samples, and the ratio of norms where it is tracked."""

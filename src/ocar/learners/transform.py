@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from ocar.learners.objective import Forward, Objective, Step
@@ -20,13 +21,23 @@ from ocar.learners.objective import Forward, Objective, Step
 class Transform:
     """Rewrites gradients. This one leaves them as they are: SGD."""
 
-    def begin(self, units: Sequence[int], *, known: int) -> None:
+    @property
+    def generators(self) -> Sequence[torch.Generator]:
+        """What it draws random numbers from."""
+        return ()
+
+    def begin(self, units: Sequence[int], *, known: int) -> Sequence[float]:
         """A stream batch is about to be learned.
 
         Args:
             units: Unit of the head for each new sample; empty in regression.
             known: Classes seen so far, those of this batch included.
+
+        Returns:
+            Numbers that change from batch to batch, always as many. Each step gets them as a
+            tensor, ``step.numbers``: what is captured as a graph sees no other number change.
         """
+        return ()
 
     def watch(self, step: Step) -> AbstractContextManager[object]:
         """A context for the forward pass of the objective."""
@@ -43,6 +54,12 @@ class Transform:
 
     def rewrite_(self) -> None:
         """The gradients are there, to be changed in place."""
+
+    def replayed(self, steps: int) -> None:
+        """A captured graph of so many steps has run in place of the calls above."""
+
+    def check(self) -> None:
+        """Raise what went wrong in captured steps, if anything; this waits for the device."""
 
     def report(self) -> dict[str, float]:
         """Numbers worth watching, by name."""

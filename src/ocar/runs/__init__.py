@@ -1,19 +1,26 @@
-"""The run folder: configuration, metrics, checkpoint, status; many runs as one table."""
+"""The run folder: configuration, metrics, checkpoint, status; many runs as one table or file."""
 
 from ocar.runs.folder import RunFolder
 from ocar.runs.provenance import describe_process
 from ocar.runs.reading import Run, find_runs, read_run, run_folders
-from ocar.runs.table import Group, Spread, groups, rows
+from ocar.runs.results import KeptRun, Result, keep, read_result, result_files
+from ocar.runs.table import Group, Measured, Spread, groups, rows
 
 __all__ = [
     "Group",
+    "KeptRun",
+    "Measured",
+    "Result",
     "Run",
     "RunFolder",
     "Spread",
     "describe_process",
     "find_runs",
     "groups",
+    "keep",
+    "read_result",
     "read_run",
+    "result_files",
     "rows",
     "run_folders",
 ]

@@ -7,6 +7,7 @@ import importlib.metadata
 import platform
 import subprocess
 import sys
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,17 @@ def describe_device(device: torch.device) -> dict[str, str]:
     if device.type == "cuda":
         return {"type": "cuda", "name": torch.cuda.get_device_name(device)}
     return {"type": device.type, "name": _processor(), "machine": platform.machine()}
+
+
+def device_names(processes: Iterable[Mapping[str, Any]]) -> str:
+    """What some processes computed on, each device once; the kind of machine if it has no name.
+
+    Args:
+        processes: What :func:`describe_process` said of each.
+    """
+    devices = [process.get("device", {}) for process in processes]
+    names = [d.get("name") or d.get("machine") or d.get("type") for d in devices]
+    return ", ".join(dict.fromkeys(name for name in names if name))
 
 
 def _processor() -> str:

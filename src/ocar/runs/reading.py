@@ -13,6 +13,7 @@ from typing import Any
 from ocar.errors import RunError
 from ocar.events import Evaluated, Summary
 from ocar.runs.folder import CHECKPOINT, CONFIG, METRICS, STATUS, read_json
+from ocar.runs.provenance import device_names
 from ocar.runs.records import evaluations, parse_lines, summary_of
 
 
@@ -58,6 +59,27 @@ class Run:
         return int(self.document["seed"])
 
     @property
+    def changed(self) -> Mapping[str, Any]:
+        """Settings that were given other values than the preset's."""
+        return self.document.get("changed", {})
+
+    @property
+    def sessions(self) -> list[Mapping[str, Any]]:
+        """What each process that worked on the run said of itself, and the batch it began at."""
+        said = list(self.status.get("sessions", []))
+        if said and said[0].get("batch") == 0:
+            return said
+        # The status is lost; who began the run still stands beside the configuration.
+        names = ("versions", "device", "git", "command", "time")
+        begun = {name: self.document[name] for name in names if name in self.document}
+        return [{**begun, "batch": 0}, *said]
+
+    @property
+    def device(self) -> str:
+        """What the run was computed on."""
+        return device_names(self.sessions)
+
+    @property
     def checkpoint(self) -> Path:
         """The checkpoint; the final state of the learner once the run is finished."""
         return self.path / CHECKPOINT
@@ -66,6 +88,11 @@ class Run:
     def history(self) -> tuple[Evaluated, ...]:
         """Every evaluation so far."""
         return evaluations(self.records)
+
+    @property
+    def evaluated(self) -> int:
+        """How many evaluations that is."""
+        return len(self.history)
 
     @cached_property
     def summary(self) -> Summary | None:

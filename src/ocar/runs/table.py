@@ -6,9 +6,54 @@ import dataclasses
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
-from ocar.runs.reading import Run
+from ocar.events import Summary
+
+
+class Measured(Protocol):
+    """What a table asks of a run: of its folder, or of the file that keeps its result."""
+
+    @property
+    def path(self) -> Path:
+        """Folder or file."""
+
+    @property
+    def benchmark(self) -> str:
+        """Name of the benchmark."""
+
+    @property
+    def label(self) -> str:
+        """Name of the method."""
+
+    @property
+    def hash(self) -> str:
+        """What the configuration is known by."""
+
+    @property
+    def changed(self) -> Mapping[str, Any]:
+        """Settings that were given other values than the preset's."""
+
+    @property
+    def seed(self) -> int:
+        """The seed."""
+
+    @property
+    def device(self) -> str:
+        """What it was computed on."""
+
+    @property
+    def state(self) -> str:
+        """How the run stands."""
+
+    @property
+    def evaluated(self) -> int:
+        """How many evaluations there are."""
+
+    @property
+    def summary(self) -> Summary | None:
+        """The metrics; None if the run is not finished."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,13 +95,16 @@ class Group:
     metrics: Mapping[str, Spread]
     """Each metric over the finished runs, by its name in ``Summary``."""
 
+    devices: tuple[str, ...] = ()
+    """What the finished runs were computed on."""
 
-def rows(runs: Iterable[Run]) -> list[dict[str, Any]]:
+
+def rows(runs: Iterable[Measured]) -> list[dict[str, Any]]:
     """One row a run: what it is, how it stands, and its metrics if it is finished."""
     return [_row(run) for run in runs]
 
 
-def _row(run: Run) -> dict[str, Any]:
+def _row(run: Measured) -> dict[str, Any]:
     metrics = {} if run.summary is None else dataclasses.asdict(run.summary)
     return {
         "benchmark": run.benchmark,
@@ -64,21 +112,21 @@ def _row(run: Run) -> dict[str, Any]:
         "hash": run.hash,
         "seed": run.seed,
         "state": run.state,
-        "evaluations": len(run.history),
+        "evaluations": run.evaluated,
         "path": str(run.path),
         **metrics,
     }
 
 
-def groups(runs: Iterable[Run]) -> list[Group]:
+def groups(runs: Iterable[Measured]) -> list[Group]:
     """The runs by configuration, in the order in which each was first met."""
-    together: dict[tuple[str, str, str], list[Run]] = {}
+    together: dict[tuple[str, str, str], list[Measured]] = {}
     for run in runs:
         together.setdefault((run.benchmark, run.label, run.hash), []).append(run)
     return [_group(members) for members in together.values()]
 
 
-def _group(runs: Sequence[Run]) -> Group:
+def _group(runs: Sequence[Measured]) -> Group:
     finished = [run for run in runs if run.summary is not None]
     summaries = [dataclasses.asdict(run.summary) for run in finished if run.summary is not None]
     first = runs[0]
@@ -86,10 +134,11 @@ def _group(runs: Sequence[Run]) -> Group:
         benchmark=first.benchmark,
         label=first.label,
         hash=first.hash,
-        changed=first.document.get("changed", {}),
+        changed=first.changed,
         seeds=tuple(run.seed for run in finished),
         unfinished={run.seed: run.state for run in runs if run.summary is None},
         metrics=_spreads(summaries),
+        devices=tuple(dict.fromkeys(run.device for run in finished if run.device)),
     )
 
 

@@ -1,0 +1,142 @@
+"""Functions of tensors, recorded once as a CUDA graph and then replayed.
+
+A batch of ten images is little work for a GPU: launching the kernels takes
+longer than running them. A graph launches them all at once. It can be recorded
+where shapes never change, nothing is waited for, and every number that changes
+is in a tensor.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import threading
+import warnings
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+_RECORDING = threading.Lock()  # one at a time in a process
+
+
+@dataclass(frozen=True, eq=False)
+class _Graph:
+    graph: torch.cuda.CUDAGraph
+    inputs: tuple[Tensor, ...]
+    output: Tensor
+
+
+class Captured:
+    """A function that is recorded the second time it is called with the same shapes.
+
+    The first call runs as it is written, and so does every call where recording has failed, which
+    is said in one warning. On another device than CUDA nothing is ever recorded.
+
+    Args:
+        function: Tensors to one tensor. It may change tensors in place that live as long as
+            this; it must not keep others.
+        device: Where it runs.
+        generators: Those that the function draws from on the device.
+        priority: Of its kernels on the device; lower numbers go first.
+        enabled: False to record nothing.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Tensor],
+        *,
+        device: torch.device,
+        generators: Sequence[torch.Generator] = (),
+        priority: int = 0,
+        enabled: bool = True,
+    ) -> None:
+        self.function = function
+        self.device = device
+        self.generators = tuple(g for g in generators if g.device.type == "cuda")
+        self.priority = priority
+        self.enabled = enabled and device.type == "cuda"
+        self._seen: set[Hashable] = set()
+        self._graphs: dict[Hashable, _Graph] = {}
+        self._pool = torch.cuda.graph_pool_handle() if self.enabled else None
+
+    def forget(self) -> None:
+        """Drop all graphs, because tensors that they use were replaced."""
+        self._graphs.clear()
+        self._seen.clear()
+
+    def __call__(self, *tensors: Tensor, key: Hashable = None) -> tuple[Tensor, bool]:
+        """Run the function.
+
+        Args:
+            *tensors: Its arguments, on the device or on the host.
+            key: What besides the shapes of the arguments decides what is to be done.
+
+        Returns:
+            Its result, which the next call overwrites, and whether a graph was replayed.
+        """
+        if not self.enabled:
+            return self.function(*(t.to(self.device) for t in tensors)), False
+        shape = (key, *((t.shape, t.dtype) for t in tensors))
+        graph = self._graphs.get(shape)
+        if graph is None and shape in self._seen:
+            graph = self._record(shape, tensors)
+        self._seen.add(shape)
+        if graph is None:
+            return self.function(*(t.to(self.device, non_blocking=True) for t in tensors)), False
+        for static, tensor in zip(graph.inputs, tensors, strict=True):
+            static.copy_(tensor, non_blocking=True)
+        graph.graph.replay()
+        return graph.output, True
+
+    def _record(self, shape: Hashable, tensors: Sequence[Tensor]) -> _Graph | None:
+        inputs = tuple(t.to(self.device, copy=True) for t in tensors)
+        graph = torch.cuda.CUDAGraph()
+        for generator in self.generators:
+            graph.register_generator_state(generator)
+        before = [generator.clone_state() for generator in self.generators]
+        try:
+            output = self._run_into(graph, inputs)
+        except (RuntimeError, NotImplementedError, TypeError) as error:
+            for generator, unused in zip(self.generators, before, strict=True):
+                generator.graphsafe_set_state(unused)  # a failed recording leaves it unusable
+            self.enabled = False
+            reason = str(error).strip().partition("\n")[0]
+            warnings.warn(f"Going on without CUDA graphs, more slowly: {reason}", stacklevel=5)
+            return None
+        self._graphs[shape] = _Graph(graph, inputs, output)
+        return self._graphs[shape]
+
+    def _run_into(self, graph: torch.cuda.CUDAGraph, inputs: Sequence[Tensor]) -> Tensor:
+        stream = _recording_stream(self.device, self.priority)
+        with _RECORDING, _without_garbage_collection():
+            stream.wait_stream(torch.cuda.current_stream(self.device))
+            with torch.cuda.stream(stream):
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    output = self.function(*inputs)
+                except BaseException:
+                    with suppress(RuntimeError):
+                        graph.capture_end()
+                    raise
+                graph.capture_end()
+        return output
+
+
+@functools.cache
+def _recording_stream(device: torch.device, priority: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=priority)
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """What is freed while a graph is recorded could be memory of the device."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()

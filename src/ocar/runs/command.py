@@ -1,0 +1,66 @@
+"""The ``ocar run`` line that stands for the configuration of stored runs.
+
+It is put together from what ``config.json`` holds, since a run need not have been made by the
+command line, and since several commands may have made the seeds of one configuration.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+PROTOCOL: dict[str, Any] = {
+    "iid": False,
+    "blurry": 0.0,
+    "every": 1,
+    "online": False,
+    "probe": True,
+    "max_tasks": None,
+    "max_batches": None,
+}
+"""Options of a run that are part of its identity, and what they are if nothing is said."""
+
+
+def run_command(
+    config: Mapping[str, Any],
+    given: Mapping[str, Any],
+    *,
+    seeds: Sequence[int],
+    threads: int | None = None,
+) -> str | None:
+    """The command that makes runs of a configuration, at the same revision of the source.
+
+    Args:
+        config: The identity of the runs.
+        given: What the configuration was made from: ``method``, ``transform``, ``settings``.
+        seeds: Seeds of the runs.
+        threads: Threads on the CPU, if to be named.
+
+    Returns:
+        One line, to be read by a shell; None if a setting cannot be written as a flag.
+    """
+    settings: Mapping[str, Any] = given["settings"]
+    if any(isinstance(value, Mapping) for value in settings.values()):
+        return None
+    words = ["ocar", "run", config["benchmark"], given["method"]]
+    words += _flag("seeds", seeds)
+    if given["transform"] is not None:
+        words += _flag("transform", given["transform"])
+    for name, usual in PROTOCOL.items():
+        if config[name] != usual:
+            words += _flag(name, config[name])
+    for name, value in settings.items():
+        words += _flag(name, value)
+    words += _flag("device", config["device"])
+    if threads is not None and config["device"] == "cpu":
+        words += _flag("threads", threads)
+    return shlex.join(words)
+
+
+def _flag(name: str, value: Any) -> list[str]:
+    name = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    values = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+    return [f"--{name}", *map(str, values)]
