@@ -15,7 +15,7 @@ PINNED := PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_BUILD_CONSTRAINT=$(CURDIR
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run test test-long test-gpu check format bench dist clean
+.PHONY: help venv run test test-long test-gpu check format readme bench dist clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +50,9 @@ check: venv  ## lint, formatting, types, import layers
 format: venv  ## format the code and mend what ruff can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+readme: venv  ## make the README's tables from results/
+	$(BIN)/ocar show results --markdown --into README.md
 
 bench: venv  ## measure the speed of the curvature
 	$(BIN)/python benchmarks/kfac.py

@@ -11,6 +11,7 @@ import torch
 from ocar.datasets import Arrays
 from ocar.errors import ConfigError, InputError, ModelError
 from ocar.evaluate import (
+    AtRest,
     Counts,
     Evaluated,
     Event,
@@ -165,6 +166,7 @@ def test_events_calls_and_metrics_of_a_whole_run() -> None:
         assert event.accuracy == sum(event.correct) / sum(sizes)
         assert event.accuracies == tuple(c / n for c, n in zip(event.correct, sizes, strict=True))
         rows.append((list(event.correct), sizes))
+        assert next(events) == AtRest(index=batch.index)
         if batch.last:
             event = next(events)
             assert isinstance(event, TaskEnded)
@@ -192,6 +194,24 @@ def test_classes_not_yet_seen_count_as_wrong() -> None:
                 assert correct <= possible
 
 
+@pytest.mark.parametrize("block", [2, 3, 100])
+def test_told_in_blocks_it_is_the_same(block: int) -> None:
+    whole = [without_seconds(e) for e in evaluate(NearestMean(), make_stream())]
+    stream, waiting, told = make_stream(), 0, []
+    for event in evaluate(NearestMean(), stream, block=block):
+        told.append(without_seconds(event))
+        if isinstance(event, Evaluated):
+            waiting += 1
+        if isinstance(event, AtRest):
+            assert stream.position == event.index + 1
+            assert 1 <= waiting <= block
+            waiting = 0
+    for kind in ("learned", "evaluated", "ended", "finished"):
+        assert [e for e in told if e[0] == kind] == [e for e in whole if e[0] == kind]
+    assert told[-1] == whole[-1]
+    assert len(told) < len(whole)  # fewer rests
+
+
 def test_every_kth_batch_and_each_task_end() -> None:
     for every in (1, 2, 3, 7, 1000):
         events = list(evaluate(NearestMean(), make_stream(), every=every))
@@ -212,6 +232,8 @@ def without_seconds(event: Event) -> tuple[object, ...]:
             return ("learned", event.index, event.task)
         case TaskEnded():
             return ("ended", event.index, event.task)
+        case AtRest():
+            return ("at rest", event.index)
         case Finished():
             return ("finished", event.correct, summary_values(event.summary))
 
@@ -225,8 +247,8 @@ def test_a_run_stopped_at_any_evaluation_goes_on_the_same() -> None:
         for event in evaluate(learner, stream):
             if isinstance(event, Evaluated):
                 history.append(event)
-                if len(history) == stop:
-                    break
+            if isinstance(event, AtRest) and len(history) == stop:
+                break
         resumed = make_stream()
         resumed.load_state_dict(stream.state_dict())
         rest = list(evaluate(learner, resumed, history=history))
@@ -399,7 +421,7 @@ def test_validation_data_is_kept_on_the_learners_device() -> None:
 
 def test_online_accuracy_is_that_before_learning() -> None:
     learner, oracle = NearestMean(), NearestMean()
-    *_, last, _, finished = evaluate(learner, make_stream(), online=True)
+    *_, last, _, _, finished = evaluate(learner, make_stream(), online=True)
     right = total = 0
     for batch in make_stream():
         right += brute_counts(oracle, [(batch.x, batch.y)])[0]
@@ -579,6 +601,7 @@ def test_a_probe_is_part_of_the_summary() -> None:
         def predict(self, x: torch.Tensor) -> torch.Tensor:
             return self.model(x.float() / 255)
 
+    torch.manual_seed(0)
     learner, stream = Network(), make_stream()
     *_, finished = evaluate(learner, stream, probe=True)
     assert isinstance(finished, Finished)

@@ -34,6 +34,7 @@ OTHER: dict[str, Any] = {
 
 ELSEWHERE: dict[str, Any] = {
     "threads": 2,
+    "capture": False,
     "checkpoint_every": 5,
     "data_root": Path("elsewhere"),
     "device": "auto",

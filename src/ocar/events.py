@@ -90,6 +90,17 @@ class Evaluated(Counts):
 
 
 @dataclass(frozen=True, kw_only=True)
+class AtRest:
+    """All that was learned has been evaluated and told: the moment to save the learner, or to stop.
+
+    On a GPU evaluations are waited for in blocks, so this comes after a number of them.
+    """
+
+    index: int
+    """Index of the last batch."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class TaskEnded:
     """The last batch of a task has been learned and evaluated."""
 
@@ -165,4 +176,4 @@ class Finished(Counts):
     """Probed Acc, if it was asked for."""
 
 
-Event = Learned | Evaluated | TaskEnded | Finished
+Event = Learned | Evaluated | AtRest | TaskEnded | Finished

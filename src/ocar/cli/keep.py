@@ -18,7 +18,7 @@ class Options:
     """Keep the results of finished runs, one small file a configuration.
 
     A file holds the configuration, the seeds with all their metrics, device, versions, revision
-    of the source, and the command; seeds that it held before stay. ``ocar show`` reads it.
+    of the source, and the command; seeds that it held before stay. ocar show reads it.
     """
 
     runs: Path

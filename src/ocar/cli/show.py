@@ -23,7 +23,7 @@ from ocar.runs import Measured, groups, rows
 class Options:
     """Show stored runs: mean ± sample std of every metric, the paper's numbers below.
 
-    What a run folder says is computed anew from its metrics.jsonl. The files of ``ocar keep`` are
+    What a run folder says is computed anew from its metrics.jsonl; the files of ocar keep are
     shown as the runs that they were made of.
     """
 

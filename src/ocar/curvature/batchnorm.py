@@ -8,10 +8,10 @@ channels are: one kernel does them all.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -30,19 +30,19 @@ def batched_backward(modules: Iterable[nn.Module]) -> Iterator[None]:
     with ExitStack() as stack:
         for module in modules:
             if _is_coupling(module):
-                module.forward = partial(_forward, module)  # type: ignore[method-assign]
+                norm = cast("nn.BatchNorm2d", module)
+                norm.forward = partial(_forward, norm)  # type: ignore[method-assign]
                 stack.callback(module.__dict__.pop, "forward")
         yield
 
 
 def _is_coupling(module: nn.Module) -> bool:
-    return (
-        type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-        and module.training
-        and module.affine
-        and module.momentum is not None
-        and "forward" not in module.__dict__
-    )
+    """Whether a layer is a plain BatchNorm that uses the statistics of the batch."""
+    known = type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    if not known or not module.training or "forward" in module.__dict__:
+        return False
+    norm = cast("nn.BatchNorm2d", module)
+    return norm.affine and norm.momentum is not None
 
 
 def _forward(module: nn.BatchNorm2d, x: Tensor) -> Tensor:
@@ -50,17 +50,15 @@ def _forward(module: nn.BatchNorm2d, x: Tensor) -> Tensor:
     if module.num_batches_tracked is not None:
         module.num_batches_tracked.add_(1)
     running = module.running_mean, module.running_var
-    y: Tensor = _BatchNorm.apply(
-        x, module.weight, module.bias, *running, module.momentum, module.eps
-    )
-    return y
+    apply = cast("Callable[..., Tensor]", _BatchNorm.apply)
+    return apply(x, module.weight, module.bias, *running, module.momentum, module.eps)
 
 
 class _BatchNorm(torch.autograd.Function):
     """What ``functional.batch_norm`` does in training."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         x: Tensor,
         weight: Tensor,
@@ -79,16 +77,16 @@ class _BatchNorm(torch.autograd.Function):
         return result
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-        gradients = _Backward.apply(g, *ctx.saved_tensors, ctx.kind, ctx.eps)
-        return (*gradients, None, None, None, None)
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        apply = cast("Callable[..., tuple[Tensor, ...]]", _Backward.apply)
+        return (*apply(g, *ctx.saved_tensors, ctx.kind, ctx.eps), None, None, None, None)
 
 
 class _Backward(torch.autograd.Function):
     """Gradients of input, weight and bias, for one column or for several."""
 
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         g: Tensor,
         x: Tensor,
         weight: Tensor,
@@ -108,7 +106,7 @@ class _Backward(torch.autograd.Function):
         """Nothing is kept: there is no second derivative."""
 
     @staticmethod
-    def vmap(  # type: ignore[override]
+    def vmap(
         info: Any,
         in_dims: tuple[int | None, ...],
         g: Tensor,

@@ -37,9 +37,7 @@ class Lanes:
         self._streams = _streams(device)
         self._kept: list[object] = []
 
-    def run(
-        self, jobs: Iterable[tuple[int, Callable[[], object]]], *, keep: object = None
-    ) -> None:
+    def run(self, jobs: Iterable[tuple[int, Callable[[], object]]], *, keep: object = None) -> None:
         """Start jobs after all that the current stream has been given.
 
         Args:
@@ -66,6 +64,5 @@ class Lanes:
 
 
 def is_capturing(device: torch.device) -> bool:
-    """Whether work on the device is being recorded as a graph, so that nothing can be waited for.
-    """
+    """Whether work on the device is being recorded as a graph: then nothing can be waited for."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

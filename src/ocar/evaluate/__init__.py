@@ -1,13 +1,14 @@
 """The loop of online continual learning: learn a batch, then say how good the learner is now.
 
 :func:`evaluate` is a generator of events and does nothing else: no file is written and nothing
-is printed. Progress bars, logs and checkpoints listen to the events. When one arrives, learner
-and stream are at rest; the one to save them on is ``Evaluated``, with which a batch is done.
+is printed. Progress bars, logs and checkpoints listen to the events. The one to save learner and
+stream on is ``AtRest``: all that was learned has been evaluated.
 """
 
 from ocar.evaluate.loop import OnlineLearner, evaluate
 from ocar.evaluate.summary import summarize
 from ocar.events import (
+    AtRest,
     Counts,
     Evaluated,
     Event,
@@ -20,6 +21,7 @@ from ocar.events import (
 from ocar.streams.base import TaskStream
 
 __all__ = [
+    "AtRest",
     "Counts",
     "Evaluated",
     "Event",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from typing import Protocol, cast
 
@@ -10,11 +9,15 @@ import torch
 from torch import Tensor
 
 from ocar.errors import ConfigError
-from ocar.evaluate.measure import Classification, Measure, Predictor, Regression
+from ocar.evaluate.measure import Answer, Classification, Measure, Predictor, Regression
+from ocar.evaluate.stopwatch import Lap, Stopwatch
 from ocar.evaluate.summary import summarize
-from ocar.events import Evaluated, Event, Finished, Learned, StepReport, TaskEnded
+from ocar.events import AtRest, Evaluated, Event, Finished, Learned, StepReport, TaskEnded
 from ocar.probe import check_probe, probe_stream
 from ocar.streams.base import StreamBatch, TaskStream
+
+BLOCK = 32
+"""Evaluations that are waited for together on a GPU."""
 
 
 class OnlineLearner(Predictor, Protocol):
@@ -43,6 +46,7 @@ def evaluate(
     *,
     every: int = 1,
     history: Sequence[Evaluated] = (),
+    block: int | None = None,
     test_batch: int = 1000,
     online: bool = False,
     probe: bool = False,
@@ -61,6 +65,8 @@ def evaluate(
         learner: Told neither task nor boundary, unless it says that it wants boundaries.
         stream: Batches, validation and test data.
         every: How often to evaluate; 1 is the protocol's. L_s sums over evaluations.
+        block: So many evaluations are told together, so that a GPU is not waited for each time;
+            by default 32 on a GPU, else 1. A task's last always ends a block.
         history: The evaluations before, where the stream goes on from the middle.
         test_batch: Most test samples to predict at once.
         online: Also predict each batch before it is learned; a stream without validation data
@@ -70,14 +76,17 @@ def evaluate(
         seed: Seed of the probe's augmentation.
 
     Yields:
-        ``Learned`` for each complete batch, ``Evaluated``, ``TaskEnded``, and ``Finished`` once.
+        ``Learned`` for each complete batch, ``Evaluated``, ``AtRest`` when what was learned has all
+        been evaluated, ``TaskEnded``, and ``Finished`` once.
     """
-    if every < 1 or test_batch < 1:
-        raise ConfigError(f"Invalid {every=}, {test_batch=}. Must both be at least 1.")
+    if every < 1 or test_batch < 1 or (block is not None and block < 1):
+        raise ConfigError(f"Invalid {every=}, {block=}, {test_batch=}. Must all be at least 1.")
     if probe:
         check_probe(learner)
     loop = _Loop(learner, stream, list(history), online=online)
-    return loop.events(every=every, test_batch=test_batch, probe=probe, seed=seed)
+    if block is None:
+        block = BLOCK if loop.watch.on_cuda else 1
+    return loop.events(every=every, block=block, test_batch=test_batch, probe=probe, seed=seed)
 
 
 class _Loop:
@@ -90,38 +99,48 @@ class _Loop:
         self.stream = stream
         self.history = history
         self.online = online
-        self.seconds = history[-1].seconds if history else 0.0
-        self.device: torch.device | None = None  # of the work that an evaluation waits for
+        device: torch.device | None = getattr(learner, "device", None)
+        self.watch = Stopwatch(device, history[-1].seconds if history else 0.0)
 
-    def events(self, *, every: int, test_batch: int, probe: bool, seed: int) -> Iterator[Event]:
+    def events(
+        self, *, every: int, block: int, test_batch: int, probe: bool, seed: int
+    ) -> Iterator[Event]:
         regression = bool(self.history) and self.history[-1].l_s is not None
         measure: Measure | None = None
+        waiting: list[tuple[Lap, Answer]] = []
         for batch in self.stream:
             if measure is None:
                 measure = self._measure(batch.y.is_floating_point())
-            if measure.predicts:
-                self.seconds += _wait(self.device)
             measure.arrive(batch)
-            if measure.predicts:
-                _wait(self.device)  # a prediction is no training
-            start = time.perf_counter()
-            learned = self._take(batch)
-            self.seconds += time.perf_counter() - start
+            with self.watch.running():
+                learned = self._take(batch)
             if learned is not None:
                 yield learned
             if (batch.index + 1) % every == 0 or batch.last:
-                self.seconds += _wait(self.device)
-                self.history.append(measure.evaluate(batch, self.seconds))
-                yield self.history[-1]
+                waiting.append((self.watch.lap(), measure.evaluate(batch)))
+            if waiting and (len(waiting) == block or batch.last):
+                yield from self._wait_for(waiting)
+                waiting.clear()
+                yield AtRest(index=batch.index)
             if batch.last:
-                yield TaskEnded(index=batch.index, task=batch.task, seconds=self.seconds)
+                seconds = self.history[-1].seconds
+                yield TaskEnded(index=batch.index, task=batch.task, seconds=seconds)
         measure = measure or self._measure(regression)
         test = measure.test(test_batch)
         probed = None
         if probe and not isinstance(measure, Regression):
             probed = probe_stream(self.learner, self.stream, seed=seed)
-        summary = summarize(self.history, test=test, seconds=self.seconds, probe=probed)
+        seconds = self.watch.seconds(self.watch.lap())
+        summary = summarize(self.history, test=test, seconds=seconds, probe=probed)
         yield Finished(correct=test.correct, sizes=test.sizes, summary=summary, probe=probed)
+
+    def _wait_for(self, waiting: list[tuple[Lap, Answer]]) -> Iterator[Evaluated]:
+        check = getattr(self.learner, "check", None)
+        if check is not None:
+            check()
+        for lap, answer in waiting:
+            self.history.append(answer(self.watch.seconds(lap)))
+            yield self.history[-1]
 
     def _measure(self, regression: bool) -> Measure:
         before = self.history[-1] if self.history else None
@@ -135,7 +154,6 @@ class _Loop:
         if batch.complete:
             report = self.learner.learn(batch.x, batch.y)
             loss = report.loss.detach().clone()  # a captured step reuses its buffer
-            self.device = loss.device
             learned = Learned(index=batch.index, task=batch.task, loss=loss, report=report)
         else:
             self.learner.remember(batch.x, batch.y)
@@ -144,12 +162,3 @@ class _Loop:
         if between_tasks and getattr(self.learner, "wants_boundaries", False):
             cast(_BoundaryLearner, self.learner).boundary()
         return learned
-
-
-def _wait(device: torch.device | None) -> float:
-    """Seconds until work given to an accelerator is done, so that it counts as training."""
-    if device is None or device.type != "cuda":
-        return 0.0
-    start = time.perf_counter()
-    torch.cuda.synchronize(device)
-    return time.perf_counter() - start

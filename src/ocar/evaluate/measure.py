@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -24,6 +25,10 @@ class Predictor(Protocol):
 
     def predict(self, x: Tensor, /) -> Tensor:
         """Logits ``(n, len(classes))`` of raw samples ``(n, ...)``, or ``(n, outputs)``."""
+
+
+Answer = Callable[[float], Evaluated]
+"""From the seconds of training so far to an evaluation; it may wait for the device."""
 
 
 class Measure(ABC):
@@ -51,12 +56,14 @@ class Measure(ABC):
         self.seen += len(batch.y)
 
     @abstractmethod
-    def evaluate(self, batch: StreamBatch, seconds: float) -> Evaluated:
+    def evaluate(self, batch: StreamBatch) -> Answer:
         """Try the learner after a batch.
 
         Args:
             batch: The batch.
-            seconds: Seconds of training so far.
+
+        Returns:
+            What to ask for the evaluation later: it may wait for the device.
         """
 
     @abstractmethod
@@ -79,32 +86,36 @@ class Classification(Measure):
     ) -> None:
         super().__init__(learner, stream, before)
         self.predicts = online
-        self._correct = 0 if before is None else before.online_correct or 0
-        self._pending: list[Tensor] = []  # not yet waited for
+        self._online: int | Tensor = 0 if before is None else before.online_correct or 0
         self._held_out: _HeldOut | None = None
 
     def arrive(self, batch: StreamBatch) -> None:
         """Predict the batch, if that is asked for."""
         super().arrive(batch)
         if self.predicts:
-            self._pending.append(_hits(self.learner, batch.x, batch.y).sum())
+            self._online = _hits(self.learner, batch.x, batch.y).sum() + self._online
 
-    def evaluate(self, batch: StreamBatch, seconds: float) -> Evaluated:
+    def evaluate(self, batch: StreamBatch) -> Answer:
         """Count correct predictions for each task up to that of the batch."""
         if self._held_out is None:
-            self._held_out = _HeldOut(self.stream, self.device, needed=not self.predicts)
-        correct, sizes = self._held_out.correct(self.learner, batch.task)
-        self._correct += sum(int(count) for count in self._pending)
-        self._pending.clear()
-        return Evaluated(
-            index=batch.index,
-            task=batch.task,
-            correct=correct,
-            sizes=sizes,
-            seconds=seconds,
-            seen=self.seen,
-            online_correct=self._correct if self.predicts else None,
-        )
+            self._held_out = _HeldOut(
+                self.learner, self.stream, self.device, needed=not self.predicts
+            )
+        correct, sizes = self._held_out.correct(batch.task)
+        online, seen = self._online if self.predicts else None, self.seen
+
+        def answer(seconds: float) -> Evaluated:
+            return Evaluated(
+                index=batch.index,
+                task=batch.task,
+                correct=tuple(correct.tolist()),
+                sizes=sizes,
+                seconds=seconds,
+                seen=seen,
+                online_correct=None if online is None else int(online),
+            )
+
+        return answer
 
     def test(self, most: int) -> Counts:
         """Count correct predictions on the test data of each task."""
@@ -143,23 +154,29 @@ class Regression(Measure):
         self._pending.append(_squared_error(self.learner, batch.x, batch.y))
         self._keep(batch.x, batch.y)
 
-    def evaluate(self, batch: StreamBatch, seconds: float) -> Evaluated:
+    def evaluate(self, batch: StreamBatch) -> Answer:
         """Predict all data so far."""
         self._data = [concatenate(self._data)]
-        self._l_s.update(float(_squared_error(self.learner, *self._data[0])))
-        for loss in self._pending:
-            self._l_p.update(float(loss))
-        self._pending.clear()
-        return Evaluated(
-            index=batch.index,
-            task=batch.task,
-            correct=(),
-            sizes=(),
-            seconds=seconds,
-            seen=self.seen,
-            l_p=self._l_p.compute(),
-            l_s=self._l_s.compute(),
-        )
+        everything = _squared_error(self.learner, *self._data[0])
+        pending, self._pending = self._pending, []
+        seen = self.seen
+
+        def answer(seconds: float) -> Evaluated:
+            self._l_s.update(float(everything))
+            for loss in pending:
+                self._l_p.update(float(loss))
+            return Evaluated(
+                index=batch.index,
+                task=batch.task,
+                correct=(),
+                sizes=(),
+                seconds=seconds,
+                seen=seen,
+                l_p=self._l_p.compute(),
+                l_s=self._l_s.compute(),
+            )
+
+        return answer
 
     def test(self, most: int) -> Counts:
         """Nothing is counted in regression."""
@@ -173,12 +190,20 @@ class _HeldOut:
     """The validation data of all tasks in one piece, so that one predict does.
 
     Args:
+        learner: What is tried on it.
         stream: Where it is from.
         device: Where to keep it; where it is if not given.
         needed: Whether it is an error if there is none at all.
     """
 
-    def __init__(self, stream: TaskStream, device: torch.device | None, *, needed: bool) -> None:
+    def __init__(
+        self,
+        learner: Predictor,
+        stream: TaskStream,
+        device: torch.device | None,
+        *,
+        needed: bool,
+    ) -> None:
         parts = [stream.validation(task) for task in range(stream.tasks)]
         self.sizes = tuple(len(y) for _, y in parts)
         self.empty = not any(self.sizes)
@@ -190,36 +215,53 @@ class _HeldOut:
                 "validation greater than 0, or evaluate with online=True a stream without any."
             )
         x, y = concatenate(parts)
-        self.x, self.y = (x, y) if device is None else (x.to(device), y.to(device))
+        x, self.y = (x, y) if device is None else (x.to(device), y.to(device))
         self.task_of = torch.repeat_interleave(
             torch.arange(len(self.sizes)), torch.tensor(self.sizes)
         ).to(self.y.device)
+        self.learner = learner
+        prepare = getattr(learner, "predict_repeatedly", None)
+        self.predict = self._predict_again(x) if prepare is None else prepare(x)
 
-    def correct(self, learner: Predictor, task: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Correct predictions for each task up to ``task``, and their samples."""
+    def _predict_again(self, x: Tensor) -> Callable[[int, Callable[[Tensor], Tensor]], Tensor]:
+        return lambda n, use: use(self.learner.predict(x[:n]))
+
+    def correct(self, task: int) -> tuple[Tensor, tuple[int, ...]]:
+        """Correct predictions for each task up to ``task``, and their samples.
+
+        The predictions may still be on their way.
+        """
         if self.empty:
-            return (), ()
+            return torch.empty(0), ()
         sizes = self.sizes[: task + 1]
         n = sum(sizes)
-        hits = _hits(learner, self.x[:n], self.y[:n])
-        counts = torch.zeros(task + 1, dtype=torch.int64, device=hits.device)
-        counts.index_add_(0, self.task_of[:n].to(hits.device), hits)
-        return tuple(counts.tolist()), sizes
+
+        def count(logits: Tensor) -> Tensor:
+            hits = _compare(self.learner, logits, self.y[:n])
+            counts = torch.zeros(task + 1, dtype=torch.int64, device=hits.device)
+            return counts.index_add_(0, self.task_of[:n].to(hits.device), hits)
+
+        return self.predict(n, count), sizes
 
 
 @torch.no_grad()
 def _hits(learner: Predictor, x: Tensor, y: Tensor) -> Tensor:
     """1 where the learner is right, else 0: ``(n,)`` int64 on the learner's device."""
-    logits = learner.predict(x)
-    labels = torch.tensor(learner.classes, dtype=torch.int64, device=logits.device)
-    if logits.shape != (len(x), len(labels)):
+    return _compare(learner, learner.predict(x), y)
+
+
+def _compare(learner: Predictor, logits: Tensor, y: Tensor) -> Tensor:
+    """1 where the highest logit is that of the label, else 0: ``(n,)`` int64."""
+    classes = torch.tensor(learner.classes, dtype=torch.int64)
+    if logits.shape != (len(y), len(classes)):
         raise InputError(
-            f"The learner predicts {tuple(logits.shape)} for {len(x)} samples and knows "
-            f"{len(labels)} classes. Must be one row a sample, one column a class."
+            f"The learner predicts {tuple(logits.shape)} for {len(y)} samples and knows "
+            f"{len(classes)} classes. Must be one row a sample, one column a class."
         )
-    if len(labels) == 0:
-        return torch.zeros(len(x), dtype=torch.int64, device=logits.device)
-    return (labels[logits.argmax(dim=1)] == y.to(logits.device)).long()
+    if len(classes) == 0:
+        return torch.zeros(len(y), dtype=torch.int64, device=logits.device)
+    labels = classes.to(logits.device, non_blocking=True)
+    return (labels[logits.argmax(dim=1)] == y.to(logits.device, non_blocking=True)).long()
 
 
 @torch.no_grad()

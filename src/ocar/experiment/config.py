@@ -71,6 +71,9 @@ class RunConfig:
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; ``"auto"`` is the GPU if there is one."""
 
+    capture: bool = True
+    """On a GPU, capture the steps as CUDA graphs: the same up to rounding, many times faster."""
+
     threads: int | None = None
     """Threads on the CPU; by default as many as PyTorch takes. A run that goes on keeps those
     that it began with, since their number can change the last bits of a sum."""

@@ -1,9 +1,9 @@
 """One configuration to one run folder, going on where it was left.
 
 :func:`run_events` is a generator: it learns, evaluates and writes the folder, and tells what it
-does. A bar, a log or a test listens. A run is at rest, and can be saved, whenever an evaluation
-is done; there it looks whether it should stop. Killed anywhere else it goes on from its last
-checkpoint, does the same again, and ends the same.
+does. A bar, a log or a test listens. A run is at rest, and can be saved, whenever all that it has
+learned is evaluated; there it looks whether it should stop. Killed anywhere else it goes on from
+its last checkpoint, does the same again, and ends the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from torch import Tensor
 from ocar.config import to_plain
 from ocar.errors import CheckpointError, NumericalError
 from ocar.evaluate import evaluate
-from ocar.events import Evaluated, Finished, Learned, TaskEnded
+from ocar.events import AtRest, Evaluated, Finished, Learned, TaskEnded
 from ocar.experiment.cadence import Cadence
 from ocar.experiment.config import RunConfig
 from ocar.experiment.events import AlreadyFinished, Recorded, RunEvent, Saved, Started, Stopped
@@ -49,7 +49,7 @@ def run(
         config: What to run.
         out: Folder for all runs; this one's is below it, named by the configuration.
         listen: Called with every event.
-        stop: Asked after each evaluation whether to save and leave.
+        stop: Asked whenever the run is at rest whether to save and leave.
 
     Returns:
         The stored run; its ``summary`` is None if it was stopped.
@@ -122,7 +122,7 @@ class _Session:
             position=self.position,
             history=self.history,
         )
-        learned: Learned | None = None
+        learned: dict[int, Learned] = {}
         regression = get_benchmark(self.config.benchmark).kind == "regression"
         loop = evaluate(
             self.learner,
@@ -135,12 +135,13 @@ class _Session:
         )
         for event in loop:
             if isinstance(event, Learned):
-                learned = event
+                learned[event.index] = event
             elif isinstance(event, Evaluated):
-                yield self._record(event, learned)
-                # None after a batch that was only remembered, so that no line depends on what
-                # came before the last one, which a run that goes on does not know.
-                learned = None
+                # None of a batch that was only remembered: a line never depends on what came
+                # before its batch, which a run that goes on does not know.
+                yield self._record(event, learned.get(event.index))
+            elif isinstance(event, AtRest):
+                learned.clear()
                 stopping = stop()
                 if stopping or self.cadence.is_due(event.index):
                     yield self._save("stopped" if stopping else "running")
@@ -217,7 +218,7 @@ def _make_learner(config: RunConfig, device: torch.device) -> Learner:
     benchmark = get_benchmark(config.benchmark)
     model = make_model(**benchmark.model_settings(), seed=config.seed)
     settings, transform = config.resolve()
-    return Learner(model.to(device), settings, transform=transform)
+    return Learner(model.to(device), settings, transform=transform, capture=config.capture)
 
 
 def _document(config: RunConfig, process: Mapping[str, Any]) -> dict[str, Any]:

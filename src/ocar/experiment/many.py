@@ -1,25 +1,32 @@
-"""Several runs, in this process or side by side in worker processes.
+"""Several runs, one after another or side by side.
 
-:func:`run_many` yields messages, the same for both: what a bar or a log needs to know of each
-run. A run that fails leaves the others alone. Workers save and leave when they are asked to
-stop, and when the process that started them is gone.
+On a CPU runs side by side are in worker processes; on a GPU they are in threads of this process,
+each with a stream of its own, since processes would only take turns. :func:`run_many` yields
+messages, the same for all: what a bar or a log needs to know of each run. A run that fails leaves
+the others alone. Workers save and leave when they are asked to stop, and processes also when the
+one that started them is gone.
 """
 
 from __future__ import annotations
 
 import math
 import multiprocessing
+import queue
 import signal
+import threading
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 from typing import Literal
+
+import torch
 
 from ocar.errors import OcarError
 from ocar.events import Finished
@@ -103,7 +110,7 @@ def run_many(
 
     Args:
         jobs: The runs.
-        workers: Processes; with 1 the runs are done in this one, one after another.
+        workers: Runs at a time; with 1 they are done here, one after another.
         stop: Asked often whether to save and leave.
 
     Yields:
@@ -115,7 +122,11 @@ def run_many(
         yield Ended(job=number, state="already finished")
     left = {number: job for number, job in enumerate(jobs) if number not in finished}
     if workers > 1 and len(left) > 1:
-        yield from _Pool(left, workers=workers, stop=stop).messages()
+        on_gpu = all(job.config.resolve_device().type == "cuda" for job in left.values())
+        if on_gpu:
+            yield from _follow_in_threads(left, workers=workers, stop=stop)
+        else:
+            yield from _Pool(left, workers=workers, stop=stop).messages()
         return
     for number, job in left.items():
         if stop():
@@ -142,6 +153,34 @@ def _follow(number: int, job: Job, stop: Callable[[], bool]) -> Iterator[Message
             yield from watch.messages(event)
     except Exception as error:  # noqa: BLE001 (whatever it is, the other runs go on)
         yield Ended(job=number, state="failed", error=say(error), details=traceback.format_exc())
+
+
+def _follow_in_threads(
+    jobs: Mapping[int, Job], *, workers: int, stop: Callable[[], bool]
+) -> Iterator[Message]:
+    """Do runs on a GPU, each on a stream of its own, so that they share it."""
+    messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    abandoned = threading.Event()
+
+    def asked() -> bool:
+        return abandoned.is_set() or stop()
+
+    def follow(number: int, job: Job) -> None:
+        if not asked():
+            with torch.cuda.stream(torch.cuda.Stream()):
+                for message in _follow(number, job, asked):
+                    messages.put(message)
+
+    with ThreadPoolExecutor(workers) as pool:
+        futures = [pool.submit(follow, number, job) for number, job in jobs.items()]
+        try:
+            while not (all(future.done() for future in futures) and messages.empty()):
+                with suppress(queue.Empty):
+                    yield messages.get(timeout=INTERVAL)
+        finally:
+            abandoned.set()
+    for future in futures:
+        future.result()  # raises what is no failure of a run
 
 
 def say(error: BaseException) -> str:

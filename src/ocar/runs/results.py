@@ -16,6 +16,7 @@ import hashlib
 import json
 import math
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -69,10 +70,12 @@ class KeptRun:
     """Threads on the CPU."""
 
     wall_seconds: float | None
-    """Seconds from begin to end; None if the run was interrupted, when nobody knows."""
+    """Seconds from begin to end, evaluation included, to the second; None if the run was
+    interrupted, since nobody knows for how long."""
 
     sessions: Sequence[Mapping[str, Any]]
-    """What each process that worked on the run said of itself, and the batch it began at."""
+    """What each process that worked on the run said of itself, its command on one line, and the
+    batch it began at."""
 
     @property
     def benchmark(self) -> str:
@@ -169,8 +172,12 @@ def _kept(run: Run, path: Path) -> KeptRun:
         evaluated=run.evaluated,
         threads=int(run.document["threads"]),
         wall_seconds=_wall_seconds(run),
-        sessions=run.sessions,
+        sessions=[_one_line(session) for session in run.sessions],
     )
+
+
+def _one_line(session: Mapping[str, Any]) -> dict[str, Any]:
+    return {**session, "command": shlex.join(session.get("command", []))}
 
 
 def _wall_seconds(run: Run) -> float | None:

@@ -1,0 +1,114 @@
+"""Predictions of the same samples again and again, as an evaluation after every batch makes them.
+
+Samples are normalised once. On a GPU the forward pass is a captured graph on a stream of its own,
+with a copy of the weights, so that the next batch is learned while the last is still evaluated.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ocar.learners.captured import Captured
+from ocar.models.folded import fold
+
+MOST_BYTES = 2**30
+"""Samples that would be larger than this once normalised are normalised each time."""
+
+CHUNK = 2500
+"""Most samples that go through the model at once."""
+
+
+class RepeatedPrediction:
+    """Predicts the first n of some samples whenever it is asked.
+
+    Args:
+        x: Raw samples, ``(n, ...)``.
+        normalize: From raw samples to inputs of the model.
+        predict: From inputs of the model to outputs, on the host or on any device.
+        device: Where the model is.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        *,
+        normalize: Callable[[Tensor], Tensor],
+        predict: Callable[[Tensor], Tensor],
+        device: torch.device,
+    ) -> None:
+        first = normalize(x[:1].to(device))
+        self._normalize: Callable[[Tensor], Tensor] | None = None
+        if first.numel() * first.element_size() * len(x) <= MOST_BYTES:
+            self._x = torch.cat([normalize(part.to(device)) for part in x.split(CHUNK)])
+        else:
+            self._x, self._normalize = x.to(device), normalize
+        self._predict = predict
+
+    def __call__(self, n: int, use: Callable[[Tensor], Tensor]) -> Tensor:
+        """What ``use`` makes of the outputs for the first n samples."""
+        return use(torch.cat([self._outputs(part) for part in self._x[:n].split(CHUNK)]))
+
+    def _outputs(self, x: Tensor) -> Tensor:
+        return self._predict(x if self._normalize is None else self._normalize(x))
+
+
+class SideBySidePrediction(RepeatedPrediction):
+    """As :class:`RepeatedPrediction`, on a stream of its own with a copy of the weights.
+
+    Args:
+        x: Raw samples, ``(n, ...)``.
+        normalize: From raw samples to inputs of the model.
+        model: The model, on a CUDA device.
+        weights: The values to predict with, by name: parameters and buffers of the model. They
+            must stay the same tensors as long as this is used.
+    """
+
+    def __init__(
+        self,
+        x: Tensor,
+        *,
+        normalize: Callable[[Tensor], Tensor],
+        model: nn.Module,
+        weights: Mapping[str, Tensor],
+    ) -> None:
+        device = next(iter(weights.values())).device
+        self._model = copy.deepcopy(model).eval().requires_grad_(False)
+        self._folded = fold(self._model)
+        own = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
+        changing = {name: tensor for name, tensor in own.items() if tensor.is_floating_point()}
+        self._copies: list[Tensor] = list(changing.values())
+        self._values = [weights[name] for name in changing]
+        super().__init__(x, normalize=normalize, predict=self._folded or self._model, device=device)
+        if self._x.dim() == 4:
+            self._x = self._x.contiguous(memory_format=torch.channels_last)
+        self._stream = torch.cuda.Stream(device)
+        self._graphs = Captured(self._first, device=device)
+        self._idle = torch.cuda.Event()
+        self._n = 0
+
+    @torch.no_grad()
+    def __call__(self, n: int, use: Callable[[Tensor], Tensor]) -> Tensor:
+        """What ``use`` makes of the outputs for the first n samples, some time later.
+
+        The result is there once the device has been waited for.
+        """
+        learning = torch.cuda.current_stream(self._stream.device)
+        learning.wait_event(self._idle)
+        torch._foreach_copy_(self._copies, self._values)
+        self._stream.wait_stream(learning)
+        with torch.cuda.stream(self._stream):
+            self._n = n
+            outputs, _ = self._graphs(key=n)
+            result = use(outputs)
+            self._idle.record(self._stream)
+        return result
+
+    def _first(self) -> Tensor:
+        """The outputs for the first samples; this is what is captured."""
+        if self._folded is not None:
+            self._folded.refresh_()
+        return torch.cat([self._outputs(part) for part in self._x[: self._n].split(CHUNK)])

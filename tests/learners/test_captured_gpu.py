@@ -1,0 +1,208 @@
+"""Captured steps do what eager steps do: on CUDA, in double precision."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import warnings
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ocar
+from ocar.learners.base import Learner
+from ocar.models.resnet import SlimResNet18
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS"),
+]
+
+OCAR = {"lr": 1e-3, "tau_step": 1e-6, "ema": 0.2}
+METHODS = {
+    "er": ("er", {"lr": 0.05}),
+    "er-average": ("er", {"lr": 0.05, "prediction": "average", "average_rate": 0.1}),
+    "er-kept": ("er", {"lr": 0.05, "replay": "kept"}),
+    "ocar": ("ocar", OCAR),
+    "ocar-exact": ("ocar", OCAR | {"fisher": "exact"}),
+    "ocar-every": ("ocar", OCAR | {"fisher_passes": "every"}),
+    "ocar-own": ("ocar", OCAR | {"fisher_forward": "own"}),
+    "ocar-both": ("ocar", OCAR | {"weighting": "both", "norm_layers": True}),
+    "ocar-top": ("ocar", OCAR | {"fisher": "top(2)"}),
+    "ocar-sampled": ("ocar", OCAR | {"fisher": "sampled(2)"}),
+}
+
+
+def network(dtype: torch.dtype = torch.float64) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return SlimResNet18(width=4, classes=4).to("cuda", dtype)
+
+
+def batches(count: int) -> list[tuple[Tensor, Tensor]]:
+    """Batches of which new classes are a part every now and then: 4 units become 8, then 16."""
+    generator = torch.Generator().manual_seed(1)
+    result = []
+    for index in range(count):
+        known = 2 + index // 4
+        x = torch.randint(0, 256, (6, 3, 32, 32), generator=generator, dtype=torch.uint8)
+        y = torch.randint(max(0, known - 3), known, (6,), generator=generator)
+        result.append((x.cuda(), y))
+    return result
+
+
+def make(kind: str, *, capture: bool) -> Learner:
+    name, settings = METHODS[kind]
+    own, transform = ocar.make_settings(
+        name, memory=40, replay_batch=5, augment=ocar.CropFlip(), **settings
+    )
+    return Learner(network(), own, transform=transform, capture=capture)
+
+
+def state(learner: Learner) -> dict[str, Tensor]:
+    tensors, _ = learner.state()
+    return {name: t.double().cpu() for name, t in tensors.items() if t.is_floating_point()}
+
+
+def assert_same(one: Learner, other: Learner, *, rtol: float = 1e-6) -> None:
+    ours, theirs = state(one), state(other)
+    assert ours.keys() == theirs.keys()
+    for name, tensor in ours.items():
+        error = (tensor - theirs[name]).norm() / theirs[name].norm().clamp_min(1e-12)
+        assert error < rtol, f"{name}: {error}"
+    assert one.steps == other.steps
+
+
+@pytest.mark.parametrize("kind", METHODS)
+def test_captured_is_eager(kind: str) -> None:
+    captured, eager = make(kind, capture=True), make(kind, capture=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for x, y in batches(30):
+            ours, theirs = captured.learn(x, y), eager.learn(x, y)
+            torch.testing.assert_close(ours.loss, theirs.loss, rtol=1e-7, atol=1e-9)
+            assert ours.values == theirs.values
+    assert captured._steps._graphs
+    assert not eager._steps._graphs
+    assert_same(captured, eager)
+
+
+def test_a_restored_learner_goes_on_the_same() -> None:
+    whole, first = make("ocar", capture=True), make("ocar", capture=True)
+    stream = batches(24)
+    for x, y in stream:
+        whole.learn(x, y)
+    for x, y in stream[:14]:
+        first.learn(x, y)
+    second = make("ocar", capture=True)
+    second.load_state(*first.state())
+    for x, y in stream[14:]:
+        second.learn(x, y)
+    assert_same(second, whole)
+
+
+def test_a_batch_of_another_size_in_the_middle() -> None:
+    captured, eager = make("ocar", capture=True), make("ocar", capture=False)
+    for index, (x, y) in enumerate(batches(16)):
+        n = 3 if index % 5 == 4 else 6
+        captured.learn(x[:n], y[:n])
+        eager.learn(x[:n], y[:n])
+    assert_same(captured, eager)
+
+
+@pytest.mark.parametrize(
+    "settings", [{"damping_kind": "exact"}, {"curvature": "dense", "fisher": "exact"}]
+)
+def test_what_cannot_be_captured_runs_eagerly_and_says_so(settings: dict[str, object]) -> None:
+    def learner(capture: bool) -> Learner:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 4))
+        own, transform = ocar.make_settings("ocar", replay_batch=5, **OCAR, **settings)
+        return Learner(model.to("cuda", torch.float64), own, transform=transform, capture=capture)
+
+    captured, eager = learner(True), learner(False)
+    generator = torch.Generator().manual_seed(0)
+    said = []
+    for _ in range(8):
+        x = torch.rand(6, 3, 2, 2, generator=generator)
+        y = torch.randint(0, 4, (6,), generator=generator)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            captured.learn(x, y)
+        said += [str(w.message) for w in caught if "without CUDA graphs" in str(w.message)]
+        eager.learn(x, y)
+    assert len(said) == 1
+    assert_same(captured, eager)
+
+
+@pytest.mark.parametrize("kind", ["er", "er-average"])
+def test_repeated_prediction_is_predict(kind: str) -> None:
+    learner = make(kind, capture=True)
+    held_out = torch.randint(0, 256, (50, 3, 32, 32), dtype=torch.uint8)
+    found, wanted = [], []
+    repeated = None
+    for index, (x, y) in enumerate(batches(20)):
+        learner.learn(x, y)
+        repeated = repeated or learner.predict_repeatedly(held_out)
+        n = 50 if index % 2 else 20
+        found.append(repeated(n, Tensor.clone))
+        wanted.append(learner.predict(held_out[:n]))
+    torch.cuda.synchronize()
+    for ours, theirs in zip(found, wanted, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8)
+
+
+def test_learning_does_not_wait_for_the_device() -> None:
+    learner = make("ocar", capture=True)
+    held_out = torch.randint(0, 256, (50, 3, 32, 32), dtype=torch.uint8)
+    stream = batches(12)
+    repeated = None
+    for index, (x, y) in enumerate(stream):
+        if index == 11:  # the third of its shapes: recorded and seen before
+            torch.cuda.set_sync_debug_mode("error")
+        try:
+            learner.learn(x, y)
+            repeated = repeated or learner.predict_repeatedly(held_out)
+            repeated(50, Tensor.clone)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_curvature_that_is_not_finite_is_reported_late() -> None:
+    learner = make("ocar", capture=True)
+    stream = batches(4)
+    for x, y in stream:
+        learner.learn(x, y)
+    learner.check()
+    with torch.no_grad():
+        next(learner.model.parameters()).mul_(float("inf"))
+    learner.learn(*stream[3])
+    with pytest.raises(ocar.errors.NumericalError, match="not finite"):
+        learner.check()
+
+
+def test_side_by_side_in_threads_is_one_after_another() -> None:
+    """Each run on a stream of its own, as ``ocar run`` does with several seeds."""
+
+    def learn(learner: Learner, stream: list[tuple[Tensor, Tensor]]) -> None:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for x, y in stream:
+                learner.learn(x, y)
+            torch.cuda.current_stream().synchronize()
+
+    stream = batches(24)
+    alone = [make(kind, capture=True) for kind in ("ocar", "er", "ocar-every")]
+    together = copy.copy([make(kind, capture=True) for kind in ("ocar", "er", "ocar-every")])
+    torch.cuda.synchronize()
+    for learner in alone:
+        learn(learner, stream)
+    threads = [threading.Thread(target=learn, args=(learner, stream)) for learner in together]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for one, other in zip(together, alone, strict=True):
+        assert_same(one, other)
