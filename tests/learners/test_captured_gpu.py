@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import ocar
+from ocar.errors import NumericalError
 from ocar.learners.base import Learner
+from ocar.learners.registry import make_settings
 from ocar.models.resnet import SlimResNet18
 
 pytestmark = [
@@ -55,7 +57,7 @@ def batches(count: int) -> list[tuple[Tensor, Tensor]]:
 
 def make(kind: str, *, capture: bool) -> Learner:
     name, settings = METHODS[kind]
-    own, transform = ocar.make_settings(
+    own, transform = make_settings(
         name, memory=40, replay_batch=5, augment=ocar.CropFlip(), **settings
     )
     return Learner(network(), own, transform=transform, capture=capture)
@@ -120,7 +122,7 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_so(settings: dict[str, ob
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 4))
-        own, transform = ocar.make_settings("ocar", replay_batch=5, **OCAR, **settings)
+        own, transform = make_settings("ocar", replay_batch=5, **OCAR, **settings)
         return Learner(model.to("cuda", torch.float64), own, transform=transform, capture=capture)
 
     captured, eager = learner(True), learner(False)
@@ -155,14 +157,30 @@ def test_repeated_prediction_is_predict(kind: str) -> None:
         torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8)
 
 
+def test_repeated_prediction_in_single_precision() -> None:
+    """There kernels of their own add, rectify and convolve at once; with TF32 by default."""
+    own, _ = make_settings("er", lr=0.05, memory=40, replay_batch=5)
+    learner = Learner(network(torch.float32), own)
+    held_out = torch.randint(0, 256, (50, 3, 32, 32), dtype=torch.uint8)
+    for x, y in batches(8):
+        learner.learn(x, y)
+    repeated = learner.predict_repeatedly(held_out)
+    ours = [repeated(50, Tensor.clone) for _ in range(3)]
+    torch.cuda.synchronize()
+    for logits in ours:
+        torch.testing.assert_close(logits, learner.predict(held_out), rtol=1e-2, atol=1e-2)
+
+
 def test_learning_does_not_wait_for_the_device() -> None:
     learner = make("ocar", capture=True)
     held_out = torch.randint(0, 256, (50, 3, 32, 32), dtype=torch.uint8)
     stream = batches(12)
     repeated = None
     for index, (x, y) in enumerate(stream):
-        if index == 11:  # the third of its shapes: recorded and seen before
-            torch.cuda.set_sync_debug_mode("error")
+        if index == 11:  # its shapes have been recorded
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # that this is a prototype
+                torch.cuda.set_sync_debug_mode("error")
         try:
             learner.learn(x, y)
             repeated = repeated or learner.predict_repeatedly(held_out)
@@ -180,7 +198,7 @@ def test_a_curvature_that_is_not_finite_is_reported_late() -> None:
     with torch.no_grad():
         next(learner.model.parameters()).mul_(float("inf"))
     learner.learn(*stream[3])
-    with pytest.raises(ocar.errors.NumericalError, match="not finite"):
+    with pytest.raises(NumericalError, match="not finite"):
         learner.check()
 
 

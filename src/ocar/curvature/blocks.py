@@ -43,7 +43,6 @@ class Block(ABC):
         self.averages: dict[str, Tensor] = {}
         self._inverse: tuple[Tensor, ...] | None = None
 
-    @abstractmethod
     def estimate(self, x: Tensor, g: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
         """Statistics of one batch.
 
@@ -52,6 +51,15 @@ class Block(ABC):
             g: Output gradients with the sample weights in them, ``(columns, n, ...)``.
             weights: Weights for the input side, ``(n,)``, or None.
         """
+        return self.estimate_inputs(x, weights) | self.estimate_gradients(x, g)
+
+    def estimate_inputs(self, x: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
+        """The statistics that can be had before there are gradients; see :meth:`estimate`."""
+        return {}
+
+    @abstractmethod
+    def estimate_gradients(self, x: Tensor, g: Tensor) -> dict[str, Tensor]:
+        """The other statistics; see :meth:`estimate`."""
 
     @abstractmethod
     def _invert(self, damping: Tensor | float) -> tuple[Tensor, ...]:
@@ -85,7 +93,12 @@ class Block(ABC):
 
     def invert(self, damping: Tensor | float) -> None:
         """Derive the inverse from the averages."""
-        self._inverse = self._invert(damping)
+        old, new = self._inverse, self._invert(damping)
+        if old is None or not old[0].is_cuda or any(map(_differ, old, new)):
+            self._inverse = new
+            return
+        for place, value in zip(old, new, strict=True):
+            place.copy_(value)  # a captured graph looks for it there
 
     def renew_inverse_(self, damping: Tensor | float) -> Tensor:
         """Derive the inverse again, in place and without waiting; an old one must be there.
@@ -187,18 +200,21 @@ class KroneckerBlock(Block):
         """Whether there is a bias to train."""
         return self.layer.bias is not None and self.layer.bias.requires_grad
 
-    def estimate(self, x: Tensor, g: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
-        """A and G of one batch."""
+    def estimate_inputs(self, x: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
+        """A of one batch."""
         if isinstance(self.layer, nn.Linear):
             a = factors.linear_inputs(x, bias=self.has_bias)
-            g = factors.linear_gradients(g)
         else:
             a = factors.conv_inputs(x, self.layer, bias=self.has_bias)
+        return {"A": factors.input_factor(a, sharing=self.sharing, weights=weights)}
+
+    def estimate_gradients(self, x: Tensor, g: Tensor) -> dict[str, Tensor]:
+        """G of one batch."""
+        if isinstance(self.layer, nn.Linear):
+            g = factors.linear_gradients(g)
+        else:
             g = factors.conv_gradients(g, self.layer)
-        return {
-            "A": factors.input_factor(a, sharing=self.sharing, weights=weights),
-            "G": factors.gradient_factor(g, sharing=self.sharing),
-        }
+        return {"G": factors.gradient_factor(g, sharing=self.sharing)}
 
     def _invert(self, damping: Tensor | float) -> tuple[Tensor, ...]:
         a, g = self.averages["A"], self.averages["G"]
@@ -274,6 +290,10 @@ class KroneckerBlock(Block):
         return (groups, size, size)
 
 
+def _differ(one: Tensor, other: Tensor) -> bool:
+    return one.shape != other.shape
+
+
 def _solve(a: Tensor, g: Tensor, grad: Tensor) -> Tensor:
     """G⁻¹ · grad · A⁻¹, from inverses, or on a CPU from Cholesky factors.
 
@@ -290,7 +310,7 @@ class UnitBlock(Block):
 
     statistics = ("F",)
 
-    def estimate(self, x: Tensor, g: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
+    def estimate_gradients(self, x: Tensor, g: Tensor) -> dict[str, Tensor]:
         """1/n Σ_c Σ_n s sᵀ for each unit, s the score of its trainable parameters."""
         scores = factors.norm_scores(x, g, self.module)
         kept = [s for s, key in zip(scores, ("weight", "bias"), strict=True) if self._trains(key)]
@@ -331,7 +351,7 @@ class DiagonalBlock(Block):
 
     statistics = ("F",)
 
-    def estimate(self, x: Tensor, g: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
+    def estimate_gradients(self, x: Tensor, g: Tensor) -> dict[str, Tensor]:
         """The diagonal of the Fisher."""
         return {"F": factors.embedding_diagonal(x, g, self.parameters[0].shape[0])}
 

@@ -117,6 +117,7 @@ class KFAC(Curvature):
         self._batched = True
         self._lanes: Lanes | None = None
         self._flags: list[Tensor] = []
+        self._totals: list[Tensor] = []
         self._joined = True
 
     def __repr__(self) -> str:
@@ -199,28 +200,21 @@ class KFAC(Curvature):
         """
         if not self._capture.inputs:
             raise ModelError("No forward pass was captured. Call the model inside capture().")
-        captured = is_capturing(self._device)
-        draws = None if captured else self.generator.get_state()
-        columns = self._columns(outputs, weights, targets, active)
-        layers = {
-            name: self._by_sample(name, self._capture.inputs[name], g, outputs.shape[0])
-            for name, g in self._pull_back(outputs, columns).items()
-        }
+        input_weights = weights if self.weighting == "both" else None
+        if is_capturing(self._device):
+            self._update_side_by_side(outputs, weights, targets, active)
+            return
+        draws = self.generator.get_state()
+        layers = self._layers(outputs, weights, targets, active)
         if not layers:
             raise ModelError(
                 "The outputs do not come from the captured forward pass. Give update() what the "
                 "model returned inside capture()."
             )
-        input_weights = weights if self.weighting == "both" else None
-        if captured:
-            self._renew_side_by_side(layers, input_weights, active)
-            self._capture.clear()
-            return
         estimates = {n: self.blocks[n].estimate(*xg, input_weights) for n, xg in layers.items()}
         try:
             _reject_infinite(estimates)
         except NumericalError:
-            assert draws is not None
             self.generator.set_state(draws)
             raise
         if not any(block.averages for block in self.blocks.values()):
@@ -231,6 +225,15 @@ class KFAC(Curvature):
         self._capture.clear()
         self._stale = True
 
+    def _layers(
+        self, outputs: Tensor, weights: Tensor | None, targets: Tensor | None, active: Tensor | None
+    ) -> dict[str, tuple[Tensor, Tensor]]:
+        """Input and output gradients of every layer that the outputs depend on."""
+        columns = self._columns(outputs, weights, targets, active)
+        gradients = self._pull_back(outputs, columns)
+        inputs, samples = self._capture.inputs, outputs.shape[0]
+        return {n: self._by_sample(n, inputs[n], g, samples) for n, g in gradients.items()}
+
     def _average(
         self,
         name: str,
@@ -240,45 +243,67 @@ class KFAC(Curvature):
     ) -> None:
         block = self.blocks[name]
         rates: dict[str, float | Tensor] = dict.fromkeys(estimate, ema)
-        if name == self.head and isinstance(block, KroneckerBlock):
+        if "G" in estimate and name == self.head and isinstance(block, KroneckerBlock):
             rates["G"] = self._head_rate(block, active, ema)
         block.average(estimate, rates)
 
-    def _renew_side_by_side(
-        self,
-        layers: Mapping[str, tuple[Tensor, Tensor]],
-        input_weights: Tensor | None,
-        active: Tensor | None,
+    def _update_side_by_side(
+        self, outputs: Tensor, weights: Tensor | None, targets: Tensor | None, active: Tensor | None
     ) -> None:
-        """Average and inverse of every layer, on streams of a graph that is being captured.
+        """As :meth:`update`, then the inverse, on streams of a graph that is being captured.
 
-        Nothing is waited for before :meth:`precondition_`, so that the backward pass of
-        the loss goes on beside it. What is not finite is noted for :meth:`check`.
+        What is known of the inputs is averaged beside the backward pass of the root, and the rest
+        beside that of the loss: nothing is waited for before :meth:`precondition_`. What is
+        not finite is noted for :meth:`check`.
         """
         assert self.clock is not None
         ema, damping = at_clock(self.ema, self.clock), at_clock(self.damping, self.clock)
-
-        def renew(name: str, x: Tensor, g: Tensor) -> None:
-            block = self.blocks[name]
-            estimate = block.estimate(x, g, input_weights)
-            self._average(name, estimate, ema, active)
-            failed = block.renew_inverse_(damping)
-            self._flags.append(torch.stack([~_total(estimate).isfinite(), failed]))
-
-        jobs = ((self.blocks[n].cost, partial(renew, n, *xg)) for n, xg in layers.items())
+        input_weights = weights if self.weighting == "both" else None
+        lanes = self._side_by_side()
+        totals: list[Tensor] = []
         self._flags.clear()
-        self._side_by_side().run(jobs, keep=(layers, input_weights, active, ema, damping))
-        self._joined = False
+
+        def take(name: str, estimate: Mapping[str, Tensor]) -> None:
+            if estimate:
+                self._average(name, estimate, ema, active)
+                totals.append(_total(estimate))
+
+        def take_inputs(name: str, x: Tensor) -> None:
+            take(name, self.blocks[name].estimate_inputs(x, input_weights))
+
+        def take_gradients(name: str, x: Tensor, g: Tensor) -> None:
+            block = self.blocks[name]
+            take(name, block.estimate_gradients(x, g))
+            self._flags.append(block.renew_inverse_(damping))
+
+        inputs = {
+            name: self._by_sample(name, x, x.unsqueeze(0), outputs.shape[0])[0]
+            for name, x in self._capture.inputs.items()
+            if self.blocks[name].averages
+        }
+        lanes.run(
+            ((name, partial(take_inputs, name, x)) for name, x in inputs.items()),
+            keep=(inputs, input_weights),
+        )
+        layers = self._layers(outputs, weights, targets, active)
+        lanes.run(
+            ((name, partial(take_gradients, name, *xg)) for name, xg in layers.items()),
+            keep=(layers, active, ema, damping, totals),
+        )
+        self._capture.clear()
+        self._totals, self._joined = totals, False
 
     def _join(self) -> None:
         if not self._joined:
             self._side_by_side().join()
-            self._trouble.add_(torch.stack(self._flags).sum(0))
+            infinite, failed = ~torch.stack(self._totals).isfinite(), torch.stack(self._flags)
+            self._trouble.add_(torch.stack([infinite.sum(), failed.sum()]))
             self._joined = True
 
     def _side_by_side(self) -> Lanes:
         if self._lanes is None:
-            self._lanes = Lanes(self._device)
+            costs = {name: block.cost for name, block in self.blocks.items()}
+            self._lanes = Lanes(self._device, costs)
         return self._lanes
 
     def _by_sample(self, name: str, x: Tensor, g: Tensor, samples: int) -> tuple[Tensor, Tensor]:
@@ -348,7 +373,7 @@ class KFAC(Curvature):
         if is_capturing(self._device):
             self._join()
             lanes = self._side_by_side()
-            lanes.run((block.cost, block.precondition_) for block in self.blocks.values())
+            lanes.run((name, block.precondition_) for name, block in self.blocks.items())
             lanes.join()
             return
         for block in self.blocks.values():

@@ -8,7 +8,7 @@ time; one after another, each would leave most of the device idle.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
@@ -26,33 +26,37 @@ def _streams(device: torch.device) -> list[torch.cuda.Stream]:
 class Lanes:
     """Runs jobs on streams beside the current one.
 
-    Between :meth:`run` and :meth:`join` the memory that the jobs read must be kept: give it to
-    ``run`` as ``keep``.
+    Jobs of one name run one after another, all others side by side. Between :meth:`run` and
+    :meth:`join` the memory that the jobs read must be kept: give it to ``run`` as ``keep``.
 
     Args:
         device: A CUDA device.
+        costs: About how much work the jobs of each name are, in any unit.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, costs: Mapping[str, int]) -> None:
         self._streams = _streams(device)
         self._kept: list[object] = []
+        self._lane: dict[str, torch.cuda.Stream] = {}
+        loads = [0] * len(self._streams)
+        for name in sorted(costs, key=lambda name: -costs[name]):
+            least = loads.index(min(loads))
+            loads[least] += costs[name]
+            self._lane[name] = self._streams[least]
 
-    def run(self, jobs: Iterable[tuple[int, Callable[[], object]]], *, keep: object = None) -> None:
+    def run(self, jobs: Iterable[tuple[str, Callable[[], object]]], *, keep: object = None) -> None:
         """Start jobs after all that the current stream has been given.
 
         Args:
-            jobs: About how long each takes, in any unit, and what to call.
+            jobs: The name of each, and what to call.
             keep: What to hold on to until :meth:`join`.
         """
         self._kept.append(keep)
         current = torch.cuda.current_stream(self._streams[0].device)
         for stream in self._streams:
             stream.wait_stream(current)
-        loads = [0] * len(self._streams)
-        for cost, job in sorted(jobs, key=lambda pair: -pair[0]):
-            lane = loads.index(min(loads))
-            loads[lane] += cost
-            with torch.cuda.stream(self._streams[lane]):
+        for name, job in jobs:
+            with torch.cuda.stream(self._lane[name]):
                 job()
 
     def join(self) -> None:

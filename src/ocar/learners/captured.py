@@ -60,7 +60,6 @@ class Captured:
         self.enabled = enabled and device.type == "cuda"
         self._seen: set[Hashable] = set()
         self._graphs: dict[Hashable, _Graph] = {}
-        self._pool = torch.cuda.graph_pool_handle() if self.enabled else None
 
     def forget(self) -> None:
         """Drop all graphs, because tensors that they use were replaced."""
@@ -110,11 +109,13 @@ class Captured:
         return self._graphs[shape]
 
     def _run_into(self, graph: torch.cuda.CUDAGraph, inputs: Sequence[Tensor]) -> Tensor:
+        others = list(self._graphs.values())  # all replayed on one stream, so they share memory
+        pool = others[0].graph.pool() if others else torch.cuda.graph_pool_handle()
         stream = _recording_stream(self.device, self.priority)
         with _RECORDING, _without_garbage_collection():
             stream.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(stream):
-                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                graph.capture_begin(pool=pool, capture_error_mode="thread_local")
                 try:
                     output = self.function(*inputs)
                 except BaseException:

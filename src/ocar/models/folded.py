@@ -84,7 +84,7 @@ class _Folded:
     def __call__(self, x: Tensor, *, add: Tensor | None = None, relu: bool = False) -> Tensor:
         stride, dilation, groups = self.conv.stride, self.conv.dilation, self.conv.groups
         geometry = (stride, self._padding, dilation, groups)
-        if x.is_cuda and relu:
+        if x.is_cuda and relu and x.dtype != torch.float64:
             if add is None:
                 return torch.cudnn_convolution_relu(x, self.weight, self.bias, *geometry)
             return torch.cudnn_convolution_add_relu(x, self.weight, add, 1.0, self.bias, *geometry)
