@@ -152,7 +152,7 @@ def test_repeated_prediction_is_predict(kind: str) -> None:
         n = 50 if index % 2 else 20
         found.append(repeated(n, Tensor.clone))
         wanted.append(learner.predict(held_out[:n]))
-    torch.cuda.synchronize()
+    repeated.wait()
     for ours, theirs in zip(found, wanted, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8)
 
@@ -166,11 +166,12 @@ def test_repeated_prediction_in_single_precision() -> None:
         learner.learn(x, y)
     repeated = learner.predict_repeatedly(held_out)
     ours = [repeated(50, Tensor.clone) for _ in range(3)]
-    torch.cuda.synchronize()
+    repeated.wait()
     for logits in ours:
         torch.testing.assert_close(logits, learner.predict(held_out), rtol=1e-2, atol=1e-2)
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_learning_does_not_wait_for_the_device() -> None:
     learner = make("ocar", capture=True)
     held_out = torch.randint(0, 256, (50, 3, 32, 32), dtype=torch.uint8)
@@ -178,9 +179,7 @@ def test_learning_does_not_wait_for_the_device() -> None:
     repeated = None
     for index, (x, y) in enumerate(stream):
         if index == 11:  # its shapes have been recorded
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that this is a prototype
-                torch.cuda.set_sync_debug_mode("error")
+            torch.cuda.set_sync_debug_mode("error")
         try:
             learner.learn(x, y)
             repeated = repeated or learner.predict_repeatedly(held_out)

@@ -119,8 +119,8 @@ class Block(ABC):
 
     @property
     def cost(self) -> int:
-        """About how much work the inverse is, to share it out."""
-        return sum(t.numel() * t.shape[-1] for t in self.averages.values())
+        """About how long the inverse takes on a GPU: a factorization waits for its columns."""
+        return sum(32 + t.shape[-1] for t in self.averages.values())
 
     @property
     def parameters(self) -> list[nn.Parameter]:

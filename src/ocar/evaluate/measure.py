@@ -108,7 +108,7 @@ class Classification(Measure):
             return Evaluated(
                 index=batch.index,
                 task=batch.task,
-                correct=tuple(correct.tolist()),
+                correct=tuple(correct()),
                 sizes=sizes,
                 seconds=seconds,
                 seen=seen,
@@ -221,18 +221,15 @@ class _HeldOut:
         ).to(self.y.device)
         self.learner = learner
         prepare = getattr(learner, "predict_repeatedly", None)
-        self.predict = self._predict_again(x) if prepare is None else prepare(x)
+        self.predict: _Repeated = _Plain(learner, x) if prepare is None else prepare(x)
 
-    def _predict_again(self, x: Tensor) -> Callable[[int, Callable[[Tensor], Tensor]], Tensor]:
-        return lambda n, use: use(self.learner.predict(x[:n]))
-
-    def correct(self, task: int) -> tuple[Tensor, tuple[int, ...]]:
+    def correct(self, task: int) -> tuple[Callable[[], list[int]], tuple[int, ...]]:
         """Correct predictions for each task up to ``task``, and their samples.
 
-        The predictions may still be on their way.
+        The former are to be asked for: they may still be on their way.
         """
         if self.empty:
-            return torch.empty(0), ()
+            return list, ()
         sizes = self.sizes[: task + 1]
         n = sum(sizes)
 
@@ -241,7 +238,34 @@ class _HeldOut:
             counts = torch.zeros(task + 1, dtype=torch.int64, device=hits.device)
             return counts.index_add_(0, self.task_of[:n].to(hits.device), hits)
 
-        return self.predict(n, count), sizes
+        counts = self.predict(n, count)
+
+        def look() -> list[int]:
+            self.predict.wait()
+            found: list[int] = counts.tolist()
+            return found
+
+        return look, sizes
+
+
+class _Repeated(Protocol):
+    """What can be made of the predictions of the first samples, again and again."""
+
+    def __call__(self, n: int, use: Callable[[Tensor], Tensor], /) -> Tensor: ...
+
+    def wait(self) -> None: ...
+
+
+class _Plain:
+    def __init__(self, learner: Predictor, x: Tensor) -> None:
+        self.learner = learner
+        self.x = x
+
+    def __call__(self, n: int, use: Callable[[Tensor], Tensor], /) -> Tensor:
+        return use(self.learner.predict(self.x[:n]))
+
+    def wait(self) -> None:
+        pass
 
 
 @torch.no_grad()

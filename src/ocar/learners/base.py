@@ -47,6 +47,36 @@ class Report:
     """What the transform reports, such as ``tau`` and ``replay_weight``."""
 
 
+class Repeated:
+    """What :meth:`Learner.predict_repeatedly` returns."""
+
+    def __init__(self, learner: Learner, x: Tensor) -> None:
+        self._learner = learner
+        self._x = x
+        self._prediction: RepeatedPrediction | None = None
+        self._capacity = 0
+
+    def __call__(self, n: int, use: Callable[[Tensor], Tensor]) -> Tensor:
+        """What ``use`` makes of the predictions for the first n samples."""
+        head = self._learner._head
+        capacity = 0 if head is None else head.capacity
+        if self._prediction is None or capacity != self._capacity:
+            # A head that has grown has its weights elsewhere.
+            self._prediction = self._learner._make_prediction(self._x)
+            self._capacity = capacity
+
+        def use_known(outputs: Tensor) -> Tensor:
+            return use(outputs if head is None else outputs[:, : len(head.classes)])
+
+        with self._learner._eval_mode(), torch.no_grad():
+            return self._prediction(n, use_known)
+
+    def wait(self) -> None:
+        """Let the current stream of the device wait for all that was begun."""
+        if self._prediction is not None:
+            self._prediction.wait()
+
+
 class Learner:
     """Learns from a stream, one batch at a time.
 
@@ -256,37 +286,23 @@ class Learner:
         outputs = parts[0] if len(parts) == 1 else torch.cat(parts)
         return outputs if self._head is None else outputs[:, : len(self._head.classes)]
 
-    def predict_repeatedly(self, x: Tensor) -> Callable[[int, Callable[[Tensor], Tensor]], Tensor]:
-        """A function for predicting the same samples after every batch, faster.
-
-        Called as ``f(n, use)`` it returns what ``use`` makes of :meth:`predict` for the first n
-        samples. On a GPU that is only begun, and goes on while the next batch is learned: wait
-        for the device before you look, and let ``use`` wait for nothing. There a ResNet is
-        computed with BatchNorm folded in, which is the same up to rounding.
+    def predict_repeatedly(self, x: Tensor) -> Repeated:
+        """For predicting the same samples after every batch, faster.
 
         Args:
             x: Raw samples, ``(n, ...)``.
+
+        Returns:
+            Called as ``f(n, use)`` it gives what ``use`` makes of :meth:`predict` for the first n
+            samples. On a GPU that is only begun, and goes on while the next batch is learned: call
+            ``f.wait()`` before you look, and let ``use`` wait for nothing. There BatchNorm is
+            folded into the convolutions of a ResNet, which is the same up to rounding.
 
         Raises:
             InputError: The samples are not such as were learned.
         """
         check_samples(x, like=self._item)
-        made: dict[int, RepeatedPrediction] = {}
-
-        def run(n: int, use: Callable[[Tensor], Tensor]) -> Tensor:
-            head = self._head
-            capacity = 0 if head is None else head.capacity
-            if capacity not in made:  # the head has grown: its weights are other tensors
-                made.clear()
-                made[capacity] = self._make_prediction(x)
-
-            def use_known(outputs: Tensor) -> Tensor:
-                return use(outputs if head is None else outputs[:, : len(head.classes)])
-
-            with self._eval_mode(), torch.no_grad():
-                return made[capacity](n, use_known)
-
-        return run
+        return Repeated(self, x)
 
     def _make_prediction(self, x: Tensor) -> RepeatedPrediction:
         if not self._steps.enabled:

@@ -48,6 +48,9 @@ class RepeatedPrediction:
             self._x, self._normalize = x.to(device), normalize
         self._predict = predict
 
+    def wait(self) -> None:
+        """Let the current stream of the device wait for all that was begun."""
+
     def __call__(self, n: int, use: Callable[[Tensor], Tensor]) -> Tensor:
         """What ``use`` makes of the outputs for the first n samples."""
         return use(torch.cat([self._outputs(part) for part in self._x[:n].split(CHUNK)]))
@@ -94,7 +97,7 @@ class SideBySidePrediction(RepeatedPrediction):
     def __call__(self, n: int, use: Callable[[Tensor], Tensor]) -> Tensor:
         """What ``use`` makes of the outputs for the first n samples, some time later.
 
-        The result is there once the device has been waited for.
+        The result can be looked at after :meth:`wait`.
         """
         learning = torch.cuda.current_stream(self._stream.device)
         learning.wait_event(self._idle)
@@ -106,6 +109,10 @@ class SideBySidePrediction(RepeatedPrediction):
             result = use(outputs)
             self._idle.record(self._stream)
         return result
+
+    def wait(self) -> None:
+        """Let the current stream of the device wait for all that was begun."""
+        torch.cuda.current_stream(self._stream.device).wait_event(self._idle)
 
     def _first(self) -> Tensor:
         """The outputs for the first samples; this is what is captured."""
