@@ -12,15 +12,18 @@ from collections.abc import Callable, Iterable, Mapping
 
 import torch
 
+RECORDING = -3
+"""Priority of streams that nothing but a graph is recorded on."""
+
 LANES = 16
 """Streams to share the work out to; beyond that nothing was gained on an H200."""
 
 
 @functools.cache
 def _streams(device: torch.device) -> list[torch.cuda.Stream]:
-    # PyTorch hands out few streams, again and again. These are used in recording alone, which is
-    # done by one thread at a time, and have a priority that no other part of the package asks for.
-    return [torch.cuda.Stream(device, priority=-1) for _ in range(LANES)]
+    # PyTorch hands out few streams of each priority, again and again. These are for recording
+    # alone, which is done by one thread at a time, so they have a priority of their own.
+    return [torch.cuda.Stream(device, priority=RECORDING) for _ in range(LANES)]
 
 
 class Lanes:

@@ -19,6 +19,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ocar.curvature.lanes import RECORDING
+
 _RECORDING = threading.Lock()  # one at a time in a process
 
 
@@ -40,7 +42,7 @@ class Captured:
             this; it must not keep others.
         device: Where it runs.
         generators: Those that the function draws from on the device.
-        priority: Of its kernels on the device; lower numbers go first.
+        priority: Of its graphs on the device; lower numbers go first.
         enabled: False to record nothing.
     """
 
@@ -60,6 +62,7 @@ class Captured:
         self.enabled = enabled and device.type == "cuda"
         self._seen: set[Hashable] = set()
         self._graphs: dict[Hashable, _Graph] = {}
+        self._stream: torch.cuda.Stream | None = None
 
     def forget(self) -> None:
         """Drop all graphs, because tensors that they use were replaced."""
@@ -85,10 +88,25 @@ class Captured:
         self._seen.add(shape)
         if graph is None:
             return self.function(*(t.to(self.device, non_blocking=True) for t in tensors)), False
-        for static, tensor in zip(graph.inputs, tensors, strict=True):
-            static.copy_(tensor, non_blocking=True)
-        graph.graph.replay()
+        with self._on_stream():
+            for static, tensor in zip(graph.inputs, tensors, strict=True):
+                static.copy_(tensor, non_blocking=True)
+            graph.graph.replay()
         return graph.output, True
+
+    @contextmanager
+    def _on_stream(self) -> Iterator[None]:
+        """The stream of the wanted priority, in its place in the work of the current one."""
+        if self.priority == 0:
+            yield
+            return
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(self.device, priority=self.priority)
+        current = torch.cuda.current_stream(self.device)
+        self._stream.wait_stream(current)
+        with torch.cuda.stream(self._stream):
+            yield
+        current.wait_stream(self._stream)
 
     def _record(self, shape: Hashable, tensors: Sequence[Tensor]) -> _Graph | None:
         inputs = tuple(t.to(self.device, copy=True) for t in tensors)
@@ -111,7 +129,7 @@ class Captured:
     def _run_into(self, graph: torch.cuda.CUDAGraph, inputs: Sequence[Tensor]) -> Tensor:
         others = list(self._graphs.values())  # all replayed on one stream, so they share memory
         pool = others[0].graph.pool() if others else torch.cuda.graph_pool_handle()
-        stream = _recording_stream(self.device, self.priority)
+        stream = _recording_stream(self.device)
         with _RECORDING, _without_garbage_collection():
             stream.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(stream):
@@ -127,8 +145,8 @@ class Captured:
 
 
 @functools.cache
-def _recording_stream(device: torch.device, priority: int) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device, priority=priority)
+def _recording_stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=RECORDING)
 
 
 @contextmanager

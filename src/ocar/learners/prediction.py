@@ -80,13 +80,16 @@ class SideBySidePrediction(RepeatedPrediction):
     ) -> None:
         device = next(iter(weights.values())).device
         self._model = copy.deepcopy(model).eval().requires_grad_(False)
-        self._folded = fold(self._model)
+        single = next(iter(weights.values())).dtype == torch.float32
+        self._folded = fold(self._model, torch.float16 if single else None)
         own = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
         changing = {name: tensor for name, tensor in own.items() if tensor.is_floating_point()}
         self._copies: list[Tensor] = list(changing.values())
         self._values = [weights[name] for name in changing]
-        super().__init__(x, normalize=normalize, predict=self._folded or self._model, device=device)
-        if self._x.dim() == 4:
+        folded = self._folded
+        prepare = normalize if folded is None else lambda x: folded.prepare(normalize(x))
+        super().__init__(x, normalize=prepare, predict=folded or self._model, device=device)
+        if self._folded is None and self._x.dim() == 4:
             self._x = self._x.contiguous(memory_format=torch.channels_last)
         self._stream = torch.cuda.Stream(device)
         self._graphs = Captured(self._first, device=device)
