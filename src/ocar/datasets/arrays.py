@@ -116,19 +116,13 @@ class Arrays:
         return tuple(parts)
 
     def to(self, device: torch.device | str) -> Arrays:
-        """The same data on ``device``."""
-        domain_train, domain_test = (
-            None if domain is None else domain.to(device)
-            for domain in (self.domain_train, self.domain_test)
-        )
+        """The same with the samples on ``device``.
+
+        Labels stay on the host, where it is decided what is done with a sample: asking a GPU for
+        them would mean to wait for it.
+        """
         return dataclasses.replace(
-            self,
-            x_train=self.x_train.to(device),
-            y_train=self.y_train.to(device),
-            x_test=self.x_test.to(device),
-            y_test=self.y_test.to(device),
-            domain_train=domain_train,
-            domain_test=domain_test,
+            self, x_train=self.x_train.to(device), x_test=self.x_test.to(device)
         )
 
 

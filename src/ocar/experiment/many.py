@@ -171,6 +171,8 @@ def _follow_in_threads(
                 for message in _follow(number, job, asked):
                     messages.put(message)
 
+    # PyTorch loads its linear algebra on first use, and fails if two threads come at once.
+    torch.linalg.cholesky(torch.eye(2, device="cuda"))
     with ThreadPoolExecutor(workers) as pool:
         futures = [pool.submit(follow, number, job) for number, job in jobs.items()]
         try:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ocar.curvature.lanes import RECORDING
 
-_RECORDING = threading.Lock()  # one at a time in a process
+_ALONE = threading.Lock()
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,11 +83,16 @@ class Captured:
             return self.function(*(t.to(self.device) for t in tensors)), False
         shape = (key, *((t.shape, t.dtype) for t in tensors))
         graph = self._graphs.get(shape)
-        if graph is None and shape in self._seen:
-            graph = self._record(shape, tensors)
-        self._seen.add(shape)
         if graph is None:
-            return self.function(*(t.to(self.device, non_blocking=True) for t in tensors)), False
+            # One at a time in a process: libraries do not like to be begun by several threads,
+            # nor to be while a graph is recorded.
+            with _ALONE:
+                if shape in self._seen:
+                    graph = self._record(shape, tensors)
+                self._seen.add(shape)
+                if graph is None:
+                    arguments = (t.to(self.device, non_blocking=True) for t in tensors)
+                    return self.function(*arguments), False
         with self._on_stream():
             for static, tensor in zip(graph.inputs, tensors, strict=True):
                 static.copy_(tensor, non_blocking=True)
@@ -130,7 +135,7 @@ class Captured:
         others = list(self._graphs.values())  # all replayed on one stream, so they share memory
         pool = others[0].graph.pool() if others else torch.cuda.graph_pool_handle()
         stream = _recording_stream(self.device)
-        with _RECORDING, _without_garbage_collection():
+        with _without_garbage_collection():
             stream.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(stream):
                 graph.capture_begin(pool=pool, capture_error_mode="thread_local")

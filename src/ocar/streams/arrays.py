@@ -84,10 +84,13 @@ class TaskArrays:
         return None if x is None else Source(x=x, y=getattr(self, f"y_{part}"), view=self.view)
 
     def to(self, device: torch.device | str) -> TaskArrays:
-        """The same data on ``device``."""
+        """The same with samples and targets on ``device``; labels stay on the host."""
         names = [f"{axis}_{part}" for axis in "xy" for part in _PARTS]
         tensors = {name: getattr(self, name) for name in names}
-        moved = {name: None if t is None else t.to(device) for name, t in tensors.items()}
+        moved = {
+            name: t if t is None or (name[0] == "y" and not t.is_floating_point()) else t.to(device)
+            for name, t in tensors.items()
+        }
         return TaskArrays(name=self.name, view=self.view, **moved)
 
 

@@ -35,7 +35,7 @@ class Source:
 
     def take(self, rows: Tensor) -> Tensor:
         """The samples in some rows, ``(len(rows), ...)``."""
-        x = self.x[rows.to(self.x.device)]
+        x = self.x[rows.to(self.x.device, non_blocking=True)]
         return x if self.view is None else self.view(x)
 
 
@@ -79,7 +79,7 @@ class Samples:
         Returns:
             Samples ``(n, ...)`` and labels ``(n,)`` or targets ``(n, outputs)``.
         """
-        y = self.y[rows.to(self.y.device)]
+        y = self.y[rows.to(self.y.device, non_blocking=True)]
         if len(self.sources) == 1:
             return self.sources[0].take(rows), y
         owner = torch.bucketize(rows, self._ends, right=True)
