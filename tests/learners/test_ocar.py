@@ -214,7 +214,7 @@ def test_every_argument_is_a_setting_with_the_same_default() -> None:
         ({"passes": 0}, r"Invalid passes=0\. Must be at least 1\."),
         ({"memory": 0}, r"Invalid memory=0\. Must be at least 1\."),
         ({"fisher": "sketch"}, r"Invalid fisher='sketch'\. Must be one of 'exact'"),
-        ({"replay": "old"}, r"Invalid replay='old'\. Must be one of 'fresh', 'kept'\."),
+        ({"replay": "old"}, r"Invalid replay='old'\. Must be one of 'fresh', 'kept', 'disjoint'\."),
         ({"classes": (1, 1)}, r"Invalid classes=\(1, 1\)\. Must be distinct labels"),
         ({"increments": "domains", "replay_weight": "ratio"}, r"Invalid replay_weight='ratio'"),
         ({"likelihood": "gaussian"}, r"Invalid memory_kind='class-balanced'\. Must be 'reservoir'"),

@@ -9,8 +9,7 @@ to the memory. It can be asked for predictions at any moment.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +19,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ocar import state
 from ocar.config import to_plain
-from ocar.errors import CheckpointError, InputError, ModelError
+from ocar.errors import CheckpointError, ConfigError, InputError, ModelError
 from ocar.images import scale_to_unit
 from ocar.learners.captured import Captured
+from ocar.learners.context import Context
 from ocar.learners.inputs import Item, check_labels, check_length, check_samples, check_targets
 from ocar.learners.objective import Step
-from ocar.learners.prediction import RepeatedPrediction, SideBySidePrediction
+from ocar.learners.optimizer import load_optimizer, save_optimizer
+from ocar.learners.prediction import Repeated, RepeatedPrediction, SideBySidePrediction
 from ocar.learners.settings import LearnerSettings
 from ocar.learners.transform import Transform, TransformSettings
 from ocar.memory import MEMORIES
@@ -45,36 +46,6 @@ class Report:
 
     values: Mapping[str, float]
     """What the transform reports, such as ``tau`` and ``replay_weight``."""
-
-
-class Repeated:
-    """What :meth:`Learner.predict_repeatedly` returns."""
-
-    def __init__(self, learner: Learner, x: Tensor) -> None:
-        self._learner = learner
-        self._x = x
-        self._prediction: RepeatedPrediction | None = None
-        self._capacity = 0
-
-    def __call__(self, n: int, use: Callable[[Tensor], Tensor]) -> Tensor:
-        """What ``use`` makes of the predictions for the first n samples."""
-        head = self._learner._head
-        capacity = 0 if head is None else head.capacity
-        if self._prediction is None or capacity != self._capacity:
-            # A head that has grown has its weights elsewhere.
-            self._prediction = self._learner._make_prediction(self._x)
-            self._capacity = capacity
-
-        def use_known(outputs: Tensor) -> Tensor:
-            return use(outputs if head is None else outputs[:, : len(head.classes)])
-
-        with self._learner._eval_mode(), torch.no_grad():
-            return self._prediction(n, use_known)
-
-    def wait(self) -> None:
-        """Let the current stream of the device wait for all that was begun."""
-        if self._prediction is not None:
-            self._prediction.wait()
 
 
 class Learner:
@@ -117,17 +88,20 @@ class Learner:
         self._augment_generator = make_generator(settings.seed, "augment", self.device)
         self._head_generator = make_generator(settings.seed, "head")
         self._head = self._make_head()
-        self._objective = settings.make_objective()
-        self._transform = self._make_transform()
         self.memory = MEMORIES[settings.memory_kind](
-            settings.memory, seed=settings.seed, device=self.device
+            settings.memory, extras=settings.extras, seed=settings.seed, device=self.device
         )
+        self._context = self._make_context()
+        self._objective = settings.make_objective(self._context)
+        self._transform = self._make_transform()
+        self._optimizer = settings.make_optimizer(self._parameters())
+        drawing = [self._augment_generator, *self._objective.generators]
         self._steps = Captured(
             self._take_steps,
             device=self.device,
-            generators=[self._augment_generator, *self._transform.generators],
+            generators=[*drawing, *self._transform.generators],
             priority=-1,
-            enabled=capture,
+            enabled=capture and self._objective.capturable,
         )
         self._capacity = 0
         self._item: Item | None = None
@@ -145,6 +119,15 @@ class Learner:
         """The label that each column of :meth:`predict` stands for, in order of appearance."""
         return () if self._head is None else tuple(self._head.classes)
 
+    @property
+    def wants_boundaries(self) -> bool:
+        """Whether :meth:`boundary` is to be called; see :func:`ocar.evaluate.evaluate`."""
+        return self._objective.wants_boundaries
+
+    def boundary(self) -> None:
+        """Say that a task has ended and another follows, to a method that wants to know."""
+        self._objective.boundary()
+
     # Learning
 
     def learn(self, x: Tensor, y: Tensor) -> Report:
@@ -159,19 +142,25 @@ class Learner:
         """
         x, y, units = self._admit(x, y)
         self._train_mode()
-        numbers = self._transform.begin(units, known=len(self.classes))
+        known = len(self.classes)
+        numbers = self._transform.begin(units, known=known)
+        own_numbers = self._objective.begin(units, known=known)
         capacity = 0 if self._head is None else self._head.capacity
         if capacity != self._capacity:
             self._steps.forget()
             self._capacity = capacity
+        if self.settings.remembers_first:
+            self._remember(x, y, units)
         active = torch.empty(0) if self._head is None else self._head.active
-        loss, replayed = self._steps(
-            x, y, self._draw(), torch.tensor(numbers, dtype=torch.float64), active
-        )
+        changing = [torch.tensor(n, dtype=torch.float64) for n in (numbers, own_numbers)]
+        slots, draws = self._draw()
+        loss, replayed = self._steps(x, y, slots, *changing, active, key=draws)
         if replayed:
             self._transform.replayed(self.settings.passes)
         self.steps += self.settings.passes
-        self._remember(x, y, units)
+        if not self.settings.remembers_first:
+            self._remember(x, y, units)
+        self._objective.learned()
         self.batches += 1
         return Report(loss=loss, classes=len(self.classes), values=self._transform.report())
 
@@ -197,15 +186,32 @@ class Learner:
         """
         self._transform.check()
 
-    def _draw(self) -> Tensor:
-        """Slots of the memory to replay, ``(passes, n)`` on the host."""
-        n, passes = self.settings.replay_batch, self.settings.passes
+    def _draw(self) -> tuple[Tensor, tuple[int, ...]]:
+        """Slots of the memory to replay, ``(passes, n)`` on the host, and the size of each draw."""
+        drawn = [self._draw_passes(size) for size in self.settings.draws]
+        return torch.cat(drawn, dim=1), tuple(slots.shape[1] for slots in drawn)
+
+    def _draw_passes(self, size: int) -> Tensor:
+        """Slots of one draw for each pass, ``(passes, n)``."""
+        passes, held = self.settings.passes, len(self.memory)
+        if size > held and not self.settings.partial_replay:
+            return torch.empty(passes, 0, dtype=torch.int64)
         if self.settings.replay == "kept":
-            return self.memory.draw(n).expand(passes, -1)
-        return torch.stack([self.memory.draw(n) for _ in range(passes)])
+            return self.memory.draw(size).expand(passes, -1)
+        if self.settings.replay == "disjoint" and passes * size <= held:
+            return self.memory.draw(passes * size).view(passes, size)
+        return torch.stack([self.memory.draw(size) for _ in range(passes)])
 
     def _take_steps(
-        self, x: Tensor, y: Tensor, slots: Tensor, numbers: Tensor, active: Tensor
+        self,
+        x: Tensor,
+        y: Tensor,
+        slots: Tensor,
+        numbers: Tensor,
+        own_numbers: Tensor,
+        active: Tensor,
+        *,
+        key: tuple[int, ...],
     ) -> Tensor:
         """All steps on a stream batch; on a GPU this is what is captured as a graph.
 
@@ -214,30 +220,36 @@ class Learner:
             y: Their units or targets.
             slots: What to replay in each pass, ``(passes, m)``.
             numbers: What the transform's ``begin`` returned.
+            own_numbers: What the objective's ``begin`` returned.
             active: Which outputs stand for a class; empty in regression.
+            key: The size of each draw from memory.
 
         Returns:
             The loss of the last pass.
         """
         for index, chosen in enumerate(slots):
-            new, replay = x.shape[0], self.memory.gather(chosen)
-            xs, ys = (torch.cat([x, replay.x]), torch.cat([y, replay.y])) if len(replay) else (x, y)
-            if self.settings.augment is not None:
-                xs = self.settings.augment(xs, self._augment_generator)
-            loss = self._take_step(
-                Step(
-                    x=self._normalize(xs),
-                    y=ys,
-                    new=new,
-                    index=index,
-                    active=None if self._head is None else active,
-                    numbers=numbers,
-                )
+            replay, extras = self.memory.gather(chosen), {}
+            raw, ys = x, y
+            if len(replay):
+                raw, ys = torch.cat([x, replay.x]), torch.cat([y, replay.y])
+                extras = dict(replay.extras)
+            step = Step(
+                x=self._normalize(self._augment(raw)),
+                y=ys,
+                raw=raw,
+                new=x.shape[0],
+                draws=key,
+                extras=extras,
+                index=index,
+                active=None if self._head is None else active,
+                numbers=numbers,
+                own_numbers=own_numbers,
             )
+            loss = self._take_step(step)
         return loss
 
     def _take_step(self, step: Step) -> Tensor:
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        parameters = self._parameters()
         for parameter in parameters:
             parameter.grad = None
         with self._transform.watch(step):
@@ -245,17 +257,25 @@ class Learner:
         self._transform.observe(step, outcome.outputs, self.model)
         outcome.loss.backward()
         self._transform.rewrite_()
+        if self._optimizer is not None:
+            self._optimizer.step()
         with torch.no_grad():
-            moved = [(p, p.grad) for p in parameters if p.grad is not None]
-            weights: list[Tensor] = [p for p, _ in moved]
-            grads = [g for _, g in moved]
-            torch._foreach_add_(weights, grads, alpha=-self.settings.lr)
+            if self._optimizer is None:
+                moved = [p for p in parameters if p.grad is not None]
+                weights: list[Tensor] = list(moved)
+                grads = [p.grad for p in moved if p.grad is not None]
+                torch._foreach_add_(weights, grads, alpha=-self.settings.lr)
             if self._average is not None:
                 self._follow_weights()
         return outcome.loss.detach()
 
+    def _parameters(self) -> list[nn.Parameter]:
+        """All that learns: of the model, then of the objective."""
+        return [*self._trainable().values(), *self._objective.parameters()]
+
     def _remember(self, x: Tensor, y: Tensor, units: list[int]) -> None:
-        self.memory.add(x, y, labels=units if self._head is not None else None)
+        extras = self._objective.extras(x)
+        self.memory.add(x, y, extras, labels=units if self._head is not None else None)
 
     def _train_mode(self) -> None:
         """Train mode, except for a frozen BatchNorm, whose statistics are frozen too."""
@@ -281,7 +301,7 @@ class Learner:
             InputError: The samples are not such as were learned.
         """
         check_samples(x, like=self._item)
-        with self._eval_mode():
+        with self._context.evaluating():
             parts = [self._predict_chunk(part) for part in x.split(chunk)]
         outputs = parts[0] if len(parts) == 1 else torch.cat(parts)
         return outputs if self._head is None else outputs[:, : len(self._head.classes)]
@@ -302,10 +322,10 @@ class Learner:
             InputError: The samples are not such as were learned.
         """
         check_samples(x, like=self._item)
-        return Repeated(self, x)
+        return Repeated(x, make=self._make_prediction, context=self._context)
 
     def _make_prediction(self, x: Tensor) -> RepeatedPrediction:
-        if not self._steps.enabled:
+        if not self._steps.enabled or self._objective.scores:
             return RepeatedPrediction(
                 x, normalize=self._normalize, predict=self._outputs_of, device=self.device
             )
@@ -317,23 +337,19 @@ class Learner:
             weights=weights | (self._average or {}),
         )
 
-    @contextmanager
-    def _eval_mode(self) -> Iterator[None]:
-        training = [module for module in self.model.modules() if module.training]
-        self.model.eval()
-        try:
-            yield
-        finally:
-            for module in training:
-                module.training = True
-
     def _predict_chunk(self, x: Tensor) -> Tensor:
         return self._outputs_of(self._normalize(x.to(self.device, non_blocking=True)))
 
     def _outputs_of(self, x: Tensor) -> Tensor:
+        if self._objective.scores:
+            return self._objective.score(self._context.features(x)[0])
         if self._average is None:
             return self.model(x)
         return torch.func.functional_call(self.model, self._average, (x,))
+
+    def _augment(self, x: Tensor) -> Tensor:
+        augment = self.settings.augment
+        return x if augment is None else augment(x, self._augment_generator)
 
     def _normalize(self, x: Tensor) -> Tensor:
         x = scale_to_unit(x) if self.settings.normalize is None else self.settings.normalize(x)
@@ -368,8 +384,8 @@ class Learner:
         """
         if self._item is None:
             try:
-                with self._eval_mode(), torch.no_grad():
-                    outputs = self._predict_chunk(x[:1])
+                with self._context.evaluating():
+                    outputs = self.model(self._normalize(x[:1].to(self.device)))
             except RuntimeError as error:
                 raise InputError(
                     f"The model cannot take samples of shape {tuple(x.shape[1:])}: {error}"
@@ -399,17 +415,27 @@ class Learner:
             generator=self._head_generator,
         )
 
-    def _make_transform(self) -> Transform:
-        if self.transform_settings is None:
-            return Transform()
-        return self.transform_settings.make(
-            self.model,
-            self._objective,
+    def _make_context(self) -> Context:
+        return Context(
+            model=self.model,
+            head=self._head,
+            memory=self.memory,
             lr=self.settings.lr,
             likelihood=self.settings.likelihood,
-            head=None if self._head is None else self._head.name,
             seed=self.settings.seed,
+            device=self.device,
+            dtype=self.dtype,
+            normalize=self._normalize,
+            augment=self._augment,
         )
+
+    def _make_transform(self) -> Transform:
+        reason = self.settings.refuses(self.transform_settings)
+        if reason is not None:
+            raise ConfigError(reason)
+        if self.transform_settings is None:
+            return Transform()
+        return self.transform_settings.make(self._context, self._objective)
 
     def _trainable(self) -> dict[str, nn.Parameter]:
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
@@ -451,7 +477,9 @@ class Learner:
         tensors = {
             **state.with_prefix("model", self.model.state_dict()),
             **state.with_prefix("memory", self.memory.state_dict()),
+            **state.with_prefix("objective", self._objective.state_dict()),
             **state.with_prefix("transform", self._transform.state_dict()),
+            **state.with_prefix("optimizer", save_optimizer(self._optimizer)),
             **state.with_prefix("average", self._average or {}),
             "generator.augment": self._augment_generator.get_state(),
             "generator.head": self._head_generator.get_state(),
@@ -487,7 +515,9 @@ class Learner:
             self._average = {name: t.to(self.device, copy=True) for name, t in average.items()}
         self.model.load_state_dict(weights)
         self.memory.load_state_dict(state.without_prefix("memory", tensors))
+        self._objective.load_state_dict(state.without_prefix("objective", tensors))
         self._transform.load_state_dict(state.without_prefix("transform", tensors))
+        load_optimizer(self._optimizer, state.without_prefix("optimizer", tensors))
         self._steps.forget()
         self._augment_generator.set_state(tensors["generator.augment"])
         self._head_generator.set_state(tensors["generator.head"])

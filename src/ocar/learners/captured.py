@@ -74,13 +74,14 @@ class Captured:
 
         Args:
             *tensors: Its arguments, on the device or on the host.
-            key: What besides the shapes of the arguments decides what is to be done.
+            key: What besides the shapes of the arguments decides what is to be done; given to the
+                function, if there is any, by its name.
 
         Returns:
             Its result, which the next call overwrites, and whether a graph was replayed.
         """
         if not self.enabled:
-            return self.function(*(t.to(self.device) for t in tensors)), False
+            return self._call([t.to(self.device) for t in tensors], key), False
         shape = (key, *((t.shape, t.dtype) for t in tensors))
         graph = self._graphs.get(shape)
         if graph is None:
@@ -88,11 +89,11 @@ class Captured:
             # nor to be while a graph is recorded.
             with _ALONE:
                 if shape in self._seen:
-                    graph = self._record(shape, tensors)
+                    graph = self._record(shape, tensors, key)
                 self._seen.add(shape)
                 if graph is None:
-                    arguments = (t.to(self.device, non_blocking=True) for t in tensors)
-                    return self.function(*arguments), False
+                    here = [t.to(self.device, non_blocking=True) for t in tensors]
+                    return self._call(here, key), False
         with self._on_stream():
             for static, tensor in zip(graph.inputs, tensors, strict=True):
                 static.copy_(tensor, non_blocking=True)
@@ -113,14 +114,17 @@ class Captured:
             yield
         current.wait_stream(self._stream)
 
-    def _record(self, shape: Hashable, tensors: Sequence[Tensor]) -> _Graph | None:
+    def _call(self, tensors: Sequence[Tensor], key: Hashable) -> Tensor:
+        return self.function(*tensors) if key is None else self.function(*tensors, key=key)
+
+    def _record(self, shape: Hashable, tensors: Sequence[Tensor], key: Hashable) -> _Graph | None:
         inputs = tuple(t.to(self.device, copy=True) for t in tensors)
         graph = torch.cuda.CUDAGraph()
         for generator in self.generators:
             graph.register_generator_state(generator)
         before = [generator.clone_state() for generator in self.generators]
         try:
-            output = self._run_into(graph, inputs)
+            output = self._run_into(graph, inputs, key)
         except (RuntimeError, NotImplementedError, TypeError) as error:
             for generator, unused in zip(self.generators, before, strict=True):
                 generator.graphsafe_set_state(unused)  # a failed recording leaves it unusable
@@ -131,7 +135,9 @@ class Captured:
         self._graphs[shape] = _Graph(graph, inputs, output)
         return self._graphs[shape]
 
-    def _run_into(self, graph: torch.cuda.CUDAGraph, inputs: Sequence[Tensor]) -> Tensor:
+    def _run_into(
+        self, graph: torch.cuda.CUDAGraph, inputs: Sequence[Tensor], key: Hashable
+    ) -> Tensor:
         others = list(self._graphs.values())  # all replayed on one stream, so they share memory
         pool = others[0].graph.pool() if others else torch.cuda.graph_pool_handle()
         stream = _recording_stream(self.device)
@@ -140,7 +146,7 @@ class Captured:
             with torch.cuda.stream(stream):
                 graph.capture_begin(pool=pool, capture_error_mode="thread_local")
                 try:
-                    output = self.function(*inputs)
+                    output = self._call(inputs, key)
                 except BaseException:
                     with suppress(RuntimeError):
                         graph.capture_end()

@@ -17,6 +17,7 @@ from typing import Literal
 from torch import nn
 
 from ocar.learners.base import Learner
+from ocar.learners.context import Context
 from ocar.learners.objective import CrossEntropy, Objective, SquaredError
 from ocar.learners.settings import Augmenter, LearnerSettings, Normalizer
 
@@ -25,7 +26,7 @@ from ocar.learners.settings import Augmenter, LearnerSettings, Normalizer
 class ERSettings(LearnerSettings):
     """Settings of experience replay: no more than every learner has."""
 
-    def make_objective(self) -> Objective:
+    def make_objective(self, context: Context) -> Objective:
         """Cross-entropy, or the squared error in regression."""
         return CrossEntropy() if self.likelihood == "categorical" else SquaredError()
 
@@ -37,7 +38,8 @@ def ER(
     memory: int = 2000,
     memory_kind: Literal["class-balanced", "reservoir"] = "class-balanced",
     replay_batch: int = 10,
-    replay: Literal["fresh", "kept"] = "fresh",
+    replay: Literal["fresh", "kept", "disjoint"] = "fresh",
+    partial_replay: bool = True,
     passes: int = 3,
     likelihood: Literal["categorical", "gaussian"] = "categorical",
     classes: Sequence[int] = (),

@@ -8,10 +8,11 @@ used, so that any objective goes with any gradient transform.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.nn import functional
 
 from ocar.models.head import mask_logits
@@ -22,16 +23,25 @@ Forward = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """The joint batch of one gradient step."""
+    """The joint batch of one gradient step: new samples, then those of each draw from memory."""
 
     x: Tensor
-    """Augmented and normalised inputs, the new samples first, ``(n, ...)``."""
+    """Augmented and normalised inputs, ``(n, ...)``."""
 
     y: Tensor
     """Units of the head, ``(n,)``, or regression targets, ``(n, outputs)``."""
 
+    raw: Tensor
+    """The samples as they came, before augmentation and normalisation, ``(n, ...)``."""
+
     new: int
     """How many samples are new; the others are replayed."""
+
+    draws: tuple[int, ...]
+    """How many samples each draw from memory gave, in this order; all 0 while it is empty."""
+
+    extras: Mapping[str, Tensor]
+    """What the memory stores beside x and y, of the replayed samples, ``(n − new, ...)``."""
 
     index: int
     """Which pass over the stream batch this is, from 0."""
@@ -41,6 +51,14 @@ class Step:
 
     numbers: Tensor
     """What the transform's ``begin`` returned, as float64 on the model's device."""
+
+    own_numbers: Tensor
+    """What the objective's ``begin`` returned, as float64 on the model's device."""
+
+    @property
+    def replayed(self) -> int:
+        """How many samples are replayed."""
+        return sum(self.draws)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,14 +75,66 @@ class Outcome:
 
 
 class Objective(ABC):
-    """A loss over the joint batch."""
+    """A loss over the joint batch.
+
+    What it keeps between batches (a teacher, a projection, class means) is its own. On a GPU
+    :meth:`__call__` is captured as a graph: it must wait for nothing, and what it keeps must be
+    changed in place.
+    """
 
     joint: bool = True
     """Whether one forward pass over the joint batch is all that it runs."""
 
+    capturable: bool = True
+    """Whether its step has fixed shapes and waits for nothing."""
+
+    scores: bool = False
+    """Whether :meth:`score` predicts, and not the model's outputs."""
+
+    wants_boundaries: bool = False
+    """Whether :meth:`boundary` is to be called; see :func:`ocar.evaluate.evaluate`."""
+
+    @property
+    def generators(self) -> Sequence[torch.Generator]:
+        """What it draws random numbers from."""
+        return ()
+
+    def parameters(self) -> Sequence[nn.Parameter]:
+        """Parameters of its own, which learn with the model's."""
+        return ()
+
+    def begin(self, units: Sequence[int], *, known: int) -> Sequence[float]:
+        """A stream batch is about to be learned; as :meth:`Transform.begin`."""
+        return ()
+
     @abstractmethod
     def __call__(self, forward: Forward, step: Step) -> Outcome:
         """The loss of one step."""
+
+    def extras(self, x: Tensor) -> dict[str, Tensor]:
+        """What to remember of samples beside x and y: called once they have been learned.
+
+        Args:
+            x: Raw samples on the model's device, ``(n, ...)``.
+        """
+        return {}
+
+    def learned(self) -> None:  # noqa: B027 (most have nothing to do)
+        """A stream batch has been learned and remembered."""
+
+    def score(self, features: Tensor) -> Tensor:
+        """Scores of the classes seen, ``(n, classes)``, from what goes into the head."""
+        raise NotImplementedError
+
+    def boundary(self) -> None:  # noqa: B027
+        """A task has ended, and another follows."""
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything that a restored objective needs to go on exactly."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027
+        """Restore what :meth:`state_dict` gave."""
 
 
 class CrossEntropy(Objective):

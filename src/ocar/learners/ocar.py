@@ -31,6 +31,7 @@ from ocar.curvature import KFAC, Curvature, DenseFisher
 from ocar.curvature.base import at_step
 from ocar.curvature.fisher import parse_root
 from ocar.learners.base import Learner
+from ocar.learners.context import Context
 from ocar.learners.er import ERSettings
 from ocar.learners.objective import Forward, Objective, Step
 from ocar.learners.settings import Augmenter, Normalizer
@@ -115,18 +116,10 @@ class OCARSettings(TransformSettings):
         require_one_of("sharing", self.sharing, ("expand", "reduce"))
         parse_root(self.fisher)
 
-    def make(
-        self,
-        model: nn.Module,
-        objective: Objective,
-        *,
-        lr: float,
-        likelihood: str,
-        head: str | None,
-        seed: int,
-    ) -> Transform:
-        """The curvature-aware transform for a model."""
-        start = lr if self.tau is None else self.tau
+    def make(self, context: Context, objective: Objective) -> Transform:
+        """The curvature-aware transform for a learner."""
+        model, head = context.model, context.head
+        start = context.lr if self.tau is None else self.tau
 
         def tau(step: int) -> float:
             return start + self.tau_step * step
@@ -135,9 +128,9 @@ class OCARSettings(TransformSettings):
             "damping": tau,
             "ema": self.ema,
             "fisher": self.fisher,
-            "likelihood": likelihood,
+            "likelihood": context.likelihood,
             "track_norms": self.track_norms,
-            "seed": seed,
+            "seed": context.seed,
         }
         if self.curvature == "dense":
             return OCARTransform(self, DenseFisher(model, **common), joint=objective.joint)
@@ -147,7 +140,7 @@ class OCARSettings(TransformSettings):
             weighting=self.weighting,
             sharing=self.sharing,
             norm_layers=self.norm_layers,
-            head=head,
+            head=None if head is None else head.name,
             **common,
         )
         return OCARTransform(self, kfac, joint=objective.joint)
@@ -268,7 +261,8 @@ def OCAR(
     memory: int = 2000,
     memory_kind: Literal["class-balanced", "reservoir"] = "class-balanced",
     replay_batch: int = 10,
-    replay: Literal["fresh", "kept"] = "fresh",
+    replay: Literal["fresh", "kept", "disjoint"] = "fresh",
+    partial_replay: bool = True,
     passes: int = 3,
     likelihood: Literal["categorical", "gaussian"] = "categorical",
     classes: Sequence[int] = (),

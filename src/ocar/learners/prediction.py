@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ocar.learners.captured import Captured
+from ocar.learners.context import Context
 from ocar.models.folded import fold
 
 MOST_BYTES = 2**30
@@ -94,7 +95,6 @@ class SideBySidePrediction(RepeatedPrediction):
         self._stream = torch.cuda.Stream(device)
         self._graphs = Captured(self._first, device=device)
         self._idle = torch.cuda.Event()
-        self._n = 0
 
     @torch.no_grad()
     def __call__(self, n: int, use: Callable[[Tensor], Tensor]) -> Tensor:
@@ -107,7 +107,6 @@ class SideBySidePrediction(RepeatedPrediction):
         torch._foreach_copy_(self._copies, self._values)
         self._stream.wait_stream(learning)
         with torch.cuda.stream(self._stream):
-            self._n = n
             outputs, _ = self._graphs(key=n)
             result = use(outputs)
             self._idle.record(self._stream)
@@ -117,8 +116,42 @@ class SideBySidePrediction(RepeatedPrediction):
         """Let the current stream of the device wait for all that was begun."""
         torch.cuda.current_stream(self._stream.device).wait_event(self._idle)
 
-    def _first(self) -> Tensor:
+    def _first(self, *, key: int) -> Tensor:
         """The outputs for the first samples; this is what is captured."""
         if self._folded is not None:
             self._folded.refresh_()
-        return torch.cat([self._outputs(part) for part in self._x[: self._n].split(CHUNK)])
+        return torch.cat([self._outputs(part) for part in self._x[:key].split(CHUNK)])
+
+
+class Repeated:
+    """What :meth:`Learner.predict_repeatedly` returns.
+
+    Args:
+        x: Raw samples, ``(n, ...)``.
+        make: Makes the prediction, again whenever the head has grown.
+        context: The parts of the learner.
+    """
+
+    def __init__(
+        self, x: Tensor, *, make: Callable[[Tensor], RepeatedPrediction], context: Context
+    ) -> None:
+        self._x = x
+        self._make = make
+        self._context = context
+        self._prediction: RepeatedPrediction | None = None
+        self._capacity = 0
+
+    def __call__(self, n: int, use: Callable[[Tensor], Tensor]) -> Tensor:
+        """What ``use`` makes of the predictions for the first n samples."""
+        head = self._context.head
+        capacity = 0 if head is None else head.capacity
+        if self._prediction is None or capacity != self._capacity:
+            self._prediction = self._make(self._x)  # a head that has grown is other tensors
+            self._capacity = capacity
+        with self._context.evaluating():
+            return self._prediction(n, lambda outputs: use(self._context.mask(outputs)))
+
+    def wait(self) -> None:
+        """Let the current stream of the device wait for all that was begun."""
+        if self._prediction is not None:
+            self._prediction.wait()

@@ -11,6 +11,14 @@ from __future__ import annotations
 PRESETS: dict[str, dict[str, dict[str, float]]] = {
     "split-cifar100": {
         "er": {"lr": 0.0598729},
+        "er-ace": {"lr": 0.0248415, "alpha": 0.451435},
+        "ocar-ace": {
+            "lr": 4.30163e-4,
+            "tau_step": 5.69971e-10,
+            "ema": 0.0567373,
+            "alpha": 0.591353,
+            "n_new": 5,
+        },
         "ocar": {
             "lr": 7.03388e-4,
             "tau_step": 3.67164e-8,
@@ -20,6 +28,14 @@ PRESETS: dict[str, dict[str, dict[str, float]]] = {
     },
     "split-tinyimagenet": {
         "er": {"lr": 0.0251527},
+        "er-ace": {"lr": 0.03124, "alpha": 0.406266},
+        "ocar-ace": {
+            "lr": 2.85818e-4,
+            "tau_step": 9.96476e-9,
+            "ema": 0.0474223,
+            "alpha": 0.648525,
+            "n_new": 10,
+        },
         "ocar": {
             "lr": 1.292762e-3,
             "tau_step": 1.05697e-8,

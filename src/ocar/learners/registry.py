@@ -17,6 +17,7 @@ from ocar.config import reject_unknown
 from ocar.errors import ConfigError
 from ocar.learners.base import Learner
 from ocar.learners.er import ERSettings
+from ocar.learners.er_ace import ERACESettings
 from ocar.learners.ocar import OCARSettings
 from ocar.learners.presets import PRESETS
 from ocar.learners.settings import LearnerSettings
@@ -37,10 +38,20 @@ TRANSFORMS: dict[str, type[TransformSettings]] = {"ocar": OCARSettings}
 
 METHODS: dict[str, Method] = {
     "er": Method(settings=ERSettings, transform=None, about="Experience replay with plain SGD."),
+    "er-ace": Method(
+        settings=ERACESettings,
+        transform=None,
+        about="Asymmetric cross-entropy: new samples compete among their own classes.",
+    ),
     "ocar": Method(
         settings=ERSettings,
         transform=OCARSettings,
         about="Online Curvature-Aware Replay: the gradient preconditioned by K-FAC.",
+    ),
+    "ocar-ace": Method(
+        settings=ERACESettings,
+        transform=OCARSettings,
+        about="OCAR on the asymmetric cross-entropy of ER-ACE.",
     ),
 }
 

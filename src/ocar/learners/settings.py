@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ocar.config import require, require_one_of
+from ocar.learners.context import Context
 from ocar.learners.objective import Objective
+from ocar.learners.transform import TransformSettings
 from ocar.memory import MEMORIES
 
 Normalizer = Callable[[Tensor], Tensor]
@@ -33,8 +35,12 @@ class LearnerSettings:
     replay_batch: int = 10
     """Replayed samples a gradient step."""
 
-    replay: Literal["fresh", "kept"] = "fresh"
-    """Draw anew for each pass over a stream batch, or keep one draw for all."""
+    replay: Literal["fresh", "kept", "disjoint"] = "fresh"
+    """Draw anew for each pass over a stream batch, keep one draw for all, or draw so that no
+    sample comes twice as long as the memory has enough."""
+
+    partial_replay: bool = True
+    """Whether to replay less than was asked for as long as the memory holds no more."""
 
     passes: int = 3
     """Gradient steps a stream batch (S)."""
@@ -72,7 +78,7 @@ class LearnerSettings:
         require("passes", self.passes, self.passes >= 1, "at least 1")
         require("average_rate", self.average_rate, 0 < self.average_rate <= 1, "in (0, 1]")
         require_one_of("memory_kind", self.memory_kind, MEMORIES)
-        require_one_of("replay", self.replay, ("fresh", "kept"))
+        require_one_of("replay", self.replay, ("fresh", "kept", "disjoint"))
         require_one_of("likelihood", self.likelihood, ("categorical", "gaussian"))
         require_one_of("prediction", self.prediction, ("plain", "average"))
         distinct = len(set(self.classes)) == len(self.classes) and min(self.classes, default=0) >= 0
@@ -80,6 +86,26 @@ class LearnerSettings:
         fits = self.likelihood == "categorical" or self.memory_kind == "reservoir"
         require("memory_kind", self.memory_kind, fits, "'reservoir' for a gaussian likelihood")
 
-    def make_objective(self) -> Objective:
+    extras: ClassVar[tuple[str, ...]] = ()
+    """What the memory stores beside x and y; the objective's ``extras`` gives it."""
+
+    remembers_first: ClassVar[bool] = False
+    """Whether a batch enters the memory before it is learned, so that it can be replayed at once.
+    """
+
+    @property
+    def draws(self) -> tuple[int, ...]:
+        """Sizes of the independent draws from memory that a gradient step needs."""
+        return (self.replay_batch,)
+
+    def refuses(self, transform: TransformSettings | None) -> str | None:
+        """Why the method does not go with a gradient transform, or None if it does."""
+        return None
+
+    def make_objective(self, context: Context) -> Objective:
         """The loss of the method."""
         raise TypeError(f"{type(self).__name__} is no method: use one such as ERSettings.")
+
+    def make_optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer | None:
+        """What takes the step; None for plain SGD."""
+        return None

@@ -13,8 +13,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from ocar.learners.context import Context
 from ocar.learners.objective import Forward, Objective, Step
 
 
@@ -78,25 +79,12 @@ class TransformSettings(ABC):
     """Settings of a transform, and how to make it."""
 
     @abstractmethod
-    def make(
-        self,
-        model: nn.Module,
-        objective: Objective,
-        *,
-        lr: float,
-        likelihood: str,
-        head: str | None,
-        seed: int,
-    ) -> Transform:
-        """The transform for a model.
+    def make(self, context: Context, objective: Objective) -> Transform:
+        """The transform for a learner.
 
         Args:
-            model: The model that learns.
+            context: The parts of the learner.
             objective: The loss that it goes with.
-            lr: Learning rate of the learner.
-            likelihood: ``"categorical"`` or ``"gaussian"``.
-            head: Name of the output layer; None in regression.
-            seed: Seed of the learner.
 
         Raises:
             ConfigError: The transform makes no sense with this objective.
