@@ -47,6 +47,10 @@ def _is_coupling(module: nn.Module) -> bool:
 
 def _forward(module: nn.BatchNorm2d, x: Tensor) -> Tensor:
     module._check_input_dim(x)
+    if x.numel() == x.shape[1]:  # its variance would be NaN, and so the running one
+        raise ValueError(
+            f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}"
+        )
     if module.num_batches_tracked is not None:
         module.num_batches_tracked.add_(1)
     running = module.running_mean, module.running_var

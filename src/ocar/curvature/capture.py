@@ -20,6 +20,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from ocar.curvature.batchnorm import batched_backward
+from ocar.curvature.convolution import inputs_only, turned_kernels
 from ocar.errors import ModelError
 
 
@@ -42,6 +43,7 @@ class Capture:
     def __enter__(self) -> Capture:
         self.clear()
         self._context.enter_context(batched_backward(self.model.modules()))
+        self._context.enter_context(turned_kernels(self.model.modules()))
         for name, layer in self.layers.items():
             self._handles.append(layer.register_forward_hook(self._recorder(name)))
         return self
@@ -96,7 +98,8 @@ class Capture:
             For each layer that the outputs depend on, ``(columns, *shape of its output)``.
         """
         edges = list(self._edges.values())
-        gradients = pull_back(outputs, edges, columns, batched=batched)
+        with inputs_only():
+            gradients = pull_back(outputs, edges, columns, batched=batched)
         return {n: g for n, g in zip(self._edges, gradients, strict=True) if g is not None}
 
 

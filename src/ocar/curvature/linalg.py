@@ -3,9 +3,9 @@
 Matrices come as stacks of shape ``(groups, d, d)``; ``groups`` is 1 except for
 grouped convolutions. Every function is pure: no argument is changed.
 
-Each factorization is guarded in the same way: symmetrise, damp, try in the
-given precision, try again in float64, and raise a
-:class:`~ocar.errors.NumericalError` that names the layer when nothing helps.
+Each factorization is guarded in the same way: damp, try in the given precision,
+try again in float64, and raise a :class:`~ocar.errors.NumericalError` that names
+the layer when nothing helps. Only the lower triangle of a matrix is read.
 """
 
 from __future__ import annotations
@@ -19,11 +19,6 @@ from torch import Tensor
 from ocar.errors import NumericalError
 
 
-def symmetrize(matrix: Tensor) -> Tensor:
-    """The symmetric part of ``matrix``, shape ``(..., d, d)``."""
-    return (matrix + matrix.mT) / 2
-
-
 def add_to_diagonal(matrix: Tensor, value: Tensor | float) -> Tensor:
     """``matrix + value · I``.
 
@@ -35,6 +30,17 @@ def add_to_diagonal(matrix: Tensor, value: Tensor | float) -> Tensor:
     diagonal = result.diagonal(dim1=-2, dim2=-1)
     diagonal += value.unsqueeze(-1) if isinstance(value, Tensor) else value
     return result
+
+
+def solve_right(factor: Tensor, b: Tensor) -> Tensor:
+    """``b · M⁻¹`` from the lower Cholesky factor of M.
+
+    Args:
+        factor: Shape ``(groups, d, d)``.
+        b: Shape ``(groups, r, d)``.
+    """
+    half = torch.linalg.solve_triangular(factor.mT, b, upper=True, left=False)
+    return torch.linalg.solve_triangular(factor, half, upper=False, left=False)
 
 
 def mean_trace(matrix: Tensor, dim: Tensor | int) -> Tensor:
@@ -108,7 +114,9 @@ def try_damped_inverse(matrix: Tensor, damping: Tensor | float) -> tuple[Tensor,
     eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
     half = torch.linalg.solve_triangular(factor, eye.expand_as(factor), upper=False)
     inverse = half.mT @ half
-    return inverse, (info != 0).any() | ~inverse.sum().isfinite()
+    # The diagonal bounds the rest. It is 0 where the matrix was infinite.
+    sizes = inverse.diagonal(dim1=-2, dim2=-1).log()
+    return inverse, (info != 0).any() | ~sizes.sum().isfinite()
 
 
 def damped_factor(matrix: Tensor, damping: Tensor | float, *, name: str) -> Tensor:
@@ -172,7 +180,7 @@ def _guarded(
     """Run ``attempt`` on the damped matrix in its own precision, then in float64."""
     for dtype in dict.fromkeys((matrix.dtype, torch.float64)):
         level = damping.to(dtype) if isinstance(damping, Tensor) else damping
-        result = attempt(add_to_diagonal(symmetrize(matrix.to(dtype)), level))
+        result = attempt(add_to_diagonal(matrix.to(dtype), level))
         if result is not None:
             return tuple(part.to(matrix.dtype) for part in result)
     finite = matrix.isfinite().all()

@@ -20,7 +20,13 @@ import torch
 from ocar.config import CUSTOM, require, require_one_of, to_plain
 from ocar.errors import ConfigError
 from ocar.learners.presets import PRESETS
-from ocar.learners.registry import METHODS, TRANSFORMS, make_settings, preset_settings
+from ocar.learners.registry import (
+    METHODS,
+    TRANSFORMS,
+    make_settings,
+    preset_settings,
+    usual_interval,
+)
 from ocar.learners.settings import LearnerSettings
 from ocar.learners.transform import TransformSettings
 from ocar.streams.benchmarks import get_benchmark
@@ -53,8 +59,9 @@ class RunConfig:
     blurry: float = 0.0
     """Part of each task's samples that change places with other tasks'."""
 
-    every: int = 1
-    """Evaluate after every so many batches; 1 is the protocol's."""
+    every: int | Literal["task"] | None = None
+    """Evaluate after every so many batches, or after each task only; by default after every
+    batch, as the protocol has it, and after each task where a method trains for a prediction."""
 
     online: bool = False
     """Also predict each batch before it is learned."""
@@ -91,7 +98,8 @@ class RunConfig:
             require_one_of("transform", self.transform, TRANSFORMS)
         require("seed", self.seed, self.seed >= 0, "at least 0")
         require("blurry", self.blurry, 0 <= self.blurry <= 1, "in [0, 1]")
-        require("every", self.every, self.every >= 1, "at least 1")
+        valid = self.every in (None, "task") or (isinstance(self.every, int) and self.every >= 1)
+        require("every", self.every, valid, "at least 1, 'task' or None")
         for name in ("max_tasks", "max_batches", "threads", "checkpoint_every"):
             value = getattr(self, name)
             require(name, value, value is None or value >= 1, "at least 1, or None")
@@ -110,6 +118,11 @@ class RunConfig:
     def label(self) -> str:
         """What the method is called in tables and folders."""
         return f"{self.name}-iid" if self.iid else self.name
+
+    @property
+    def interval(self) -> int | Literal["task"]:
+        """How often is evaluated."""
+        return usual_interval(self.method) if self.every is None else self.every
 
     def resolve(self) -> tuple[LearnerSettings, TransformSettings | None]:
         """Every setting of the method and of its transform.
@@ -152,7 +165,7 @@ class RunConfig:
             "transform": None if transform is None else to_plain(transform),
             "iid": self.iid,
             "blurry": self.blurry,
-            "every": self.every,
+            "every": self.interval,
             "online": self.online,
             "probe": self.probe,
             "max_tasks": self.max_tasks,
@@ -168,9 +181,11 @@ class RunConfig:
         usual |= base_settings(self.benchmark, self.method, self.transform)
         names = [name for name in self.settings if chosen[name] != usual.get(name, MISSING)]
         plain = to_plain(own) | ({} if transform is None else to_plain(transform))
-        own_names = ("blurry", "every", "max_tasks", "max_batches")
+        own_names = ("blurry", "max_tasks", "max_batches")
         protocol = {f.name: f.default for f in fields(self) if f.name in own_names}
         others = {n: getattr(self, n) for n, v in protocol.items() if getattr(self, n) != v}
+        if self.interval != usual_interval(self.method):
+            others["every"] = self.interval
         return {name: plain[name] for name in names} | others
 
     def folder(self) -> Path:

@@ -12,7 +12,7 @@ import math
 import operator
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,7 @@ from ocar.experiment.config import RunConfig
 from ocar.experiment.events import AlreadyFinished, Recorded, RunEvent, Saved, Started, Stopped
 from ocar.experiment.limit import Limited
 from ocar.learners.base import Learner
+from ocar.learners.registry import METHODS
 from ocar.models import make_model
 from ocar.runs import Run, RunFolder, describe_process, read_run
 from ocar.runs.records import evaluation_record, evaluations, result_record
@@ -127,7 +128,7 @@ class _Session:
         loop = evaluate(
             self.learner,
             self.stream,
-            every=self.config.every,
+            every=self.config.interval,
             history=self.history,
             online=self.config.online,
             probe=self.config.probe and not regression,
@@ -218,7 +219,8 @@ def _make_learner(config: RunConfig, device: torch.device) -> Learner:
     benchmark = get_benchmark(config.benchmark)
     model = make_model(**benchmark.model_settings(), seed=config.seed)
     settings, transform = config.resolve()
-    return Learner(model.to(device), settings, transform=transform, capture=config.capture)
+    kind = METHODS[config.method].learner
+    return kind(model.to(device), settings, transform=transform, capture=config.capture)
 
 
 def _document(config: RunConfig, process: Mapping[str, Any]) -> dict[str, Any]:
@@ -240,13 +242,23 @@ def _document(config: RunConfig, process: Mapping[str, Any]) -> dict[str, Any]:
 
 @contextmanager
 def _threads(count: int) -> Iterator[None]:
-    """So many threads on the CPU, and as many as before afterwards."""
+    """So many threads on the CPU, in PyTorch and in NumPy, and as many as before afterwards."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
-        yield
+        with _limited_blas(count):
+            yield
     finally:
         torch.set_num_threads(before)
+
+
+def _limited_blas(count: int) -> AbstractContextManager[object]:
+    try:
+        from threadpoolctl import threadpool_limits
+    except ImportError:  # a machine with a GPU may do without
+        return nullcontext()
+    limits: AbstractContextManager[object] = threadpool_limits(count, user_api="blas")
+    return limits
 
 
 def _never() -> bool:
