@@ -117,6 +117,15 @@ def test_the_folder_says_what_made_it(tmp_path: Path) -> None:
     assert said["device"]["type"] == "cpu"
 
 
+def test_settings_that_are_no_plain_values_are_written_down(tmp_path: Path) -> None:
+    normalize = ocar.Normalize((0.5,), (0.25,))
+    run = ocar.run(small(max_batches=1, settings={"normalize": normalize}), out=tmp_path)
+    said = json.loads((run.path / "config.json").read_text())
+    written = {"kind": "Normalize", "mean": [0.5], "std": [0.25]}
+    assert said["given"]["settings"] == {"normalize": written}
+    assert said["config"]["settings"]["normalize"] == written
+
+
 def test_a_run_goes_on_with_the_threads_it_began_with(tmp_path: Path) -> None:
     ocar.run(small(threads=1), out=tmp_path, stop=lambda: True)
     before = torch.get_num_threads()

@@ -29,6 +29,8 @@ def _plain(value: Any) -> Any:
         return {"kind": type(value).__name__, **to_plain(value)}
     if isinstance(value, (tuple, list)):
         return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item) for name, item in value.items()}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     return {"kind": CUSTOM, "repr": repr(value)}

@@ -8,8 +8,6 @@ same command finds its folder again. Where data lie or how often is saved is not
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
@@ -29,6 +27,7 @@ from ocar.learners.registry import (
 )
 from ocar.learners.settings import LearnerSettings
 from ocar.learners.transform import TransformSettings
+from ocar.runs.results import identity_hash
 from ocar.streams.benchmarks import get_benchmark
 
 DEVICES = ("auto", "cpu", "cuda")
@@ -194,8 +193,7 @@ class RunConfig:
 
     def hash(self) -> str:
         """Ten hexadecimal digits that stand for the identity."""
-        text = json.dumps(self.identity(), sort_keys=True, separators=(",", ":"))
-        return hashlib.blake2b(text.encode(), digest_size=5).hexdigest()
+        return identity_hash(self.identity())
 
 
 def method_name(method: str, transform: str | None) -> str:

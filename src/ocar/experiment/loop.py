@@ -227,7 +227,6 @@ def _document(config: RunConfig, process: Mapping[str, Any]) -> dict[str, Any]:
     """What ``config.json`` says."""
     given = to_plain(config)
     given["data_root"] = None if config.data_root is None else str(config.data_root)
-    given["settings"] = dict(config.settings)
     return {
         "config": config.identity(),
         "seed": config.seed,
