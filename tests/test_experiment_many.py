@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from stored_runs import assert_same_run, small
 
-from ocar.experiment import Ended, Job, Message, Progress, run_many
+import ocar
+from ocar.experiment import Ended, Job, Message, Progress, many, run_many
 from ocar.runs import read_run
 
 
@@ -105,3 +108,33 @@ def test_tensorboard_gets_what_the_metrics_get(tmp_path: Path) -> None:
     assert events.Scalars("accuracy/aaa")[-1].value == pytest.approx(run.summary.aaa)
     assert events.Scalars("result/acc")[0].value == pytest.approx(run.summary.acc)
     assert "learner/tau" in events.Tags()["scalars"]
+
+
+# --- threads, which on a GPU take the place of processes ---
+
+
+@pytest.fixture
+def streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams of a GPU that is not there."""
+    monkeypatch.setattr(torch.cuda, "Stream", lambda *_: None)
+    monkeypatch.setattr(torch.cuda, "stream", lambda _: nullcontext())
+
+
+@pytest.mark.usefixtures("streams")
+def test_threads_do_what_is_done_one_after_another(tmp_path: Path) -> None:
+    values: list[dict[str, Any]] = [{"seed": seed, "max_batches": 4} for seed in range(3)]
+    todo = jobs(tmp_path / "threads", *values, {"settings": {"lr": 1e30}})
+    messages = many._follow_in_threads(dict(enumerate(todo)), workers=2, stop=lambda: False)
+    assert ends(messages) == {0: "finished", 1: "finished", 2: "finished", 3: "failed"}
+    for config in [job.config for job in todo[:3]]:
+        alone = ocar.run(config, out=tmp_path / "alone")
+        assert_same_run(alone.path, tmp_path / "threads" / config.folder())
+
+
+@pytest.mark.usefixtures("streams")
+def test_threads_stop_when_they_are_asked(tmp_path: Path) -> None:
+    todo = dict(enumerate(jobs(tmp_path, *({"seed": seed} for seed in range(3)))))
+    seen: list[Message] = []
+    for message in many._follow_in_threads(todo, workers=2, stop=lambda: bool(seen)):
+        seen.append(message)
+    assert ends(iter(seen)) in ({0: "stopped"}, {0: "stopped", 1: "stopped"})

@@ -158,23 +158,33 @@ def _follow(number: int, job: Job, stop: Callable[[], bool]) -> Iterator[Message
 def _follow_in_threads(
     jobs: Mapping[int, Job], *, workers: int, stop: Callable[[], bool]
 ) -> Iterator[Message]:
-    """Do runs on a GPU, each on a stream of its own, so that they share it."""
+    """Do runs on a GPU, each on a stream of its own, so that they share it.
+
+    The first goes ahead until its first evaluations are done. By then PyTorch has loaded what they
+    all need, which does not go well while another thread records a graph.
+    """
     messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
-    abandoned = threading.Event()
+    abandoned, loaded = threading.Event(), threading.Event()
 
     def asked() -> bool:
         return abandoned.is_set() or stop()
 
-    def follow(number: int, job: Job) -> None:
-        if not asked():
-            with torch.cuda.stream(torch.cuda.Stream()):
-                for message in _follow(number, job, asked):
-                    messages.put(message)
+    def follow(number: int, job: Job, *, ahead: bool) -> None:
+        if not ahead:
+            loaded.wait()
+        try:
+            if not asked():
+                with torch.cuda.stream(torch.cuda.Stream()):
+                    for count, message in enumerate(_follow(number, job, asked)):
+                        messages.put(message)
+                        if count == 1:  # after the one that says where it begins
+                            loaded.set()
+        finally:
+            loaded.set()
 
-    # PyTorch loads its linear algebra on first use, and fails if two threads come at once.
-    torch.linalg.cholesky(torch.eye(2, device="cuda"))
+    first = next(iter(jobs))
     with ThreadPoolExecutor(workers) as pool:
-        futures = [pool.submit(follow, number, job) for number, job in jobs.items()]
+        futures = [pool.submit(follow, n, job, ahead=n == first) for n, job in jobs.items()]
         try:
             while not (all(future.done() for future in futures) and messages.empty()):
                 with suppress(queue.Empty):
