@@ -54,8 +54,8 @@ format: venv  ## format the code and mend what ruff can
 readme: venv  ## make the README's tables from results/
 	$(BIN)/ocar show results --markdown --into README.md
 
-bench: venv  ## measure the speed of the curvature
-	$(BIN)/python benchmarks/kfac.py
+bench: venv  ## measure the speed, as ratios: some minutes on a CPU
+	$(BIN)/ocar bench
 
 dist: venv  ## build sdist and wheel, and try the wheel in an empty environment
 	rm -rf dist

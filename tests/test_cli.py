@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from ocar.cli import COMMANDS, main
+from ocar.cli.flags import method_settings
 from ocar.learners.registry import METHODS
 from ocar.runs import find_runs
 from ocar.runs.folder import METRICS
@@ -63,10 +65,15 @@ def test_every_setting_is_a_flag_with_help(method: str, capsys: Captured) -> Non
     assert main(["run", "split-digits", method, "--help"]) == 0
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "--lr FLOAT Learning rate α. (default: " in text
+    settings = method_settings(method)
     kinds = [METHODS[method].settings, METHODS[method].transform]
-    names = [n for kind in kinds if kind is not None for n in kind.__dataclass_fields__]
-    for name in set(names) - {"seed", "normalize", "augment"}:
-        assert re.search(rf"--{name.replace('_', '-')}[ ,].*?\(default: ", text), name
+    names = {field.name for kind in kinds if kind is not None for field in fields(kind)}
+    functions = {"normalize", "augment"}
+    assert names - set(settings) == {"seed"} | functions
+    for name, setting in settings.items():
+        assert len(setting.about.split()) > 1, f"{name} has no docstring"
+        flag = f"--{name.replace('_', '-')}"
+        assert re.search(rf"{flag}[ ,].{{,120}}{re.escape(setting.about)} \(default: ", text), name
 
 
 def test_flags_of_several_methods_show_the_preset_of_each(capsys: Captured) -> None:

@@ -213,12 +213,12 @@ def test_told_in_blocks_it_is_the_same(block: int) -> None:
 
 
 def test_every_kth_batch_and_each_task_end() -> None:
-    for every in (1, 2, 3, 7, 1000):
+    for every in (1, 2, 3, 7, 1000, "task"):
         events = list(evaluate(NearestMean(), make_stream(), every=every))
         got = [event.index for event in events if isinstance(event, Evaluated)]
         batches = list(make_stream())
-        want = [b.index for b in batches if (b.index + 1) % every == 0 or b.last]
-        assert got == want
+        due = [every != "task" and (b.index + 1) % every == 0 for b in batches]
+        assert got == [b.index for b, now in zip(batches, due, strict=True) if now or b.last]
         assert sum(isinstance(e, Learned) for e in events) == sum(b.complete for b in batches)
         ended = [event.task for event in events if isinstance(event, TaskEnded)]
         assert ended == [0, 1, 2]

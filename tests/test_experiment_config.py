@@ -97,7 +97,7 @@ def test_what_a_benchmark_fixes_fits_the_method(benchmark: str, method: str) -> 
         given = dict.fromkeys(needed, 0.1)
         config = RunConfig(benchmark=benchmark, method=method, settings=given)
     except ConfigError as error:
-        assert benchmark == "convex"  # noqa: PT017 (a method for classes says so)
+        assert benchmark == "convex"
         assert "Invalid likelihood='gaussian'" in str(error)  # noqa: PT017
         return
     fixed = base_settings(benchmark, method)

@@ -16,9 +16,9 @@ class Refuse:
             raise ImportError(f"{name} is not installed")
 
 OPTIONAL = {"tyro", "rich", "matplotlib", "sklearn", "tensorboard", "optuna", "ray", "plotly",
-            "jinja2", "polars", "scipy", "pandas"}
+            "jinja2", "polars", "scipy", "pandas", "nngeometry", "avalanche", "curvlinops"}
 sys.meta_path.insert(0, Refuse())
-import ocar.experiment, ocar.evaluate, ocar.runs
+import ocar.bench, ocar.experiment, ocar.evaluate, ocar.runs
 assert ocar.evaluate is sys.modules["ocar.evaluate"].evaluate
 from ocar.cli import main
 sys.exit(main(["methods"]))

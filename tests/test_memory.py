@@ -334,6 +334,38 @@ def test_set_extras_rewrites_only_what_it_is_given(kind: str) -> None:
 
 
 @EVERY_MEMORY
+def test_an_extra_can_be_widened_and_goes_on(kind: str) -> None:
+    memory = MEMORIES[kind](6, extras=("a", "b"))
+    memory.widen_extra("a", 5)  # before there is a column, nothing is to be done
+    x, y = torch.arange(4.0), torch.arange(4) % 2
+    memory.add(x, y, {"a": x[:, None] + torch.tensor([10.0, 20.0]), "b": x})
+    memory.widen_extra("a", 2)
+    assert memory.gather(memory.slots).extras["a"].shape == (4, 2)
+    memory.widen_extra("a", 3)
+    stored = memory.gather(memory.slots)
+    assert stored.extras["a"].tolist() == [[i + 10, i + 20, 0] for i in stored.x.tolist()]
+    memory.add(x[:1] + 9, y[:1], {"a": torch.tensor([[1.0, 2.0, 3.0]]), "b": x[:1]})
+    (last,) = (memory.gather(memory.slots).x == 9).nonzero()[0].tolist()
+    assert memory.gather(memory.slots).extras["a"][last].tolist() == [1, 2, 3]
+    fresh = MEMORIES[kind](6, extras=("a", "b"))
+    fresh.load_state_dict(memory.state_dict())
+    assert_same(fresh.state_dict(), memory.state_dict())
+    for name, message in (("c", r"Must be in \['a', 'b'\]"), ("b", "without a dimension")):
+        with pytest.raises(InputError, match=message):
+            memory.widen_extra(name, 4)
+
+
+@EVERY_MEMORY
+def test_slots_are_those_that_hold_something(kind: str) -> None:
+    memory = make(kind, 7)
+    assert memory.slots.tolist() == []
+    feed(memory, [[0, 0, 1], [2] * 9])
+    assert memory.labels.tolist() == memory.gather(memory.slots).y.tolist()
+    memory.slots.fill_(3)  # a copy
+    assert memory.slots.tolist() == sorted(set(memory.slots.tolist()))
+
+
+@EVERY_MEMORY
 def test_host_labels_change_nothing(kind: str) -> None:
     plain, told = MEMORIES[kind](4), MEMORIES[kind](4)
     x, y = torch.arange(30.0), torch.arange(30) % 3

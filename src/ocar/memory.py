@@ -172,8 +172,34 @@ class Memory(ABC):
         if len(slots):
             self._write(slots, {name: column.detach() for name, column in extras.items()})
 
+    def widen_extra(self, name: str, width: int) -> None:
+        """Makes items of an extra longer, with zeros at their end; what is stored stays.
+
+        The column is another tensor afterwards: a captured graph that reads it is of no use.
+
+        Args:
+            name: A declared extra whose items have at least one dimension.
+            width: Length of that dimension; nothing happens where it is that long already.
+        """
+        if name not in self.extras:
+            raise InputError(f"Invalid extra {name!r}. Must be in {sorted(self.extras)}.")
+        column = self._columns.get(name)
+        if column is None:
+            return
+        if column.ndim < 2:
+            raise InputError(f"Invalid extra {name!r}: items without a dimension. Must have one.")
+        if column.shape[1] < width:
+            wider = column.new_zeros(self.capacity, width, *column.shape[2:])
+            wider[:, : column.shape[1]] = column
+            self._columns[name] = wider
+
     def __len__(self) -> int:
         return len(self._slots)
+
+    @property
+    def slots(self) -> Tensor:
+        """The occupied slots, int64 on the host, ascending."""
+        return self._slots.clone()
 
     @property
     def labels(self) -> Tensor:

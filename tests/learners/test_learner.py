@@ -1,4 +1,4 @@
-"""What every learner promises, whatever its objective and transform."""
+"""The learner itself; what every method promises is in ``test_every_method.py``."""
 
 from __future__ import annotations
 
@@ -7,86 +7,41 @@ from pathlib import Path
 
 import pytest
 import torch
+from cases import accuracy, blobs
 from torch import nn
 from torch.testing import assert_close
-from toys import assert_same, convnet, everything, images, mlp, seeded, vectors
+from toys import convnet, images, mlp, seeded, vectors
 
 import ocar
 from ocar.errors import CheckpointError, ConfigError, InputError, ModelError
-from ocar.learners import METHODS, PRESETS
+from ocar.learners import PRESETS
 from ocar.learners.registry import preset_settings
 
 SETTINGS = {"er": {"lr": 0.1}, "ocar": {"lr": 0.02, "tau_step": 1e-6, "ema": 0.2}}
-EVERY_METHOD = pytest.mark.parametrize("method", SETTINGS)
 
 
 def make(method: str, model: nn.Module, **settings) -> ocar.Learner:
     return ocar.make_learner(method, model, **{**SETTINGS[method], "memory": 40, **settings})
 
 
-def test_every_method_is_in_this_suite() -> None:
-    assert set(SETTINGS) == set(METHODS)
-
-
 # --- learning ------------------------------------------------------------------------------------
 
 
-@EVERY_METHOD
+@pytest.mark.parametrize("method", SETTINGS)
 @pytest.mark.parametrize("kind", ["class-balanced", "reservoir"])
-def test_learns_classes_that_arrive_one_after_another(method: str, kind: str) -> None:
+def test_learns_with_either_memory(method: str, kind: str) -> None:
     learner = make(method, mlp(units=2), memory_kind=kind)
     for labels in ([7, 3], [11], [0, 5]):
-        for x, y in vectors(40, labels):
+        for x, y in blobs(20, labels):
             learner.learn(x, y)
-    (x, y), *_ = vectors(1, [0, 3, 5, 7, 11], seed=5, size=200)
+    (x, y), *_ = blobs(1, [0, 3, 5, 7, 11], seed=5, size=200)
     logits = learner.predict(x)
     assert logits.shape == (200, 5)
-    assert sorted(learner.classes) == [0, 3, 5, 7, 11]
     assert set(learner.classes[:2]) == {7, 3}
-    predicted = torch.tensor(learner.classes)[logits.argmax(1)]
-    assert (predicted == y).double().mean() > 0.9
-    assert len(learner.memory) <= 40
-    assert learner.batches == 120
-    assert learner.steps == 360
-
-
-@EVERY_METHOD
-def test_inputs_are_not_changed_and_predict_changes_nothing(method: str) -> None:
-    learner = make(method, convnet(), augment=ocar.CropFlip(padding=1))
-    (x, y), *_ = images(1, [0, 1, 2])
-    x_before, y_before = x.clone(), y.clone()
-    learner.learn(x, y)
-    learner.learn(x, y)
-    before = everything(learner)
-    modes = [m.training for m in learner.model.modules()]
-    learner.predict(x)
-    assert_same(everything(learner), before)
-    assert [m.training for m in learner.model.modules()] == modes
-    assert torch.equal(x, x_before)
-    assert torch.equal(y, y_before)
-
-
-@EVERY_METHOD
-def test_first_batch_one_class_and_a_batch_of_another_size(method: str) -> None:
-    learner = make(method, convnet())
-    assert learner.classes == ()
-    for (x, y), size in zip(images(3, [4]), (1, 10, 3), strict=True):
-        report = learner.learn(x[:size], y[:size])
-        assert torch.isfinite(report.loss)
-    assert learner.classes == (4,)
-    assert learner.predict(x).shape == (10, 1)
-
-
-@EVERY_METHOD
-def test_remember_stores_without_learning(method: str) -> None:
-    model = mlp()
-    learner = make(method, model)
-    weights = nn.utils.parameters_to_vector(model.parameters()).clone()
-    (x, y), *_ = vectors(1, [0, 1])
-    learner.remember(x, y)
-    assert torch.equal(nn.utils.parameters_to_vector(model.parameters()), weights)
-    assert len(learner.memory) == 10
-    assert sorted(learner.classes) == [0, 1]
+    assert learner.classes[2] == 11
+    assert accuracy(learner, x, y) > 0.8
+    assert learner.batches == 60
+    assert learner.steps == 180
 
 
 def test_new_and_replayed_samples_are_augmented_afresh_and_stored_raw() -> None:
@@ -179,20 +134,14 @@ def test_given_classes_are_active_from_the_start() -> None:
 # --- models --------------------------------------------------------------------------------------
 
 
-@EVERY_METHOD
-def test_frozen_layers_stay_and_get_no_factors(method: str) -> None:
+def test_frozen_layers_get_no_factors() -> None:
     model = convnet()
     for layer in (model[0], model[1]):
         layer.requires_grad_(False)
-    model[1].running_mean.fill_(0.1)
-    learner = make(method, model)
-    frozen = {k: v.clone() for k, v in model.state_dict().items() if k[0] in "01"}
+    learner = make("ocar", model)
     for x, y in images(3, [0, 1]):
         learner.learn(x, y)
-    for name, before in frozen.items():  # BatchNorm's statistics too
-        assert torch.equal(model.state_dict()[name], before), name
-    if method == "ocar":
-        assert set(learner._transform.curvature.blocks) == {"3", "6"}
+    assert set(learner._transform.curvature.blocks) == {"3", "6"}
 
 
 def test_a_backbone_with_a_head_of_another_name() -> None:
@@ -244,7 +193,7 @@ def test_the_head_doubles_and_keeps_what_it_has() -> None:
     assert parameter[2:].abs().max() <= 1 / 8**0.5
 
 
-# --- bad input -----------------------------------------------------------------------------------
+# --- wrong input -----------------------------------------------------------------------------------
 
 GOOD_X, GOOD_Y = next(vectors(1, [0, 1, 2]))
 
@@ -253,40 +202,6 @@ def with_value(value: float) -> torch.Tensor:
     x = GOOD_X.clone()
     x[3, 2] = value
     return x
-
-
-@EVERY_METHOD
-@pytest.mark.parametrize("started", [False, True])
-@pytest.mark.parametrize(
-    ("x", "y", "message"),
-    [
-        (with_value(float("nan")), GOOD_Y, r"x must be finite; 1 of 10 samples hold NaN or Inf"),
-        (with_value(float("inf")), GOOD_Y, r"x must be finite; 1 of 10 samples hold NaN or Inf"),
-        (GOOD_X, GOOD_Y - 1, r"Labels must be at least 0; given -1"),
-        (GOOD_X, GOOD_Y.float(), r"y must be integer labels of shape \(n,\); given torch.float32"),
-        (GOOD_X, GOOD_Y.bool(), r"y must be integer labels of shape \(n,\); given torch.bool"),
-        (GOOD_X, GOOD_Y[:9], r"one entry for each of 10 samples; given \(9,\)"),
-        (GOOD_X, GOOD_Y.tolist(), r"one entry for each of 10 samples; given list"),
-        (GOOD_X, GOOD_Y[:, None], r"y must be integer labels of shape \(n,\)"),
-        (GOOD_X[:, :5], GOOD_Y, r"shape \(5,\)|cannot take samples|given \(5,\)"),
-        (GOOD_X[:0], GOOD_Y[:0], r"The batch is empty"),
-        (GOOD_X.long(), GOOD_Y, r"x must be uint8 or floating point; given torch.int64"),
-        (GOOD_X[0], GOOD_Y, r"x must be a tensor \(n, ...\) of samples; given \(6,\)"),
-        (GOOD_X.tolist(), GOOD_Y, r"x must be a tensor \(n, ...\) of samples; given list"),
-    ],
-)
-def test_bad_input_is_refused_and_leaves_everything_as_it_was(
-    method, started, x, y, message
-) -> None:
-    learner = make(method, mlp(units=2))
-    if started:
-        learner.learn(GOOD_X, GOOD_Y)
-    before = everything(learner)
-    for call in (learner.learn, learner.remember):
-        with pytest.raises(InputError, match=message):
-            call(x, y)
-        assert_same(everything(learner), before)
-    learner.learn(GOOD_X, GOOD_Y)  # and it works on
 
 
 def test_predict_refuses_what_was_not_learned() -> None:
@@ -303,31 +218,6 @@ def test_predict_refuses_what_was_not_learned() -> None:
 # --- saving --------------------------------------------------------------------------------------
 
 
-@EVERY_METHOD
-@pytest.mark.parametrize("prediction", ["plain", "average"])
-def test_a_restored_learner_goes_on_to_the_bit(
-    method: str, prediction: str, tmp_path: Path
-) -> None:
-    settings = {
-        "prediction": prediction,
-        "normalize": ocar.Normalize(mean=(0.4,), std=(0.3,)),
-        "augment": ocar.CropFlip(padding=1),
-        "seed": 3,
-    }
-    learner = make(method, convnet(units=2), **settings)
-    for i, (x, y) in enumerate(images(12, [0, 1, 2, 3])):
-        if i == 5:
-            learner.save(tmp_path / "ckpt")
-            restored = ocar.load(tmp_path / "ckpt", convnet(units=2))
-            assert_same(everything(restored), everything(learner))
-            assert repr(restored) == repr(learner)
-        learner.learn(x, y)
-        if i >= 5:
-            restored.learn(x, y)
-    assert_same(everything(restored), everything(learner))
-    assert torch.equal(restored.predict(x), learner.predict(x))
-
-
 def test_a_function_of_the_users_must_be_given_again(tmp_path: Path) -> None:
     def halve(x):
         return x.float() / 2
@@ -341,25 +231,11 @@ def test_a_function_of_the_users_must_be_given_again(tmp_path: Path) -> None:
     assert torch.equal(restored.predict(GOOD_X), learner.predict(GOOD_X))
 
 
-@EVERY_METHOD
-def test_a_checkpoint_of_another_model_is_refused(method: str, tmp_path: Path) -> None:
-    learner = make(method, mlp(units=2))
-    learner.learn(GOOD_X, GOOD_Y)
-    learner.save(tmp_path / "ckpt")
-    other = seeded(lambda: nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 2)))
-    before = {k: v.clone() for k, v in other.state_dict().items()}
-    with pytest.raises(CheckpointError, match=r"of another model: '0.weight' has shape \(8, 6\)"):
-        ocar.load(tmp_path / "ckpt", other)
-    assert_same(other.state_dict(), before)
-    with pytest.raises(CheckpointError, match="of another model: missing"):
-        ocar.load(tmp_path / "ckpt", seeded(lambda: nn.Sequential(nn.Linear(6, 2))))
-
-
 # --- names ---------------------------------------------------------------------------------------
 
 
 def test_make_learner_says_what_is_wrong() -> None:
-    with pytest.raises(ConfigError, match=r"Unknown method 'sgd'. There are er, ocar\."):
+    with pytest.raises(ConfigError, match=r"Unknown method 'sgd'. There are .*er, er-ace, .*ocar"):
         ocar.make_learner("sgd", mlp(), lr=0.1)
     with pytest.raises(
         ConfigError, match=r"ERSettings has no setting tau_step\. It has lr, memory"

@@ -24,6 +24,7 @@ COMMANDS = {
     "methods": ("listing", "the methods there are"),
     "benchmarks": ("listing", "the benchmarks there are"),
     "data": ("data", "which data sets are there, whole and genuine; how to get the others"),
+    "bench": ("bench", "speed, as ratios that are measured side by side in one run"),
 }
 """The module of each command, and what it does."""
 

@@ -55,8 +55,9 @@ class Options:
     blurry: float = 0.0
     """Part of each task's samples that change places with other tasks'."""
 
-    every: int = 1
-    """Evaluate after every so many batches; 1 is the protocol's."""
+    every: int | Literal["task"] | None = None
+    """Evaluate after every so many batches, or after each task; by default after every batch, the
+    protocol's, but after each task where a method trains for a prediction."""
 
     online: bool = False
     """Also predict each batch before it is learned."""
@@ -101,6 +102,7 @@ def main(command: str, arguments: list[str], *, debug: bool) -> int:
     options, settings = _parse_options(benchmark, methods, rest)
     jobs = make_jobs(benchmark, methods, options, settings)
     workers = count_workers(options, len(jobs))
+    sys.stderr.writelines(_notes(jobs))
     again = shlex.join(["ocar", command, *arguments])
     code = do_runs(jobs, workers=workers, again=again, debug=debug)
     print_runs(stored(jobs))
@@ -111,6 +113,20 @@ def stored(jobs: Sequence[Job]) -> list[Run]:
     """The runs of some jobs, as far as they have been begun."""
     folders = [job.out / job.config.folder() for job in jobs]
     return [read_run(folder) for folder in folders if (folder / CONFIG).exists()]
+
+
+def _notes(jobs: Sequence[Job]) -> list[str]:
+    """What is not as one may think: methods that are not evaluated after every batch."""
+    rare = dict.fromkeys(j.config.label for j in jobs if _is_rare(j.config))
+    return [
+        f"{label} trains anew for every evaluation, so there is one after each task only, and AAA "
+        "and WC-Acc are of these. --every 1 evaluates after every batch.\n"
+        for label in rare
+    ]
+
+
+def _is_rare(config: RunConfig) -> bool:
+    return config.every is None and config.interval == "task"
 
 
 def _names(arguments: Sequence[str]) -> tuple[str, list[str], list[str]]:

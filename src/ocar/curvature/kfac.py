@@ -9,6 +9,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ocar.curvature.base import (
     Curvature,
@@ -398,6 +399,9 @@ class KFAC(Curvature):
         head = self.blocks.get(self.head or "")
         if isinstance(head, KroneckerBlock) and head.active_outputs is not None:
             state[_ACTIVE] = head.active_outputs
+            known, units = head.averages["G"], head.layer.weight.shape[0]
+            missing = units - known.shape[-1]  # the head has grown since, by units without class
+            state[f"{self.head}.G"] = functional.pad(known, (0, missing, 0, missing))
         return state
 
     def _load_averages(self, averages: Mapping[str, Tensor]) -> None:

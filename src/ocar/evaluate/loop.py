@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Protocol, cast
+from typing import Literal, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -44,7 +44,7 @@ def evaluate(
     learner: OnlineLearner,
     stream: TaskStream,
     *,
-    every: int = 1,
+    every: int | Literal["task"] = 1,
     history: Sequence[Evaluated] = (),
     block: int | None = None,
     test_batch: int = 1000,
@@ -64,7 +64,8 @@ def evaluate(
     Args:
         learner: Told neither task nor boundary, unless it says that it wants boundaries.
         stream: Batches, validation and test data.
-        every: How often to evaluate; 1 is the protocol's. L_s sums over evaluations.
+        every: How often to evaluate; 1 is the protocol's, ``"task"`` is after each task only.
+            L_s sums over evaluations.
         block: So many evaluations are told together, so that a GPU is not waited for each time;
             by default 32 on a GPU, else 1. A task's last always ends a block.
         history: The evaluations before, where the stream goes on from the middle.
@@ -79,7 +80,7 @@ def evaluate(
         ``Learned`` for each complete batch, ``Evaluated``, ``AtRest`` when what was learned has all
         been evaluated, ``TaskEnded``, and ``Finished`` once.
     """
-    if every < 1 or test_batch < 1 or (block is not None and block < 1):
+    if (every != "task" and every < 1) or test_batch < 1 or (block is not None and block < 1):
         raise ConfigError(f"Invalid {every=}, {block=}, {test_batch=}. Must all be at least 1.")
     if probe:
         check_probe(learner)
@@ -103,7 +104,7 @@ class _Loop:
         self.watch = Stopwatch(device, history[-1].seconds if history else 0.0)
 
     def events(
-        self, *, every: int, block: int, test_batch: int, probe: bool, seed: int
+        self, *, every: int | Literal["task"], block: int, test_batch: int, probe: bool, seed: int
     ) -> Iterator[Event]:
         regression = bool(self.history) and self.history[-1].l_s is not None
         measure: Measure | None = None
@@ -116,7 +117,8 @@ class _Loop:
                 learned = self._take(batch)
             if learned is not None:
                 yield learned
-            if (batch.index + 1) % every == 0 or batch.last:
+            due = every != "task" and (batch.index + 1) % every == 0
+            if due or batch.last:
                 waiting.append((self.watch.lap(), measure.evaluate(batch)))
             if waiting and (len(waiting) == block or batch.last):
                 yield from self._wait_for(waiting)

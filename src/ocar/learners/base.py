@@ -25,7 +25,7 @@ from ocar.learners.captured import Captured
 from ocar.learners.context import Context
 from ocar.learners.inputs import Item, check_labels, check_length, check_samples, check_targets
 from ocar.learners.objective import Step
-from ocar.learners.optimizer import load_optimizer, save_optimizer
+from ocar.learners.optimizer import fit_optimizer_, load_optimizer, save_optimizer
 from ocar.learners.prediction import Repeated, RepeatedPrediction, SideBySidePrediction
 from ocar.learners.settings import LearnerSettings
 from ocar.learners.transform import Transform, TransformSettings
@@ -126,7 +126,8 @@ class Learner:
 
     def boundary(self) -> None:
         """Say that a task has ended and another follows, to a method that wants to know."""
-        self._objective.boundary()
+        if self.wants_boundaries:
+            self._objective.boundary()
 
     # Learning
 
@@ -141,13 +142,14 @@ class Learner:
             InputError: The batch cannot be learned from. Nothing has changed.
         """
         x, y, units = self._admit(x, y)
-        self._train_mode()
-        known = len(self.classes)
+        train_mode_(self.model)
+        known = self._known()
         numbers = self._transform.begin(units, known=known)
         own_numbers = self._objective.begin(units, known=known)
         capacity = 0 if self._head is None else self._head.capacity
         if capacity != self._capacity:
             self._steps.forget()
+            fit_optimizer_(self._optimizer)
             self._capacity = capacity
         if self.settings.remembers_first:
             self._remember(x, y, units)
@@ -162,7 +164,7 @@ class Learner:
             self._remember(x, y, units)
         self._objective.learned()
         self.batches += 1
-        return Report(loss=loss, classes=len(self.classes), values=self._transform.report())
+        return Report(loss=loss, classes=known, values=self._transform.report())
 
     def remember(self, x: Tensor, y: Tensor) -> None:
         """Offer a batch to the memory without learning from it now.
@@ -188,7 +190,8 @@ class Learner:
 
     def _draw(self) -> tuple[Tensor, tuple[int, ...]]:
         """Slots of the memory to replay, ``(passes, n)`` on the host, and the size of each draw."""
-        drawn = [self._draw_passes(size) for size in self.settings.draws]
+        sizes = self._objective.draws(self.settings.draws)
+        drawn = [self._draw_passes(size) for size in sizes]
         return torch.cat(drawn, dim=1), tuple(slots.shape[1] for slots in drawn)
 
     def _draw_passes(self, size: int) -> Tensor:
@@ -254,7 +257,7 @@ class Learner:
             parameter.grad = None
         with self._transform.watch(step):
             outcome = self._objective(self.model, step)
-        self._transform.observe(step, outcome.outputs, self.model)
+        self._transform.observe(outcome.step or step, outcome.outputs, self.model)
         outcome.loss.backward()
         self._transform.rewrite_()
         if self._optimizer is not None:
@@ -269,6 +272,10 @@ class Learner:
                 self._follow_weights()
         return outcome.loss.detach()
 
+    def _known(self) -> int:
+        """Classes seen so far; the head may have been told of more."""
+        return 0 if self._head is None else len(self._head.seen)
+
     def _parameters(self) -> list[nn.Parameter]:
         """All that learns: of the model, then of the objective."""
         return [*self._trainable().values(), *self._objective.parameters()]
@@ -276,13 +283,6 @@ class Learner:
     def _remember(self, x: Tensor, y: Tensor, units: list[int]) -> None:
         extras = self._objective.extras(x)
         self.memory.add(x, y, extras, labels=units if self._head is not None else None)
-
-    def _train_mode(self) -> None:
-        """Train mode, except for a frozen BatchNorm, whose statistics are frozen too."""
-        self.model.train()
-        for module in self.model.modules():
-            if isinstance(module, _BatchNorm) and module.affine and not module.weight.requires_grad:
-                module.eval()
 
     # Predicting
 
@@ -491,6 +491,7 @@ class Learner:
             "transform": None if transform is None else type(transform).__name__,
             "transform_settings": None if transform is None else to_plain(transform),
             "classes": list(self.classes),
+            "seen": [] if self._head is None else sorted(self._head.seen),
             "batches": self.batches,
             "steps": self.steps,
             "item": None if self._item is None else [list(self._item.shape), str(self._item.dtype)],
@@ -505,7 +506,7 @@ class Learner:
             CheckpointError: The state is of another model or other settings.
         """
         weights = state.without_prefix("model", tensors)
-        self._fit_head(weights, values["classes"])
+        self._fit_head(weights, values["classes"], seen=values.get("seen", values["classes"]))
         state.check_names("model", weights, self.model.state_dict())
         if not state.all_finite(weights):
             raise CheckpointError("The checkpoint holds weights that are NaN or Inf.")
@@ -527,7 +528,9 @@ class Learner:
             self._item = Item(torch.Size(shape), getattr(torch, dtype.removeprefix("torch.")))
             self._outputs = int(values["outputs"])
 
-    def _fit_head(self, weights: Mapping[str, Tensor], classes: list[int]) -> None:
+    def _fit_head(
+        self, weights: Mapping[str, Tensor], classes: list[int], *, seen: list[int]
+    ) -> None:
         """Give the head the capacity that it has in a checkpoint, once the rest fits."""
         if self._head is None:
             return
@@ -544,3 +547,12 @@ class Learner:
             )
         self._head.reserve(weight.shape[0])
         self._head.admit(classes)
+        self._head.seen = set(seen)
+
+
+def train_mode_(model: nn.Module) -> None:
+    """Train mode, except for a frozen BatchNorm, whose statistics are frozen too."""
+    model.train()
+    for module in model.modules():
+        if isinstance(module, _BatchNorm) and module.affine and not module.weight.requires_grad:
+            module.eval()

@@ -18,7 +18,7 @@ from ocar.learners.settings import Augmenter, Normalizer
 from ocar.learners.transform import TransformSettings
 from ocar.state import load_state
 
-_SETTINGS = {m.settings.__name__: m.settings for m in METHODS.values()}
+_METHODS = {m.settings.__name__: m for m in METHODS.values()}
 _TRANSFORM_SETTINGS = {t.__name__: t for t in TRANSFORMS.values()}
 
 
@@ -46,13 +46,13 @@ def load(
     try:
         plain = {**values["settings"], **dict.fromkeys(given)}
         _reject_custom(plain)
-        cls = _SETTINGS[values["method"]]
-        settings = replace(from_plain(cls, plain, kinds=(Normalize, CropFlip)), **given)
+        method = _METHODS[values["method"]]
+        settings = replace(from_plain(method.settings, plain, kinds=(Normalize, CropFlip)), **given)
         transform: TransformSettings | None = None
         if values["transform"] is not None:
             kind = _TRANSFORM_SETTINGS[values["transform"]]
             transform = from_plain(kind, values["transform_settings"])
-        learner = Learner(model, settings, transform=transform)
+        learner = method.learner(model, settings, transform=transform)
         learner.load_state(tensors, values)
     except (KeyError, TypeError, ConfigError) as error:
         raise CheckpointError(f"{str(path)!r} does not describe a learner: {error}") from error

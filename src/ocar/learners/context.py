@@ -52,8 +52,14 @@ class Context:
         """Outputs of the classes seen, ``(n, outputs)`` to ``(n, classes)``."""
         return outputs if self.head is None else outputs[:, : len(self.head.classes)]
 
-    def features(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def features(
+        self, x: Tensor, forward: Callable[[Tensor], Tensor] | None = None
+    ) -> tuple[Tensor, Tensor]:
         """What goes into the head for inputs of the model, and the outputs.
+
+        Args:
+            x: Inputs of the model.
+            forward: Calls the model, with other weights for instance; by default as it is.
 
         Raises:
             RuntimeError: There is no head, or it is not called once in a forward pass.
@@ -67,7 +73,7 @@ class Context:
 
         handle = self.head.layer.register_forward_pre_hook(record)
         try:
-            outputs: Tensor = self.model(x)
+            outputs: Tensor = self.model(x) if forward is None else forward(x)
         finally:
             handle.remove()
         (features,) = found

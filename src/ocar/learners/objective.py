@@ -73,6 +73,11 @@ class Outcome:
 
     A curvature can then use that same pass."""
 
+    step: Step | None = None
+    """What the loss is of, where that is not the joint batch as it was drawn.
+
+    A curvature is then taken from this."""
+
 
 class Objective(ABC):
     """A loss over the joint batch.
@@ -106,6 +111,10 @@ class Objective(ABC):
     def begin(self, units: Sequence[int], *, known: int) -> Sequence[float]:
         """A stream batch is about to be learned; as :meth:`Transform.begin`."""
         return ()
+
+    def draws(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
+        """Sizes of the draws from memory for the batch at hand, given those of the settings."""
+        return sizes
 
     @abstractmethod
     def __call__(self, forward: Forward, step: Step) -> Outcome:

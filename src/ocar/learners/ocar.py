@@ -42,6 +42,8 @@ from ocar.learners.transform import Transform, TransformSettings
 class OCARSettings(TransformSettings):
     """Settings of the curvature-aware gradient; any objective with a prediction goes with it."""
 
+    needs_predictions = True
+
     tau_step: float
     """Δτ: what each gradient step adds to the damping."""
 

@@ -2,21 +2,93 @@
 
 Those for Split-CIFAR100 and Split-TinyImageNet are the ones with which the
 published tables were made; those for Split-MNIST and split-digits are our own,
-found by the search kept in ``results/``. What a benchmark itself fixes, such as
-the size of the memory, stands in :mod:`ocar.streams.benchmarks`.
+found by the search kept in ``results/``. On split-digits those of ER + LwF, MIR
+and RAR are the best in validation accuracy over time (AAA) of six runs each with
+seed 0, over the learning rate and one setting more. Likewise, also with seed 0:
+the best of 10 to 16 runs over the learning rate, α and β for DER and DER++, over
+the weight of new estimates too for OCAR-DER++, and of 4 learning rates for GDumb,
+whose AAA is over the ends of tasks. Those of A-GEM, LPR, EWC and NGD are the best
+of 4, 10, 6 and 10 runs, over the learning rate and the setting that holds back.
+Those of SCR, OCM and OnPro are the best of 4, 6 and 6 runs, over the learning rate
+and the temperature or the replay batch, with an evaluation every 5 batches. Where
+the learning rates of OCM and OnPro were published for another network, with Adam,
+they were kept.
+On the convex stream they are the best in L_p + L_s with seed 0, of 30 runs for ER
+and of 23 each for EWC, NGD and OCAR, which began at what was best for NGD; the full
+Fisher is the paper's. Of EWC it is the best with the explicit penalty, which is
+close to ER as in the paper; with the implicit one lower sums were seen. What a
+benchmark itself fixes, such as the size of the memory, stands in
+:mod:`ocar.streams.benchmarks`.
 """
 
 from __future__ import annotations
 
-PRESETS: dict[str, dict[str, dict[str, float]]] = {
+PRESETS: dict[str, dict[str, dict[str, float | str | tuple[int, ...] | None]]] = {
     "split-cifar100": {
         "er": {"lr": 0.0598729},
         "er-ace": {"lr": 0.0248415, "alpha": 0.451435},
+        "er-lwf": {"lr": 0.0232479, "alpha": 0.51886, "temperature": 1.22282},
+        "mir": {"lr": 0.0140011, "subsample": 128, "replay": "disjoint"},
+        "rar": {
+            "lr": 0.0277498,
+            "beta": 0.671416,
+            "decay": 0.834112,
+            "epsilon": 0.0528097,
+            "iterations": 2,
+            "inner_lr": 1.22684e-4,
+        },
+        "scr": {
+            "lr": 0.0817695,
+            "temperature": 0.175323,
+            "base_temperature": 0.07,
+            "unit_length": "features",
+            "views": "survey",
+            "means": "averaged",
+            "replay_batch": 118,
+            "partial_replay": False,
+            "augment": None,
+        },
+        "ocm": {
+            "lr": 0.001,
+            "memory_kind": "reservoir",
+            "replay_batch": 64,
+            "passes": 1,
+            "stretches": "boundary",
+            "augment": None,
+        },
+        "onpro": {
+            "lr": 0.0005,
+            "memory_kind": "reservoir",
+            "replay_batch": 64,
+            "passes": 1,
+            "stretches": "boundary",
+            "augment": None,
+        },
+        "agem": {"lr": 0.00201134, "reference": 200, "replay": "disjoint"},
+        "lpr": {"lr": 0.1, "omega0": 4.0, "omega_power": 2.0, "refresh_every": 30},
+        "der++": {
+            "lr": 0.0135139,
+            "alpha": 1.65518e-7,
+            "beta": 1.73666,
+            "replay": "disjoint",
+            "classes": tuple(range(100)),
+        },
+        "gdumb": {"lr": 0.1, "epochs": 100, "train_batch": 128},
         "ocar-ace": {
             "lr": 4.30163e-4,
             "tau_step": 5.69971e-10,
             "ema": 0.0567373,
             "alpha": 0.591353,
+            "n_new": 5,
+        },
+        "ocar-der++": {
+            "lr": 4.33138e-4,
+            "tau_step": 1.12728e-8,
+            "ema": 0.183601,
+            "alpha": 4.38006e-4,
+            "beta": 1.87553,
+            "replay": "disjoint",
+            "classes": tuple(range(100)),
             "n_new": 5,
         },
         "ocar": {
@@ -29,6 +101,52 @@ PRESETS: dict[str, dict[str, dict[str, float]]] = {
     "split-tinyimagenet": {
         "er": {"lr": 0.0251527},
         "er-ace": {"lr": 0.03124, "alpha": 0.406266},
+        "er-lwf": {"lr": 0.0764668, "alpha": 0.465416, "temperature": 1.7707},
+        "mir": {"lr": 0.00796748, "subsample": 128, "replay": "disjoint"},
+        "rar": {
+            "lr": 0.0474317,
+            "beta": 0.476697,
+            "decay": 0.978831,
+            "epsilon": 0.077472,
+            "iterations": 5,
+            "inner_lr": 0.0106502,
+        },
+        "scr": {
+            "lr": 0.0300544,
+            "temperature": 0.408607,
+            "base_temperature": 0.07,
+            "unit_length": "features",
+            "views": "survey",
+            "means": "averaged",
+            "replay_batch": 118,
+            "partial_replay": False,
+            "augment": None,
+        },
+        "ocm": {
+            "lr": 0.001,
+            "memory_kind": "reservoir",
+            "replay_batch": 64,
+            "passes": 1,
+            "stretches": "boundary",
+            "augment": None,
+        },
+        "onpro": {
+            "lr": 0.0005,
+            "memory_kind": "reservoir",
+            "replay_batch": 64,
+            "passes": 1,
+            "stretches": "boundary",
+            "augment": None,
+        },
+        "lpr": {"lr": 0.01, "omega0": 0.25, "omega_power": 2.0, "refresh_every": 90},
+        "der++": {
+            "lr": 0.0130322,
+            "alpha": 1.07834,
+            "beta": 5.01118,
+            "replay": "disjoint",
+            "classes": tuple(range(200)),
+        },
+        "gdumb": {"lr": 0.1, "epochs": 100, "train_batch": 128},
         "ocar-ace": {
             "lr": 2.85818e-4,
             "tau_step": 9.96476e-9,
@@ -43,12 +161,72 @@ PRESETS: dict[str, dict[str, dict[str, float]]] = {
             "n_new": 10,
         },
     },
+    "clear": {
+        "lpr": {
+            "lr": 0.01,
+            "omega0": 1.0,
+            "omega_power": 1.0,
+            "refresh_every": 100,
+            "refresh_samples": 100,
+        },
+    },
+    "convex": {
+        "er": {"lr": 0.0628196},
+        "ewc": {
+            "lr": 0.0604332,
+            "strength": 0.725701,
+            "ema": 0.0643117,
+            "structure": "full",
+            "fisher": "exact",
+        },
+        "ngd": {
+            "lr": 0.106504,
+            "damping": 0.0617262,
+            "ema": 0.0468965,
+            "curvature": "dense",
+            "fisher": "exact",
+        },
+        "ocar": {
+            "lr": 0.2,
+            "tau": 0.0617262,
+            "tau_step": 1e-3,
+            "ema": 0.0468965,
+            "replay_weight": "one-plus-lambda",
+            "increments": "domains",
+            "curvature": "dense",
+            "fisher": "exact",
+        },
+    },
     "split-mnist": {
         "er": {"lr": 0.00156767},
         "ocar": {"lr": 1.0948e-4, "tau_step": 6.0666e-7, "ema": 0.010392, "n_new": 2},
     },
     "split-digits": {
         "er": {"lr": 0.0821246},
+        "er-ace": {"lr": 0.4, "alpha": 0.3},
+        "er-lwf": {"lr": 0.2, "alpha": 1.0, "temperature": 2.0},
+        "mir": {"lr": 0.2, "subsample": 50, "exclude": "none"},
+        "rar": {"lr": 0.2, "beta": 0.4, "epsilon": 0.0314, "iterations": 2},
+        "der": {"lr": 0.2, "alpha": 1.0, "classes": tuple(range(10))},
+        "der++": {"lr": 0.1, "alpha": 0.3, "beta": 2.0, "classes": tuple(range(10))},
+        "gdumb": {"lr": 1.0},
+        "scr": {"lr": 0.1, "temperature": 0.2, "replay_batch": 50},
+        "ocm": {"lr": 0.01, "replay_batch": 40, "memory_kind": "class-balanced"},
+        "onpro": {"lr": 0.01, "replay_batch": 40, "memory_kind": "class-balanced"},
+        "agem": {"lr": 0.1},
+        "lpr": {"lr": 0.8, "omega0": 1.0, "refresh_every": 30},
+        "ewc": {"lr": 0.4, "strength": 1.0, "ema": 0.1},
+        "ngd": {"lr": 0.15, "damping": 0.15, "ema": 0.05},
+        "ocar-ace": {"lr": 0.15, "tau_step": 4e-8, "ema": 0.05, "n_new": 2},
+        "ocar-der++": {
+            "lr": 0.02,
+            "tau_step": 4e-8,
+            "ema": 0.05,
+            "alpha": 0.1,
+            "beta": 0.5,
+            "classes": tuple(range(10)),
+            "n_new": 2,
+        },
         "ocar": {"lr": 0.0600725, "tau_step": 4.0667e-8, "ema": 0.00455667, "n_new": 2},
     },
 }

@@ -9,17 +9,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
 from torch import nn
 
 from ocar.config import reject_unknown
 from ocar.errors import ConfigError
+from ocar.learners.agem import AGEMLearnerSettings, AGEMSettings
 from ocar.learners.base import Learner
+from ocar.learners.der import DERPlusPlusSettings, DERSettings
 from ocar.learners.er import ERSettings
 from ocar.learners.er_ace import ERACESettings
+from ocar.learners.ewc import EWCSettings
+from ocar.learners.gdumb import GDumb, GDumbSettings
+from ocar.learners.lpr import LPRSettings
+from ocar.learners.lwf import ERLwFSettings
+from ocar.learners.mir import MIRSettings
+from ocar.learners.ngd import NGDSettings
 from ocar.learners.ocar import OCARSettings
+from ocar.learners.ocm import OCMSettings
+from ocar.learners.onpro import OnProSettings
 from ocar.learners.presets import PRESETS
+from ocar.learners.rar import RARSettings
+from ocar.learners.scr import SCRSettings
 from ocar.learners.settings import LearnerSettings
 from ocar.learners.transform import TransformSettings
 from ocar.streams.benchmarks import get_benchmark
@@ -32,9 +44,16 @@ class Method:
     settings: type[LearnerSettings]
     transform: type[TransformSettings] | None
     about: str
+    learner: type[Learner] = Learner
 
 
-TRANSFORMS: dict[str, type[TransformSettings]] = {"ocar": OCARSettings}
+TRANSFORMS: dict[str, type[TransformSettings]] = {
+    "agem": AGEMSettings,
+    "ewc": EWCSettings,
+    "lpr": LPRSettings,
+    "ngd": NGDSettings,
+    "ocar": OCARSettings,
+}
 
 METHODS: dict[str, Method] = {
     "er": Method(settings=ERSettings, transform=None, about="Experience replay with plain SGD."),
@@ -42,6 +61,72 @@ METHODS: dict[str, Method] = {
         settings=ERACESettings,
         transform=None,
         about="Asymmetric cross-entropy: new samples compete among their own classes.",
+    ),
+    "er-lwf": Method(
+        settings=ERLwFSettings,
+        transform=None,
+        about="Replay and distillation from the model before the current task.",
+    ),
+    "mir": Method(
+        settings=MIRSettings,
+        transform=None,
+        about="Replays what the next step would hurt most.",
+    ),
+    "rar": Method(
+        settings=RARSettings,
+        transform=None,
+        about="Adversarial replay: part of the replayed samples is perturbed.",
+    ),
+    "der": Method(
+        settings=DERSettings,
+        transform=None,
+        about="Dark experience replay: holds replayed samples to stored logits.",
+    ),
+    "der++": Method(
+        settings=DERPlusPlusSettings,
+        transform=None,
+        about="DER with the cross-entropy of replayed samples.",
+    ),
+    "scr": Method(
+        settings=SCRSettings,
+        transform=None,
+        about="Supervised contrastive replay, with the nearest class mean.",
+    ),
+    "ocm": Method(
+        settings=OCMSettings,
+        transform=None,
+        about="Mutual information: rotated views contrasted, also with an earlier model's.",
+    ),
+    "onpro": Method(
+        settings=OnProSettings,
+        transform=None,
+        about="Prototypes contrasted online; replays what lies between close ones.",
+    ),
+    "gdumb": Method(
+        settings=GDumbSettings,
+        transform=None,
+        learner=GDumb,
+        about="Only remembers; trains from scratch on its memory when asked for a prediction.",
+    ),
+    "agem": Method(
+        settings=AGEMLearnerSettings,
+        transform=AGEMSettings,
+        about="A-GEM: the gradient of new samples projected against that of the memory.",
+    ),
+    "lpr": Method(
+        settings=ERSettings,
+        transform=LPRSettings,
+        about="Layerwise Proximal Replay: each layer's outputs on the memory are held.",
+    ),
+    "ewc": Method(
+        settings=ERSettings,
+        transform=EWCSettings,
+        about="Online EWC with replay: a quadratic penalty to earlier weights.",
+    ),
+    "ngd": Method(
+        settings=ERSettings,
+        transform=NGDSettings,
+        about="Natural gradient with replay: OCAR without its stability constraint.",
     ),
     "ocar": Method(
         settings=ERSettings,
@@ -52,6 +137,11 @@ METHODS: dict[str, Method] = {
         settings=ERACESettings,
         transform=OCARSettings,
         about="OCAR on the asymmetric cross-entropy of ER-ACE.",
+    ),
+    "ocar-der++": Method(
+        settings=DERPlusPlusSettings,
+        transform=OCARSettings,
+        about="OCAR on the loss of DER++.",
     ),
 }
 
@@ -78,7 +168,7 @@ def make_learner(
     """
     values = {**preset_settings(preset, method), **settings} if preset is not None else settings
     own, rewriting = make_settings(method, transform=transform, **values)
-    return Learner(model, own, transform=rewriting)
+    return METHODS[method].learner(model, own, transform=rewriting)
 
 
 def make_settings(
@@ -92,7 +182,8 @@ def make_settings(
         **settings: Settings of either.
 
     Raises:
-        ConfigError: A name is unknown, a setting is missing or out of range.
+        ConfigError: A name is unknown, a setting is missing or out of range, or the two make no
+            sense together.
     """
     chosen = _lookup("method", method, METHODS)
     kind = chosen.transform if transform is None else _lookup("transform", transform, TRANSFORMS)
@@ -103,7 +194,10 @@ def make_settings(
         reject_unknown(chosen.settings, rest)
         return _make(chosen.settings, own), None
     reject_unknown(kind, rest)
-    return _make(chosen.settings, own), _make(kind, rest)
+    made, rewriting = _make(chosen.settings, own), _make(kind, rest)
+    if (reason := made.refuses(rewriting)) is not None:
+        raise ConfigError(reason)
+    return made, rewriting
 
 
 def _lookup(what: str, name: str, table: Mapping[str, Any]) -> Any:
@@ -121,6 +215,11 @@ def preset_settings(benchmark: str, method: str) -> dict[str, Any]:
     tuned = _lookup("preset", benchmark, PRESETS)
     selected = _lookup(f"method with a preset for {benchmark!r}", method, tuned)
     return {**get_benchmark(benchmark).learner_settings(), **selected}
+
+
+def usual_interval(method: str) -> int | Literal["task"]:
+    """After how many batches a run evaluates a method: each, unless it trains for a prediction."""
+    return "task" if METHODS[method].settings.trains_when_asked else 1
 
 
 def _make(cls: Any, values: Mapping[str, Any]) -> Any:

@@ -93,6 +93,9 @@ class LearnerSettings:
     """Whether a batch enters the memory before it is learned, so that it can be replayed at once.
     """
 
+    trains_when_asked: ClassVar[bool] = False
+    """Whether it trains for a prediction, so that a run evaluates it after each task only."""
+
     @property
     def draws(self) -> tuple[int, ...]:
         """Sizes of the independent draws from memory that a gradient step needs."""

@@ -11,6 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -77,6 +78,9 @@ class Transform:
 @dataclass(frozen=True, kw_only=True)
 class TransformSettings(ABC):
     """Settings of a transform, and how to make it."""
+
+    needs_predictions: ClassVar[bool] = False
+    """Whether it needs the model's outputs to be a predictive distribution."""
 
     @abstractmethod
     def make(self, context: Context, objective: Objective) -> Transform:

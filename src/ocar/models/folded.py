@@ -45,7 +45,7 @@ class FoldedResNet:
         Args:
             x: Images ``(n, channels, h, w)``.
         """
-        missing = _ALIGNMENT - x.shape[1]
+        missing = _aligned(x.shape[1]) - x.shape[1]
         x = functional.pad(x, (0, 0, 0, 0, 0, missing)) if missing > 0 else x
         return x.to(self._dtype, memory_format=torch.channels_last)
 

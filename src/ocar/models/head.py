@@ -32,6 +32,10 @@ class GrowingHead:
         classes: Labels that the first units stand for from the start.
         generator: Draws the weights of units that are added.
 
+    Attributes:
+        classes: The label of each unit in use.
+        seen: Labels that have come; the others in ``classes`` were only told.
+
     Raises:
         ModelError: There is no such linear layer, or it does not train.
     """
@@ -47,9 +51,11 @@ class GrowingHead:
         self.name, self.layer = find_linear_head(model, name)
         self.generator = generator
         self.classes: list[int] = []
+        self.seen: set[int] = set()
         self._unit: dict[int, int] = {}
         self._active = torch.zeros(0, dtype=torch.bool)
         self.admit(classes)
+        self.seen.clear()
 
     @property
     def capacity(self) -> int:
@@ -71,6 +77,7 @@ class GrowingHead:
             One unit for each label.
         """
         known = len(self.classes)
+        self.seen.update(labels)
         for label in labels:
             if label not in self._unit:
                 self._unit[label] = len(self.classes)

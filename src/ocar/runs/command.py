@@ -10,6 +10,8 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ocar.learners.registry import usual_interval
+
 PROTOCOL: dict[str, Any] = {
     "iid": False,
     "blurry": 0.0,
@@ -47,7 +49,8 @@ def run_command(
     words += _flag("seeds", seeds)
     if given["transform"] is not None:
         words += _flag("transform", given["transform"])
-    for name, usual in PROTOCOL.items():
+    protocol = PROTOCOL | {"every": usual_interval(given["method"])}
+    for name, usual in protocol.items():
         if config[name] != usual:
             words += _flag(name, config[name])
     for name, value in settings.items():

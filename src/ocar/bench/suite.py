@@ -1,0 +1,75 @@
+"""All measurements by name."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from ocar.bench.concurrent import measure_concurrent
+from ocar.bench.floor import measure_floor
+from ocar.bench.graphs import measure_graphs
+from ocar.bench.libraries import measure_nngeometry
+from ocar.bench.mlp import measure_mlp
+from ocar.bench.parts import measure_parts
+from ocar.bench.results import Result
+from ocar.bench.setup import Setup
+from ocar.bench.steps import measure_steps
+from ocar.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Group:
+    """Measurements that belong together."""
+
+    measure: Callable[[Setup], Iterator[Result]]
+    """Does them, and yields each result when it is there."""
+
+    about: str
+    """What they are, in a line."""
+
+
+GROUPS = {
+    "steps": Group(measure_steps, "a stream batch of OCAR against one of ER"),
+    "nngeometry": Group(measure_nngeometry, "factors and inverses against nngeometry's"),
+    "captured": Group(measure_graphs, "steps as CUDA graphs against eager ones"),
+    "concurrent": Group(measure_concurrent, "five runs at once on a GPU against one"),
+    "mlp": Group(measure_mlp, "a small stream against a bare loop and Avalanche"),
+    "parts": Group(measure_parts, "where the time of an OCAR batch goes"),
+    "floor": Group(measure_floor, "an OCAR batch against what the device could do"),
+}
+"""What there is to measure."""
+
+
+def check_names(names: Sequence[str]) -> tuple[str, ...]:
+    """The groups that are meant, in their order; all if none is named.
+
+    Raises:
+        ConfigError: There is no such group.
+    """
+    unknown = [name for name in names if name not in GROUPS]
+    if unknown:
+        raise ConfigError(f"Unknown measurement {unknown[0]!r}. There are {', '.join(GROUPS)}.")
+    return tuple(name for name in GROUPS if not names or name in names)
+
+
+def measure(setup: Setup, only: Sequence[str] = ()) -> Iterator[Result]:
+    """Measure.
+
+    Args:
+        setup: Where, and how thoroughly.
+        only: Names of groups; all by default.
+
+    Yields:
+        Each result when it is there.
+
+    Raises:
+        ConfigError: There is no such group.
+    """
+    for name in check_names(only):
+        yield from GROUPS[name].measure(setup)
+        gc.collect()
+        if setup.device.type == "cuda":
+            torch.cuda.empty_cache()

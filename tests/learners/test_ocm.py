@@ -1,0 +1,270 @@
+"""OCM against its loss written plainly, and its previous model."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from tolerances import EXACT
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.testing import assert_close
+from toys import assert_same, convnet, everything, images, mlp, vectors
+
+import ocar
+from ocar.learners.contrastive import rotations
+from ocar.learners.ocm import squared_distance
+from ocar.learners.registry import preset_settings
+
+EPS = 1e-8
+
+
+def make(model: nn.Module, **settings) -> ocar.Learner:
+    return ocar.make_learner("ocm", model, **{"memory": 40, **settings})
+
+
+def rows(x: Tensor) -> Tensor:
+    return x / (x.norm(dim=1, keepdim=True) + EPS)
+
+
+def losses_of(s: Tensor, temperature: float, *, itself: bool) -> Tensor:
+    powers = ((s - s.detach().max(1, keepdim=True).values) / temperature).exp()
+    if not itself:
+        powers = powers * (1 - torch.eye(len(s), dtype=s.dtype))
+    return -(powers / (powers.sum(1, keepdim=True) + EPS) + EPS).log()
+
+
+def by_class(losses: Tensor, labels: list) -> Tensor:
+    total = losses.new_zeros(())
+    for i in range(len(losses)):
+        same = [j for j in range(len(losses)) if labels[j] == labels[i]]
+        total = total + losses[i, same].sum() / (len(same) + EPS)
+    return total / len(losses)
+
+
+def features(model: nn.Module, x: Tensor) -> Tensor:
+    return model[:-1](x)
+
+
+def labelled(y: Tensor, views: int) -> list:
+    return [(int(label), way) for _ in range(views) for way in range(16) for label in y]
+
+
+def tilt(x: Tensor) -> Tensor:
+    """Stands for the augmentation, which is random."""
+    return 0.8 * x + 0.1 * x.flip(-1) + 0.05
+
+
+def spy(learner: ocar.Learner) -> list:
+    """Replaces what is random, and records the steps."""
+    objective, steps = learner._objective, []
+    objective.augmented = tilt
+    objective.similarity = lambda u, f: u @ (u + f[:, 2 : 2 + u.shape[1]]).T
+    inner = type(objective).__call__
+
+    class Recorded(type(objective)):
+        def __call__(self, forward, step):
+            steps.append(step)
+            return inner(self, forward, step)
+
+    objective.__class__ = Recorded
+    return steps
+
+
+def small_net(units: int = 2) -> nn.Module:
+    """Without BatchNorm, so that forward passes can be taken one by one."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(
+            nn.Flatten(), nn.Linear(16, 9), nn.Tanh(), nn.Linear(9, units)
+        ).double()
+
+
+def tiny_images(n: int, labels: list[int], seed: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.rand(n, 1, 4, 4, dtype=torch.float64, generator=generator)
+    return x, torch.tensor(labels)[torch.randint(len(labels), (n,), generator=generator)]
+
+
+def contrast_new(model, projection, x, y, temperature: float) -> Tensor:
+    turned = rotations(x)
+    f = features(model, torch.cat([turned, tilt(turned)]))
+    u, f = rows(projection(f)), rows(f)
+    losses = losses_of(u @ (u + f[:, 2:6]).T, temperature, itself=False)
+    half = len(turned)
+    pairs = sum(losses[i, i + half] + losses[i + half, i] for i in range(half)) / (2 * half)
+    return pairs + 2 * by_class(losses, labelled(y, 2))
+
+
+def test_the_loss_of_the_first_stretch() -> None:
+    model = small_net(units=4)
+    learner = make(model, projection=4, temperature=0.3)
+    steps = spy(learner)
+    learner.remember(*tiny_images(6, [0, 1], 1))
+    before, projection = copy.deepcopy(model), copy.deepcopy(learner._objective.projection)
+    x, y = tiny_images(3, [0, 1], 2)
+    got = learner.learn(x, y).loss
+    assert steps[0].draws == (0,)  # nothing is replayed
+    y = steps[0].y
+    want = contrast_new(before, projection, x, y, 0.3)
+    want = want + functional.cross_entropy(before(tilt(x))[:, :2], y)
+    assert_close(got, want.detach(), **EXACT)
+
+
+def test_the_loss_of_later_stretches_and_its_gradient() -> None:
+    model = small_net(units=4)
+    learner = make(
+        model, projection=4, temperature=0.3, stretches="boundary", optimizer="sgd", lr=0.05
+    )
+    objective = learner._objective
+    assert learner.wants_boundaries
+    learner.learn(*tiny_images(5, [0, 1], 1))
+    learner.learn(*tiny_images(5, [0, 1], 2))
+    learner.boundary()
+    previous = copy.deepcopy(model), copy.deepcopy(objective.projection)
+    learner.learn(*tiny_images(5, [2], 3))  # the previous model stays behind
+    steps = spy(learner)
+    before, projection = copy.deepcopy(model), copy.deepcopy(objective.projection)
+    got = learner.learn(*tiny_images(3, [2], 4)).loss
+    (step,) = steps
+    assert step.draws == (15,)  # the whole memory: less than 7 for each of 3 classes
+    new, old = step.x[:3], step.x[3:]
+    y_new, y_old = step.y[:3], step.y[3:]
+
+    loss = contrast_new(before, projection, new, y_new, 0.3)
+    turned = rotations(old)
+    f = features(before, torch.cat([turned, tilt(turned)]))
+    u, f = rows(projection(f)), rows(f)
+    losses = losses_of(u @ (u + f[:, 2:6]).T, 0.3, itself=True)
+    loss = loss + by_class(losses, labelled(y_old, 2))
+    body, head = previous
+    with torch.no_grad():
+        u_previous = rows(head(features(body, turned)))
+        targets = body(tilt(old))
+    losses = losses_of(u[: len(turned)] @ u_previous.T, 0.3, itself=True)
+    loss = loss + by_class(losses, labelled(y_old, 1))
+    outputs = before(tilt(old))
+    loss = loss + functional.cross_entropy(outputs[:, :3], y_old)
+    loss = loss + (outputs[:, :2] - targets[:, :2]).square().mean()
+    assert_close(got, loss.detach(), **EXACT)
+
+    loss.backward()
+    pairs = [*zip(model.parameters(), before.parameters(), strict=True)]
+    pairs += zip(objective.projection.parameters(), projection.parameters(), strict=True)
+    for moved, then in pairs:
+        assert_close(moved.detach(), then.detach() - 0.05 * then.grad, rtol=1e-7, atol=1e-10)
+
+
+def test_new_samples_are_not_in_the_cross_entropy_later() -> None:
+    """The head's rows move as replayed samples alone say: none of them is of the new class."""
+    model = small_net(units=4)
+    learner = make(model, stretches="boundary", optimizer="sgd", lr=0.05)
+    learner.learn(*tiny_images(5, [0, 1], 1))
+    learner.boundary()
+    x, _ = tiny_images(4, [0], 3)
+    bias = model[3].bias.detach().clone()
+    learner.learn(x, torch.full((4,), 2))
+    assert model[3].bias[2] < bias[2]  # a class that nobody votes for
+    assert (model[3].bias[:2] > bias[:2]).any()
+
+
+def test_the_number_of_replayed_samples_grows_with_the_classes() -> None:
+    options = {"memory": 200, "memory_kind": "class-balanced", "projection": 3}
+    learner = make(mlp(), stretches="boundary", **options)
+    steps = spy(learner)
+    learner.remember(*next(vectors(1, [0, 1], size=100)))
+    drawn = []
+    for labels in ([0, 1], [2], [3, 4], [5, 6, 7, 8, 9]):
+        for _ in range(2):
+            steps.clear()
+            learner.learn(*next(vectors(1, labels, size=40)))
+            drawn.append(steps[-1].draws[0])
+        learner.boundary()
+    assert drawn == [0, 0, 21, 21, 35, 35, 64, 64]
+
+
+@pytest.mark.parametrize("stretches", ["boundary", "labels", "batches"])
+def test_the_previous_model_is_the_one_before_the_stretch(stretches: str) -> None:
+    model = convnet(units=2)
+    learner = make(model, stretches=stretches, stretch=5, quiet=2)
+    assert learner.wants_boundaries == (stretches == "boundary")
+    for x, y in images(5, [0, 1]):
+        learner.learn(x, y)
+    learner.boundary()
+    want = copy.deepcopy(model.state_dict())
+    projection = copy.deepcopy(learner._objective.projection.state_dict())
+    for x, y in images(4, [2, 3, 4]):  # the head doubles twice: the previous one follows
+        learner.learn(x, y)
+    previous = learner._objective.previous
+    assert previous.model[6].weight.shape[0] == 8
+    for name, parameter in previous.model.named_parameters():
+        kept = parameter[:2] if name.startswith("6.") else parameter
+        assert torch.equal(kept, want[name]), name
+        assert not parameter.requires_grad
+    assert_same(previous.projection.state_dict(), projection)
+    assert learner._objective._old.tolist() == [True] * 2 + [False] * 6
+    assert all(module.training for module in previous.model.modules())
+
+
+def test_squared_distance_is_over_the_chosen_columns() -> None:
+    generator = torch.Generator().manual_seed(0)
+    a, b = (torch.randn(4, 5, dtype=torch.float64, generator=generator) for _ in range(2))
+    chosen = torch.tensor([True, False, True, True, False])
+    want = functional.mse_loss(a[:, [0, 2, 3]], b[:, [0, 2, 3]])
+    assert_close(squared_distance(a, b, chosen), want, **EXACT)
+    assert squared_distance(a, b, torch.zeros(5, dtype=torch.bool)) == 0
+
+
+def test_first_batch_one_class_and_growth_with_adam() -> None:
+    learner = make(convnet(units=2))
+    assert isinstance(learner._optimizer, torch.optim.Adam)
+    for (x, y), size in zip(images(5, [4]), (1, 6, 3, 3, 3), strict=True):
+        assert torch.isfinite(learner.learn(x[:size], y[:size]).loss)
+    assert learner.predict(x).shape == (10, 1)
+    for x, y in images(3, [4, 5, 6, 7, 8], size=6):
+        assert torch.isfinite(learner.learn(x, y).loss)
+    assert learner._objective.stretches.ended == 1
+    assert learner.predict(x).shape == (6, 5)
+
+
+@pytest.mark.parametrize("stretches", ["boundary", "labels"])
+def test_a_restored_learner_goes_on_to_the_bit(stretches: str, tmp_path: Path) -> None:
+    learner = make(convnet(units=2), stretches=stretches, quiet=2, seed=3)
+    batches = [*images(3, [0, 1], size=5), *images(5, [2, 3, 4], size=5)]
+    for i, (x, y) in enumerate(batches):
+        if i == 3:
+            learner.boundary()
+        if i in (3, 5):
+            learner.save(tmp_path / "ckpt")
+            restored = ocar.load(tmp_path / "ckpt", convnet(units=2))
+            assert_same(everything(restored), everything(learner))
+        learner.learn(x, y)
+        if i >= 3:
+            restored.learn(x, y)
+    assert learner._objective.stretches.ended == 1
+    assert_same(everything(restored), everything(learner))
+    assert torch.equal(restored.predict(x), learner.predict(x))
+
+
+def test_a_save_after_the_head_grew_by_remembering(tmp_path: Path) -> None:
+    learner = make(mlp(units=2))
+    learner.learn(*next(vectors(1, [0, 1])))
+    learner.remember(*next(vectors(1, [2, 3, 4])))
+    learner.save(tmp_path / "ckpt")
+    restored = ocar.load(tmp_path / "ckpt", mlp(units=2))
+    x, y = next(vectors(1, [2, 3, 4]))
+    learner.learn(x, y)
+    restored.learn(x, y)
+    assert_same(everything(restored), everything(learner))
+
+
+def test_the_presets_follow_the_published_code() -> None:
+    settings = preset_settings("split-cifar100", "ocm")
+    learner = make(mlp(), **{**settings, "normalize": None, "memory": 10})
+    assert learner.wants_boundaries
+    assert learner.settings.passes == 1
+    group = learner._optimizer.param_groups[0]
+    assert (group["lr"], group["betas"], group["weight_decay"]) == (1e-3, (0.9, 0.99), 1e-4)
+    assert (learner.settings.replay_batch, learner.settings.memory_kind) == (64, "reservoir")
