@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageOps
 
+import ocar
 from ocar import augment
 from ocar.augment import ColorJitter, Compose, Grey, HorizontalFlip, ResizedCrop
 from ocar.config import from_plain, to_plain
@@ -315,6 +316,17 @@ def test_composition_rounds_to_bytes_once() -> None:
 def test_plain_form_and_back() -> None:
     chain = Compose((ResizedCrop(scale=(0.3, 1.0)), ColorJitter(hue=0.2)))
     assert from_plain(Compose, to_plain(chain), kinds=augment.AUGMENTATIONS) == chain
+
+
+def test_a_learner_is_restored_with_its_augmentation(tmp_path) -> None:
+    def model():
+        return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(3 * 42, 2))
+
+    chain = Compose((ResizedCrop(), ColorJitter()))
+    learner = ocar.ER(model(), lr=0.1, augment=chain)
+    learner.learn(torch.from_numpy(pixels(4)).float(), torch.tensor([0, 1, 0, 1]))
+    learner.save(tmp_path / "ckpt")
+    assert ocar.load(tmp_path / "ckpt", model()).settings.augment == chain
 
 
 @pytest.mark.parametrize(

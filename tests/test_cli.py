@@ -102,6 +102,10 @@ def test_flags_of_several_methods_show_the_preset_of_each(capsys: Captured) -> N
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
         ),
         (["run", "split-digits", "er", "--transform", "x"], "Unknown transform 'x'"),
+        (
+            ["run", "split-digits", "gdumb", "--transform", "lpr"],
+            "GDumb goes with no gradient transform: it takes no step on the stream",
+        ),
         (["run", "split-digits", "er", "--workers", "0"], "Invalid --workers 0"),
         (["run", "pacs", "er"], "ERSettings needs a value for 'lr'"),
         (["show"], "Missing from ocar show: DIR"),
@@ -118,6 +122,14 @@ def test_a_wrong_call_is_two_lines_and_exit_code_2(
     assert len(captured.err.splitlines()) <= 2
     assert captured.out == ""
     assert "Traceback" not in captured.err
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method_runs_on_the_bundled_digits(method: str, tmp_path: Path) -> None:
+    call = ["run", "split-digits", method, "--seeds", "0", "--out", str(tmp_path), *QUICK]
+    assert main([*call, "--workers", "1", "--max-batches", "2"]) == 0
+    (run,) = find_runs(tmp_path)
+    assert run.state == "finished"
 
 
 def test_a_run_that_fails_is_exit_code_1(tmp_path: Path, capsys: Captured) -> None:

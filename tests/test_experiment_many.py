@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -134,7 +135,11 @@ def test_threads_do_what_is_done_one_after_another(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("streams")
 def test_threads_stop_when_they_are_asked(tmp_path: Path) -> None:
     todo = dict(enumerate(jobs(tmp_path, *({"seed": seed} for seed in range(3)))))
-    seen: list[Message] = []
-    for message in many._follow_in_threads(todo, workers=2, stop=lambda: bool(seen)):
-        seen.append(message)
-    assert ends(iter(seen)) in ({0: "stopped"}, {0: "stopped", 1: "stopped"})
+    begun = threading.Event()
+
+    def tell() -> Iterator[Message]:
+        for message in many._follow_in_threads(todo, workers=2, stop=begun.is_set):
+            begun.set()
+            yield message
+
+    assert ends(tell()) in ({0: "stopped"}, {0: "stopped", 1: "stopped"})

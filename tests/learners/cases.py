@@ -24,8 +24,8 @@ DEFAULTS: dict[str, Any] = {"lr": 0.1, "memory": 30, "passes": 2, "replay_batch"
 OF_METHODS: dict[str, dict[str, Any]] = {
     "agem": {"reference": 20},
     "gdumb": {"epochs": 10, "train_batch": 10},
-    "ocm": {"lr": 0.02, "replay_batch": 30},
-    "onpro": {"lr": 0.02, "replay_batch": 30},
+    "ocm": {"lr": 0.02, "replay_batch": 30, "replay_per_class": 3},
+    "onpro": {"lr": 0.02, "replay_batch": 30, "replay_per_class": 3},
     "scr": {"lr": 0.05, "temperature": 0.2},
 }
 """Settings of single methods, over the defaults."""
@@ -215,7 +215,7 @@ def size_of(learner: Learner) -> int:
     return sum(t.numel() * t.element_size() for t in learner.state()[0].values())
 
 
-# --- the cases -------------------------------------------------------------------------------------
+# --- the cases ------------------------------------------------------------------------------------
 
 ALONE = [Case(method) for method in METHODS]
 COMBINED = list(_combinations())

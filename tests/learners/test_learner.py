@@ -10,7 +10,7 @@ import torch
 from cases import accuracy, blobs
 from torch import nn
 from torch.testing import assert_close
-from toys import convnet, images, mlp, seeded, vectors
+from toys import assert_same, convnet, everything, images, mlp, seeded, vectors
 
 import ocar
 from ocar.errors import CheckpointError, ConfigError, InputError, ModelError
@@ -193,7 +193,7 @@ def test_the_head_doubles_and_keeps_what_it_has() -> None:
     assert parameter[2:].abs().max() <= 1 / 8**0.5
 
 
-# --- wrong input -----------------------------------------------------------------------------------
+# --- wrong input ----------------------------------------------------------------------------------
 
 GOOD_X, GOOD_Y = next(vectors(1, [0, 1, 2]))
 
@@ -216,6 +216,24 @@ def test_predict_refuses_what_was_not_learned() -> None:
 
 
 # --- saving --------------------------------------------------------------------------------------
+
+
+def test_a_used_learner_takes_over_the_labels_of_a_state() -> None:
+    """Their order too, which decides what each unit of the head stands for."""
+    one, other = make("er", mlp()), make("er", mlp())
+    fresh = everything(other)
+    state = {name: tensor.clone() for name, tensor in other.state()[0].items()}, other.state()[1]
+    x = torch.eye(6)
+    for learner, y in ((one, [5, 3, 5, 3, 5, 3]), (other, [3, 5, 3, 5, 9, 9])):
+        learner.learn(x, torch.tensor(y))
+    expected = one.predict(x)
+    other.load_state(*one.state())
+    assert other.classes == (5, 3)
+    assert torch.equal(other.predict(x), expected)
+    other.load_state(*state)  # from before its first batch: other samples can come now
+    assert_same(everything(other), fresh)
+    assert other.classes == ()
+    other.learn(x.double(), torch.tensor([3, 5, 3, 5, 9, 9]))
 
 
 def test_a_function_of_the_users_must_be_given_again(tmp_path: Path) -> None:

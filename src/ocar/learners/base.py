@@ -523,10 +523,11 @@ class Learner:
         self._augment_generator.set_state(tensors["generator.augment"])
         self._head_generator.set_state(tensors["generator.head"])
         self.batches, self.steps = int(values["batches"]), int(values["steps"])
+        self._item = None
         if values["item"] is not None:
             shape, dtype = values["item"]
             self._item = Item(torch.Size(shape), getattr(torch, dtype.removeprefix("torch.")))
-            self._outputs = int(values["outputs"])
+        self._outputs = int(values["outputs"])
 
     def _fit_head(
         self, weights: Mapping[str, Tensor], classes: list[int], *, seen: list[int]
@@ -546,8 +547,7 @@ class Learner:
                 f"here {self._head.capacity}."
             )
         self._head.reserve(weight.shape[0])
-        self._head.admit(classes)
-        self._head.seen = set(seen)
+        self._head.restore(classes, seen=seen)
 
 
 def train_mode_(model: nn.Module) -> None:

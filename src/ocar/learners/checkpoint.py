@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import nn
 
+from ocar.augment import AUGMENTATIONS
 from ocar.config import CUSTOM, from_plain
 from ocar.errors import CheckpointError, ConfigError
 from ocar.images import CropFlip, Normalize
@@ -19,6 +20,7 @@ from ocar.learners.transform import TransformSettings
 from ocar.state import load_state
 
 _METHODS = {m.settings.__name__: m for m in METHODS.values()}
+_KINDS = (Normalize, CropFlip, *AUGMENTATIONS)
 _TRANSFORM_SETTINGS = {t.__name__: t for t in TRANSFORMS.values()}
 
 
@@ -47,7 +49,7 @@ def load(
         plain = {**values["settings"], **dict.fromkeys(given)}
         _reject_custom(plain)
         method = _METHODS[values["method"]]
-        settings = replace(from_plain(method.settings, plain, kinds=(Normalize, CropFlip)), **given)
+        settings = replace(from_plain(method.settings, plain, kinds=_KINDS), **given)
         transform: TransformSettings | None = None
         if values["transform"] is not None:
             kind = _TRANSFORM_SETTINGS[values["transform"]]

@@ -9,10 +9,12 @@ the best of 10 to 16 runs over the learning rate, α and β for DER and DER++, o
 the weight of new estimates too for OCAR-DER++, and of 4 learning rates for GDumb,
 whose AAA is over the ends of tasks. Those of A-GEM, LPR, EWC and NGD are the best
 of 4, 10, 6 and 10 runs, over the learning rate and the setting that holds back.
-Those of SCR, OCM and OnPro are the best of 4, 6 and 6 runs, over the learning rate
-and the temperature or the replay batch, with an evaluation every 5 batches. Where
-the learning rates of OCM and OnPro were published for another network, with Adam,
-they were kept.
+Those of ER-ACE are the best of 8 runs over the learning rate and α, those of
+OCAR-ACE of 6 over the learning rate and the weight of new estimates.
+Those of SCR, OCM and OnPro are the best of 4, 6 and 5 runs, over the learning rate
+and the temperature or the replay batch, with an evaluation every 5 batches. On the
+first two benchmarks OCM and OnPro have the settings of their own code, which was
+written for a wider network.
 On the convex stream they are the best in L_p + L_s with seed 0, of 30 runs for ER
 and of 23 each for EWC, NGD and OCAR, which began at what was best for NGD; the full
 Fisher is the paper's. Of EWC it is the best with the explicit penalty, which is

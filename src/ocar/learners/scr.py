@@ -59,7 +59,7 @@ class SCRSettings(LearnerSettings):
     """Replayed samples a gradient step."""
 
     temperature: float = 0.07
-    """T."""
+    """T of the contrastive loss."""
 
     base_temperature: float | None = None
     """Multiply the loss with T over this number, 0.07 in the survey; None for no factor."""

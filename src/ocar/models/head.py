@@ -9,7 +9,7 @@ full. The update of a masked head is the one that a grown head would get.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -87,6 +87,18 @@ class GrowingHead:
             weight = self.layer.weight
             self._active = torch.arange(self.capacity, device=weight.device) < len(self.classes)
         return [self._unit[label] for label in labels]
+
+    def restore(self, classes: Sequence[int], *, seen: Iterable[int]) -> None:
+        """Forget the labels that there are, and take over those of a checkpoint.
+
+        Args:
+            classes: The label of each unit in use.
+            seen: Labels that have come.
+        """
+        self.classes, self._unit = [], {}
+        self._active = torch.zeros(0, dtype=torch.bool)
+        self.admit(classes)
+        self.seen = set(seen)
 
     def reserve(self, units: int) -> None:
         """Double the capacity until there are at least ``units``."""
