@@ -14,7 +14,7 @@ from ocar.bench.mlp import digits, mlp_learner
 from ocar.bench.parts import REST
 from ocar.errors import ConfigError
 from ocar.learners.base import Learner
-from ocar.learners.er import ERSettings
+from ocar.learners.methods.er import ERSettings
 from ocar.models import MLP
 
 SETUP = Setup.quick(torch.device("cpu"))

@@ -14,9 +14,9 @@ from toys import assert_same, convnet, everything, images, mlp, seeded, vectors
 
 import ocar
 from ocar.errors import ConfigError
-from ocar.learners.agem import AGEMLearnerSettings, AGEMSettings
 from ocar.learners.base import Learner
-from ocar.learners.ocar import OCARSettings
+from ocar.learners.methods.agem import AGEMLearnerSettings, AGEMSettings
+from ocar.learners.methods.ocar import OCARSettings
 
 
 def make(model: nn.Module, **settings) -> Learner:

@@ -15,7 +15,7 @@ from toys import assert_same, convnet, everything, images, mlp, vectors
 
 import ocar
 from ocar.errors import ConfigError
-from ocar.learners.er_ace import AsymmetricCrossEntropy, ERACESettings
+from ocar.learners.methods.er_ace import AsymmetricCrossEntropy, ERACESettings
 from ocar.learners.objective import Step
 
 CURVED = {"tau_step": 1e-3, "ema": 0.2}

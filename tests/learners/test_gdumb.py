@@ -17,8 +17,8 @@ from toys import assert_same, convnet, everything, images, mlp, vectors
 import ocar
 from ocar.errors import ConfigError, NumericalError
 from ocar.images import scale_to_unit
-from ocar.learners.gdumb import GDumb, GDumbSettings
-from ocar.learners.ocar import OCARSettings
+from ocar.learners.methods.gdumb import GDumb, GDumbSettings
+from ocar.learners.methods.ocar import OCARSettings
 from ocar.probe import probe_accuracy
 
 

@@ -16,7 +16,7 @@ from toys import assert_same, convnet, everything, images, mlp, seeded, vectors
 import ocar
 from ocar.errors import CheckpointError, ConfigError, ModelError
 from ocar.learners.base import Learner
-from ocar.learners.lpr import LPRSettings
+from ocar.learners.methods.lpr import LPRSettings
 
 
 def make(model: nn.Module, **settings) -> Learner:
@@ -202,7 +202,7 @@ def test_when_the_preconditioner_is_made(every: int, passes: int, expected, monk
 
 
 def test_the_memory_is_seen_augmented_in_chunks_and_in_eval_mode(monkeypatch) -> None:
-    monkeypatch.setattr("ocar.learners.lpr.CHUNK", 16)
+    monkeypatch.setattr("ocar.learners.methods.lpr.CHUNK", 16)
     seen, model = [], convnet()
     augmented = []
     learner = make(

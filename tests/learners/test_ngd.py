@@ -17,7 +17,7 @@ import ocar
 from ocar.errors import ConfigError
 from ocar.learners import ERSettings, OCARSettings
 from ocar.learners.base import Learner
-from ocar.learners.ngd import NGDSettings
+from ocar.learners.methods.ngd import NGDSettings
 
 SETTINGS = {"lr": 0.05, "damping": 0.02, "ema": 0.3, "memory": 40}
 REGRESSION = {"likelihood": "gaussian", "memory_kind": "reservoir", "passes": 1}

@@ -14,8 +14,8 @@ from torch.testing import assert_close
 from toys import assert_same, convnet, everything, images, mlp, vectors
 
 import ocar
-from ocar.learners.contrastive import rotations
-from ocar.learners.ocm import squared_distance
+from ocar.learners.methods.contrastive import rotations
+from ocar.learners.methods.ocm import squared_distance
 from ocar.learners.registry import preset_settings
 
 EPS = 1e-8

@@ -18,7 +18,7 @@ from ocar.bench.setup import BATCH, IMAGE, Setup, slim_learner, stream_batch
 from ocar.bench.timing import Side, take_turns
 from ocar.curvature.fisher import Categorical
 from ocar.learners.base import Learner
-from ocar.learners.ocar import OCARTransform
+from ocar.learners.methods.ocar import OCARTransform
 from ocar.rng import make_generator
 
 CLASSES = 100

@@ -16,7 +16,7 @@ from ocar.bench.results import Result, take_apart
 from ocar.bench.setup import Setup, slim_learner, stream_batch
 from ocar.bench.timing import Clock
 from ocar.learners.base import Learner
-from ocar.learners.ocar import OCARTransform
+from ocar.learners.methods.ocar import OCARTransform
 
 CLASSES = 100
 FORWARD, BACKWARD, PULL_BACK = "forward and loss", "backward", "pull-back of the Fisher's root"

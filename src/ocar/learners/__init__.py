@@ -2,8 +2,8 @@
 
 from ocar.learners.base import Learner, Report
 from ocar.learners.checkpoint import load
-from ocar.learners.er import ER, ERSettings
-from ocar.learners.ocar import OCAR, OCARSettings
+from ocar.learners.methods.er import ER, ERSettings
+from ocar.learners.methods.ocar import OCAR, OCARSettings
 from ocar.learners.presets import PRESETS
 from ocar.learners.registry import METHODS, TRANSFORMS, make_learner
 from ocar.learners.settings import LearnerSettings

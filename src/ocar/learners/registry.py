@@ -15,23 +15,23 @@ from torch import nn
 
 from ocar.config import reject_unknown
 from ocar.errors import ConfigError
-from ocar.learners.agem import AGEMLearnerSettings, AGEMSettings
 from ocar.learners.base import Learner
-from ocar.learners.der import DERPlusPlusSettings, DERSettings
-from ocar.learners.er import ERSettings
-from ocar.learners.er_ace import ERACESettings
-from ocar.learners.ewc import EWCSettings
-from ocar.learners.gdumb import GDumb, GDumbSettings
-from ocar.learners.lpr import LPRSettings
-from ocar.learners.lwf import ERLwFSettings
-from ocar.learners.mir import MIRSettings
-from ocar.learners.ngd import NGDSettings
-from ocar.learners.ocar import OCARSettings
-from ocar.learners.ocm import OCMSettings
-from ocar.learners.onpro import OnProSettings
+from ocar.learners.methods.agem import AGEMLearnerSettings, AGEMSettings
+from ocar.learners.methods.der import DERPlusPlusSettings, DERSettings
+from ocar.learners.methods.er import ERSettings
+from ocar.learners.methods.er_ace import ERACESettings
+from ocar.learners.methods.ewc import EWCSettings
+from ocar.learners.methods.gdumb import GDumb, GDumbSettings
+from ocar.learners.methods.lpr import LPRSettings
+from ocar.learners.methods.lwf import ERLwFSettings
+from ocar.learners.methods.mir import MIRSettings
+from ocar.learners.methods.ngd import NGDSettings
+from ocar.learners.methods.ocar import OCARSettings
+from ocar.learners.methods.ocm import OCMSettings
+from ocar.learners.methods.onpro import OnProSettings
+from ocar.learners.methods.rar import RARSettings
+from ocar.learners.methods.scr import SCRSettings
 from ocar.learners.presets import PRESETS
-from ocar.learners.rar import RARSettings
-from ocar.learners.scr import SCRSettings
 from ocar.learners.settings import LearnerSettings
 from ocar.learners.transform import TransformSettings
 from ocar.streams.benchmarks import get_benchmark

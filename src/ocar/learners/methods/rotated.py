@@ -1,6 +1,6 @@
 """What OCM and OnPro share: rotated views, and stretches of the stream.
 
-Both contrast images that are turned in sixteen ways (:func:`~ocar.learners.contrastive.rotations`),
+Both contrast images that are turned in sixteen ways (``contrastive.rotations``),
 each way of a class being a class of its own, in two views: as they are and augmented. The
 augmentation works on normalised pixels, as in the code of both. With u the projections and f the
 features of all views, rows of unit length, the similarity is
@@ -23,7 +23,7 @@ from torch.nn import functional
 from ocar.augment import Compose, Grey, HorizontalFlip, ResizedCrop
 from ocar.config import require, require_one_of
 from ocar.learners.context import Context
-from ocar.learners.contrastive import (
+from ocar.learners.methods.contrastive import (
     make_linear,
     mean_over_same,
     mean_over_views,

@@ -32,7 +32,7 @@ from ocar.curvature.base import at_step
 from ocar.curvature.fisher import parse_root
 from ocar.learners.base import Learner
 from ocar.learners.context import Context
-from ocar.learners.er import ERSettings
+from ocar.learners.methods.er import ERSettings
 from ocar.learners.objective import Forward, Objective, Step
 from ocar.learners.settings import Augmenter, Normalizer
 from ocar.learners.transform import Transform, TransformSettings

@@ -7,7 +7,7 @@ Amari, "Natural gradient works efficiently in learning", Neural Computation 10(2
 
 with L̄ the mean loss of the joint batch and F̄ the Fisher information of the
 model's own predictions on it, averaged over time. It is the step of
-:mod:`ocar.learners.ocar` with the same weight for new and replayed samples and
+:mod:`ocar.learners.methods.ocar` with the same weight for new and replayed samples and
 a damping τ that stays as it is.
 """
 
@@ -18,8 +18,8 @@ from typing import Literal
 
 from ocar.config import require
 from ocar.learners.context import Context
+from ocar.learners.methods.ocar import OCARSettings
 from ocar.learners.objective import Objective
-from ocar.learners.ocar import OCARSettings
 from ocar.learners.transform import Transform, TransformSettings
 
 

@@ -3,7 +3,7 @@
 Guo, Liu, Zhao, "Online Continual Learning through Mutual Information
 Maximization" (ICML 2022). Features shall keep all that tells the classes apart,
 not only what the classes of the moment need, and what an earlier model knew. With
-the similarities and pair losses l of :mod:`ocar.learners.rotated`, over two views
+the similarities and pair losses l of :mod:`ocar.learners.methods.rotated`, over two views
 of all ways to turn an image, in the first stretch of the stream
 
     L = CE(new) + L_new,    L_new = mean_i l_ii' + 2 mean_i mean_{j ~ i} l_ij,
@@ -34,9 +34,9 @@ import torch
 from torch import Tensor, nn
 
 from ocar.learners.context import Context
-from ocar.learners.contrastive import mean_over_same, pair_losses, rotations, unit_rows
+from ocar.learners.methods.contrastive import mean_over_same, pair_losses, rotations, unit_rows
+from ocar.learners.methods.rotated import Rotated, RotatedSettings, entropies, same_class
 from ocar.learners.objective import Forward, Objective, Outcome, Step
-from ocar.learners.rotated import Rotated, RotatedSettings, entropies, same_class
 from ocar.state import check_names, with_prefix, without_prefix
 
 

@@ -28,9 +28,9 @@ from torch.nn import functional
 
 from ocar.config import require, require_one_of
 from ocar.learners.context import Context
+from ocar.learners.methods.virtual import VirtualStep
 from ocar.learners.objective import Forward, Objective, Outcome, Step
 from ocar.learners.settings import LearnerSettings
-from ocar.learners.virtual import VirtualStep
 from ocar.models.head import mask_logits
 
 

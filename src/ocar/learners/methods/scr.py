@@ -35,7 +35,7 @@ from ocar.augment import ColorJitter, Compose, Grey, HorizontalFlip, ResizedCrop
 from ocar.config import require, require_one_of
 from ocar.errors import CheckpointError
 from ocar.learners.context import Context
-from ocar.learners.contrastive import make_linear, supervised_contrastive
+from ocar.learners.methods.contrastive import make_linear, supervised_contrastive
 from ocar.learners.objective import Forward, Objective, Outcome, Step
 from ocar.learners.settings import LearnerSettings
 from ocar.learners.transform import TransformSettings

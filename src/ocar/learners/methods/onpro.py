@@ -7,7 +7,7 @@ and among replayed ones (online prototype equilibrium):
 
     L = CE + L_instances + L_prototypes(new) + L_prototypes(replayed),
 
-with L_prototypes of :func:`ocar.learners.contrastive.prototype_loss` and
+with L_prototypes of :func:`ocar.learners.methods.contrastive.prototype_loss` and
 L_instances the contrasts of OCM without its previous model. Classes whose
 prototypes p are close are easily confused, so that part of what is replayed is
 drawn from such pairs and mixed (adaptive prototypical feedback):
@@ -33,9 +33,9 @@ from torch.nn import functional
 
 from ocar.config import require
 from ocar.learners.context import Context
-from ocar.learners.contrastive import prototype_loss
+from ocar.learners.methods.contrastive import prototype_loss
+from ocar.learners.methods.rotated import Rotated, RotatedSettings, entropies
 from ocar.learners.objective import Forward, Objective, Outcome, Step
-from ocar.learners.rotated import Rotated, RotatedSettings, entropies
 from ocar.rng import make_generator
 
 
