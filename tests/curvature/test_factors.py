@@ -199,3 +199,22 @@ def test_embedding_diagonal_sums_repeated_tokens_before_squaring(n, tokens, rows
                 score[indices[i, t]] += g[c, i, t]
             expected += score**2 / n
     assert_close(factors.embedding_diagonal(indices, g, rows), expected, **EXACT)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_product_does_not_depend_on_the_threads(dtype):
+    """With one thread NumPy multiplies, with more PyTorch does."""
+    t = torch.randn(3, 1, 7, 11, dtype=dtype)
+    before = torch.get_num_threads()
+    results = []
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            results.append(factors.gram(t))
+    finally:
+        torch.set_num_threads(before)
+    one, two = results
+    wanted = torch.einsum("bgil,bgjl->gij", t.double(), t.double()).to(dtype)
+    torch.testing.assert_close(one, wanted)
+    torch.testing.assert_close(two, wanted)
+    assert one.shape == (1, 7, 7)
