@@ -66,6 +66,8 @@ class Captured:
 
     def forget(self) -> None:
         """Drop all graphs, because tensors that they use were replaced."""
+        if self._graphs:  # the last may still run, and its memory is about to be given away
+            torch.cuda.current_stream(self.device).synchronize()
         self._graphs.clear()
         self._seen.clear()
 

@@ -52,6 +52,9 @@ class RepeatedPrediction:
     def wait(self) -> None:
         """Let the current stream of the device wait for all that was begun."""
 
+    def finish(self) -> None:
+        """Wait, on the host, for all that was begun: this is about to be dropped."""
+
     def __call__(self, n: int, use: Callable[[Tensor], Tensor]) -> Tensor:
         """What ``use`` makes of the outputs for the first n samples."""
         return use(torch.cat([self._outputs(part) for part in self._x[:n].split(CHUNK)]))
@@ -116,6 +119,10 @@ class SideBySidePrediction(RepeatedPrediction):
         """Let the current stream of the device wait for all that was begun."""
         torch.cuda.current_stream(self._stream.device).wait_event(self._idle)
 
+    def finish(self) -> None:
+        """Wait, on the host, for all that was begun: this is about to be dropped."""
+        self._idle.synchronize()
+
     def _first(self, *, key: int) -> Tensor:
         """The outputs for the first samples; this is what is captured."""
         if self._folded is not None:
@@ -146,6 +153,8 @@ class Repeated:
         head = self._context.head
         capacity = 0 if head is None else head.capacity
         if self._prediction is None or capacity != self._capacity:
+            if self._prediction is not None:
+                self._prediction.finish()
             self._prediction = self._make(self._x)  # a head that has grown is other tensors
             self._capacity = capacity
         with self._context.evaluating():
