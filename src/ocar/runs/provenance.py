@@ -24,7 +24,7 @@ def describe_process(device: torch.device) -> dict[str, Any]:
         "versions": versions(),
         "device": describe_device(device),
         "git": source_revision(),
-        "command": sys.argv,
+        "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "time": now(),
     }
 
