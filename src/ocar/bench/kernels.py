@@ -80,7 +80,8 @@ def profile(side: Side, device: torch.device) -> list[tuple[str, float]]:
     for _ in range(warm_up_calls(device)):
         side.call()
     wait_for(device)
-    with torch_profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as found:
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    with torch_profile(activities=activities, acc_events=True) as found:
         side.call()
         wait_for(device)
     return [

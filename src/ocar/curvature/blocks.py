@@ -46,6 +46,7 @@ class Block(ABC):
         self.averages: dict[str, Tensor] = {}
         self._inverse: tuple[Tensor, ...] | None = None
 
+    @abstractmethod
     def estimate(self, x: Tensor, g: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
         """Statistics of one batch.
 
@@ -54,15 +55,6 @@ class Block(ABC):
             g: Output gradients with the sample weights in them, ``(columns, n, ...)``.
             weights: Weights for the input side, ``(n,)``, or None.
         """
-        return self.estimate_inputs(x, weights) | self.estimate_gradients(x, g)
-
-    def estimate_inputs(self, x: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
-        """The statistics that can be had before there are gradients; see :meth:`estimate`."""
-        return {}
-
-    @abstractmethod
-    def estimate_gradients(self, x: Tensor, g: Tensor) -> dict[str, Tensor]:
-        """The other statistics; see :meth:`estimate`."""
 
     @abstractmethod
     def _invert(self, damping: Tensor | float) -> tuple[Tensor, ...]:
@@ -203,21 +195,27 @@ class KroneckerBlock(Block):
         """Whether there is a bias to train."""
         return self.layer.bias is not None and self.layer.bias.requires_grad
 
-    def estimate_inputs(self, x: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
-        """A of one batch."""
+    def estimate(self, x: Tensor, g: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
+        """A and G of one batch."""
+        return {"A": self.estimate_inputs(x, weights), "G": self.estimate_gradients(g)}
+
+    def estimate_inputs(
+        self, x: Tensor, weights: Tensor | None, *, out: Tensor | None = None
+    ) -> Tensor:
+        """A of one batch, for which no gradients are needed."""
         if isinstance(self.layer, nn.Linear):
             a = factors.linear_inputs(x, bias=self.has_bias)
         else:
             a = factors.conv_inputs(x, self.layer, bias=self.has_bias)
-        return {"A": factors.input_factor(a, sharing=self.sharing, weights=weights)}
+        return factors.input_factor(a, sharing=self.sharing, weights=weights, out=out)
 
-    def estimate_gradients(self, x: Tensor, g: Tensor) -> dict[str, Tensor]:
+    def estimate_gradients(self, g: Tensor, *, out: Tensor | None = None) -> Tensor:
         """G of one batch."""
         if isinstance(self.layer, nn.Linear):
             g = factors.linear_gradients(g)
         else:
             g = factors.conv_gradients(g, self.layer)
-        return {"G": factors.gradient_factor(g, sharing=self.sharing)}
+        return factors.gradient_factor(g, sharing=self.sharing, out=out)
 
     def _invert(self, damping: Tensor | float) -> tuple[Tensor, ...]:
         a, g = self.averages["A"], self.averages["G"]
@@ -237,13 +235,11 @@ class KroneckerBlock(Block):
         small = a.index_select(1, used).index_select(2, used)
         return linalg.damped_factor(small, damping_a, name=names[0]), inverse_g, used, damping_a
 
-    def _try_invert(self, damping: Tensor | float) -> tuple[tuple[Tensor, ...], Tensor]:
-        if self.kind == "exact":
-            return super()._try_invert(damping)
-        damping_a, damping_g = self._split(damping)
-        a, failed_a = linalg.try_damped_inverse(self.averages["A"], damping_a)
-        g, failed_g = linalg.try_damped_inverse(self.averages["G"], damping_g)
-        return (a, g), failed_a | failed_g
+    def move_inverse(self, key: str, place: Tensor) -> None:
+        """Keep the inverse of a factor elsewhere from now on; factored damping on a GPU only."""
+        assert self._inverse is not None
+        a, g = self._inverse
+        self._inverse = (place.copy_(a), g) if key == "A" else (a, place.copy_(g))
 
     def _decompose(self, damping: Tensor | float) -> tuple[Tensor, ...]:
         a, g = self.averages["A"], self.averages["G"]
@@ -264,6 +260,10 @@ class KroneckerBlock(Block):
         grad = factors.gradient_matrix(weight.grad, bias_grad, groups=self.groups)
         dtype = inverse[0].dtype
         if self.kind == "factored":
+            in_place = grad.dtype == dtype and grad.data_ptr() == weight.grad.data_ptr()
+            if in_place and not grad.is_cpu:
+                torch.bmm(inverse[1] @ grad, inverse[0], out=grad)
+                return
             result = _solve(inverse, grad.to(dtype))
         else:
             vectors_a, vectors_g, denominator = inverse
@@ -322,7 +322,7 @@ class UnitBlock(Block):
 
     statistics = ("F",)
 
-    def estimate_gradients(self, x: Tensor, g: Tensor) -> dict[str, Tensor]:
+    def estimate(self, x: Tensor, g: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
         """1/n Σ_c Σ_n s sᵀ for each unit, s the score of its trainable parameters."""
         scores = factors.norm_scores(x, g, self.module)
         kept = [s for s, key in zip(scores, ("weight", "bias"), strict=True) if self._trains(key)]
@@ -363,7 +363,7 @@ class DiagonalBlock(Block):
 
     statistics = ("F",)
 
-    def estimate_gradients(self, x: Tensor, g: Tensor) -> dict[str, Tensor]:
+    def estimate(self, x: Tensor, g: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
         """The diagonal of the Fisher."""
         return {"F": factors.embedding_diagonal(x, g, self.parameters[0].shape[0])}
 

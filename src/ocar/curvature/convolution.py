@@ -46,6 +46,11 @@ def inputs_only() -> Iterator[None]:
         _pulling_back = False
 
 
+def is_pulling_back() -> bool:
+    """Whether this is inside :func:`inputs_only`."""
+    return _pulling_back
+
+
 def _is_plain(module: nn.Module) -> bool:
     """Whether a layer is a 2-d convolution with stride 1 that the trick is for."""
     if type(module) is not nn.Conv2d or "forward" in module.__dict__:

@@ -11,6 +11,7 @@ from ocar.curvature import linalg
 from ocar.curvature.base import Curvature, LikelihoodName, Schedule, at_step, full_precision
 from ocar.curvature.capture import Capture, pull_back
 from ocar.curvature.fisher import FisherRoot, separate
+from ocar.curvature.lanes import is_capturing
 from ocar.errors import CheckpointError, ModelError, NumericalError
 
 MAX_PARAMETERS = 20_000
@@ -103,6 +104,8 @@ class DenseFisher(Curvature):
         Raises:
             NumericalError: The batch gives a curvature that is not finite.
         """
+        if is_capturing(self._device):
+            raise NotImplementedError("a full Fisher is looked at in every step")
         draws = self.generator.get_state()
         columns = separate(self._columns(outputs, weights, targets, active))
         parameters = self.parameters

@@ -65,39 +65,45 @@ def conv_gradients(g: Tensor, conv: nn.Conv1d | nn.Conv2d) -> Tensor:
     return g.flatten(3).unflatten(2, (conv.groups, -1))
 
 
-def input_factor(a: Tensor, *, sharing: Sharing, weights: Tensor | None = None) -> Tensor:
+def input_factor(
+    a: Tensor, *, sharing: Sharing, weights: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
     """A, the second moment of the inputs.
 
     Args:
         a: Shape ``(n, groups, d_in, L)``.
         sharing: ``"expand"`` or ``"reduce"``.
         weights: One weight a sample, ``(n,)``: Σ w aaᵀ / Σ w. Without: the mean.
+        out: Where to write it, on an accelerator.
     """
     samples = a.shape[0]
     if sharing == "reduce":
         a = a.mean(-1, keepdim=True)
     if weights is not None:
         a = a * (weights * (samples / weights.sum())).sqrt().view(-1, 1, 1, 1)
-    return gram(a) / samples
+    return gram(a, scale=1 / samples, out=out)
 
 
-def gradient_factor(g: Tensor, *, sharing: Sharing) -> Tensor:
+def gradient_factor(g: Tensor, *, sharing: Sharing, out: Tensor | None = None) -> Tensor:
     """G, the second moment of the output gradients.
 
     Args:
         g: Shape ``(columns, n, groups, d_out, L)``; sample weights are already in it.
         sharing: ``"expand"`` or ``"reduce"``.
+        out: Where to write it, on an accelerator.
     """
     if sharing == "reduce":
         g = g.sum(-1, keepdim=True)
-    return gram(g.flatten(0, 1)) / (g.shape[1] * g.shape[-1])
+    return gram(g.flatten(0, 1), scale=1 / (g.shape[1] * g.shape[-1]), out=out)
 
 
-def gram(t: Tensor) -> Tensor:
-    """Σ over the batch and the locations of t tᵀ.
+def gram(t: Tensor, *, scale: float = 1.0, out: Tensor | None = None) -> Tensor:
+    """Σ over the batch and the locations of t tᵀ, times a number.
 
     Args:
         t: Shape ``(batch, groups, d, L)``.
+        scale: The number.
+        out: Where to write it, on an accelerator.
 
     Returns:
         Shape ``(groups, d, d)``.
@@ -108,8 +114,10 @@ def gram(t: Tensor) -> Tensor:
         # those of the two libraries would get in each other's way.
         matrix = rows[0].numpy()
         with np.errstate(all="ignore"):  # what is not finite is found by others
-            return torch.from_numpy(matrix @ matrix.T).unsqueeze(0)
-    return rows @ rows.mT
+            return torch.from_numpy(matrix @ matrix.T).unsqueeze(0).mul_(scale)
+    if out is None:
+        return (rows @ rows.mT).mul_(scale)
+    return out.baddbmm_(rows, rows.mT, beta=0, alpha=scale)
 
 
 def gradient_matrix(weight: Tensor, bias: Tensor | None, *, groups: int) -> Tensor:

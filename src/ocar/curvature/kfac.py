@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Literal
 
@@ -24,6 +24,7 @@ from ocar.curvature.capture import Capture, reject_shared_parameters, warn_uncov
 from ocar.curvature.factors import Sharing
 from ocar.curvature.fisher import FisherRoot
 from ocar.curvature.lanes import Lanes, is_capturing
+from ocar.curvature.pool import FactorPool
 from ocar.errors import CheckpointError, ConfigError, ModelError, NumericalError
 
 Weighting = Literal["gradients", "both"]
@@ -116,10 +117,8 @@ class KFAC(Curvature):
         layers = {name: block.module for name, block in self.blocks.items()}
         self._capture = Capture(layers, model)
         self._batched = True
-        self._lanes: Lanes | None = None
-        self._flags: list[Tensor] = []
-        self._totals: list[Tensor] = []
-        self._joined = True
+        self._pool: FactorPool | None = None
+        self._finish: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
         shown = (
@@ -253,59 +252,84 @@ class KFAC(Curvature):
     ) -> None:
         """As :meth:`update`, then the inverse, on streams of a graph that is being captured.
 
-        What is known of the inputs is averaged beside the backward pass of the root, and the rest
+        What is known of the inputs is estimated beside the backward pass of the root, and the rest
         beside that of the loss: nothing is waited for before :meth:`precondition_`. What is
         not finite is noted for :meth:`check`.
         """
         assert self.clock is not None
         ema, damping = at_clock(self.ema, self.clock), at_clock(self.damping, self.clock)
         input_weights = weights if self.weighting == "both" else None
-        lanes = self._side_by_side()
-        totals: list[Tensor] = []
-        self._flags.clear()
-
-        def take(name: str, estimate: Mapping[str, Tensor]) -> None:
-            if estimate:
-                self._average(name, estimate, ema, active)
-                totals.append(_total(estimate))
-
-        def take_inputs(name: str, x: Tensor) -> None:
-            take(name, self.blocks[name].estimate_inputs(x, input_weights))
-
-        def take_gradients(name: str, x: Tensor, g: Tensor) -> None:
-            block = self.blocks[name]
-            take(name, block.estimate_gradients(x, g))
-            self._flags.append(block.renew_inverse_(damping))
-
+        pool, pooled, samples = self._pool, self._poolable(), outputs.shape[0]
+        if pooled and (pool is None or not pool.fits(pooled)):
+            raise NotImplementedError("The factors have other shapes than those inverted last.")
+        lanes = Lanes(self._device)
         inputs = {
-            name: self._by_sample(name, x, x.unsqueeze(0), outputs.shape[0])[0]
+            name: self._by_sample(name, x, x.unsqueeze(0), samples)[0]
             for name, x in self._capture.inputs.items()
-            if self.blocks[name].averages
+            if name in pooled
         }
-        lanes.run(
-            ((name, partial(take_inputs, name, x)) for name, x in inputs.items()),
-            keep=(inputs, input_weights),
-        )
+        places = {} if pool is None else {name: pool.places(name) for name in inputs}
+        estimates = [
+            (x.numel(), partial(pooled[n].estimate_inputs, x, input_weights, out=places[n]["A"]))
+            for n, x in inputs.items()
+        ]
+        lanes.run(estimates, keep=(inputs, input_weights))
         layers = self._layers(outputs, weights, targets, active)
-        lanes.run(
-            ((name, partial(take_gradients, name, *xg)) for name, xg in layers.items()),
-            keep=(layers, active, ema, damping, totals),
-        )
+        if pooled.keys() - layers.keys():
+            raise NotImplementedError("The layers in use have changed.")
+        estimates = [
+            (g.numel(), partial(pooled[n].estimate_gradients, g, out=places[n]["G"]))
+            for n, (_, g) in layers.items()
+            if n in pooled
+        ]
+        lanes.run(estimates, keep=(layers, active, ema, damping))
+        infinite: list[Tensor] = []
+        failed: list[Tensor] = []
+        reports: list[Tensor] = []
+
+        def average() -> None:
+            assert pool is not None
+            head = pooled.get(self.head or "")
+            pool.average(ema, ema if head is None else self._head_rate(head, active, ema))
+            infinite.insert(0, pool.damp(damping))
+
+        def take(name: str, x: Tensor, g: Tensor) -> None:
+            block = self.blocks[name]
+            estimate = block.estimate(x, g, input_weights)
+            block.average(estimate, dict.fromkeys(estimate, ema))
+            infinite.append((~_total(estimate).isfinite()).long())
+            failed.append(block.renew_inverse_(damping).long())
+
+        jobs = [
+            (block.cost, partial(take, name, *layers[name]))
+            for name, block in self.blocks.items()
+            if name in layers and name not in pooled
+        ]
+        if pool is not None:
+            lanes.run_between(average)
+            jobs += [(cost, partial(_report, job, reports)) for cost, job in pool.inversions()]
+        lanes.run(jobs)
+
+        def finish() -> None:
+            lanes.join()
+            if pool is not None:
+                failed.append(pool.renew(reports, infinite[0]))
+            self._trouble.add_(
+                torch.stack([torch.stack(infinite).sum(), torch.stack(failed).sum()])
+            )
+
         self._capture.clear()
-        self._totals, self._joined = totals, False
+        self._finish = finish
 
-    def _join(self) -> None:
-        if not self._joined:
-            self._side_by_side().join()
-            infinite, failed = ~torch.stack(self._totals).isfinite(), torch.stack(self._flags)
-            self._trouble.add_(torch.stack([infinite.sum(), failed.sum()]))
-            self._joined = True
-
-    def _side_by_side(self) -> Lanes:
-        if self._lanes is None:
-            costs = {name: block.cost for name, block in self.blocks.items()}
-            self._lanes = Lanes(self._device, costs)
-        return self._lanes
+    def _poolable(self) -> dict[str, KroneckerBlock]:
+        """The blocks whose factors can lie together."""
+        if self.damping_kind == "exact":
+            return {}
+        return {
+            name: block
+            for name, block in self.blocks.items()
+            if isinstance(block, KroneckerBlock) and block.averages
+        }
 
     def _by_sample(self, name: str, x: Tensor, g: Tensor, samples: int) -> tuple[Tensor, Tensor]:
         """Input and gradients of a layer with the samples first, in single precision at least.
@@ -369,12 +393,17 @@ class KFAC(Curvature):
         for block in self.blocks.values():
             if block.averages:
                 block.invert(damping)
+        pooled = self._poolable() if self._device.type == "cuda" else {}
+        if pooled and (self._pool is None or not self._pool.fits(pooled)):
+            self._pool = FactorPool(pooled, head=self.head)
 
     def _rewrite_gradients(self) -> None:
         if is_capturing(self._device):
-            self._join()
-            lanes = self._side_by_side()
-            lanes.run((name, block.precondition_) for name, block in self.blocks.items())
+            if self._finish is not None:
+                self._finish()
+                self._finish = None
+            lanes = Lanes(self._device)
+            lanes.run((block.cost, block.precondition_) for block in self.blocks.values())
             lanes.join()
             return
         for block in self.blocks.values():
@@ -421,6 +450,10 @@ class KFAC(Curvature):
                 block.active_outputs = (
                     None if active is None else active.to(self._device, copy=True)
                 )
+
+
+def _report(job: Callable[[], Tensor], reports: list[Tensor]) -> None:
+    reports.append(job())
 
 
 def _total(estimate: Mapping[str, Tensor]) -> Tensor:

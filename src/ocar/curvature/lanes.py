@@ -8,7 +8,7 @@ time; one after another, each would leave most of the device idle.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -29,42 +29,48 @@ def _streams(device: torch.device) -> list[torch.cuda.Stream]:
 class Lanes:
     """Runs jobs on streams beside the current one.
 
-    Jobs of one name run one after another, all others side by side. Between :meth:`run` and
-    :meth:`join` the memory that the jobs read must be kept: give it to ``run`` as ``keep``.
+    Until :meth:`join` the memory that jobs read must be kept: give it to ``run`` as ``keep``.
 
     Args:
         device: A CUDA device.
-        costs: About how much work the jobs of each name are, in any unit.
     """
 
-    def __init__(self, device: torch.device, costs: Mapping[str, int]) -> None:
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._streams = _streams(device)
         self._kept: list[object] = []
-        self._lane: dict[str, torch.cuda.Stream] = {}
-        loads = [0] * len(self._streams)
-        for name in sorted(costs, key=lambda name: -costs[name]):
-            least = loads.index(min(loads))
-            loads[least] += costs[name]
-            self._lane[name] = self._streams[least]
 
-    def run(self, jobs: Iterable[tuple[str, Callable[[], object]]], *, keep: object = None) -> None:
-        """Start jobs after all that the current stream has been given.
+    def run(self, jobs: Iterable[tuple[int, Callable[[], object]]], *, keep: object = None) -> None:
+        """Start jobs side by side, after all that the current stream has been given.
 
         Args:
-            jobs: The name of each, and what to call.
+            jobs: About how much work each is, in any unit, and what to call.
             keep: What to hold on to until :meth:`join`.
         """
         self._kept.append(keep)
-        current = torch.cuda.current_stream(self._streams[0].device)
+        current = torch.cuda.current_stream(self._device)
         for stream in self._streams:
             stream.wait_stream(current)
-        for name, job in jobs:
-            with torch.cuda.stream(self._lane[name]):
+        loads = [0] * len(self._streams)
+        for cost, job in sorted(jobs, key=lambda sized: -sized[0]):
+            least = loads.index(min(loads))
+            loads[least] += cost
+            with torch.cuda.stream(self._streams[least]):
                 job()
+
+    def run_between(self, job: Callable[[], object]) -> None:
+        """Start a job that waits for all before it, and that all after it wait for."""
+        first, *others = self._streams
+        for stream in others:
+            first.wait_stream(stream)
+        with torch.cuda.stream(first):
+            job()
+        for stream in others:
+            stream.wait_stream(first)
 
     def join(self) -> None:
         """Let the current stream wait for all jobs."""
-        current = torch.cuda.current_stream(self._streams[0].device)
+        current = torch.cuda.current_stream(self._device)
         for stream in self._streams:
             current.wait_stream(stream)
         self._kept.clear()

@@ -28,6 +28,7 @@ from ocar.learners.objective import Step
 from ocar.learners.optimizer import fit_optimizer_, load_optimizer, save_optimizer
 from ocar.learners.prediction import Repeated, RepeatedPrediction, SideBySidePrediction
 from ocar.learners.settings import LearnerSettings
+from ocar.learners.side_gradients import SideGradients
 from ocar.learners.transform import Transform, TransformSettings
 from ocar.memory import MEMORIES
 from ocar.models.head import GrowingHead
@@ -95,12 +96,12 @@ class Learner:
         self._objective = settings.make_objective(self._context)
         self._transform = self._make_transform()
         self._optimizer = settings.make_optimizer(self._parameters())
+        self._gradients = SideGradients(model, self.device)
         drawing = [self._augment_generator, *self._objective.generators]
         self._steps = Captured(
             self._take_steps,
             device=self.device,
             generators=[*drawing, *self._transform.generators],
-            priority=-1,
             enabled=capture and self._objective.capturable,
         )
         self._capacity = 0
@@ -255,10 +256,10 @@ class Learner:
         parameters = self._parameters()
         for parameter in parameters:
             parameter.grad = None
-        with self._transform.watch(step):
+        with self._gradients.prepared(), self._transform.watch(step):
             outcome = self._objective(self.model, step)
         self._transform.observe(outcome.step or step, outcome.outputs, self.model)
-        outcome.loss.backward()
+        self._gradients.backward(outcome.loss)
         self._transform.rewrite_()
         if self._optimizer is not None:
             self._optimizer.step()

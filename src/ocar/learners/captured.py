@@ -21,6 +21,12 @@ from torch import Tensor
 
 from ocar.curvature.lanes import RECORDING
 
+FIRST = RECORDING
+"""Priority of what is waited for."""
+
+AFTER = RECORDING + 1
+"""Priority of what may take longer, such as an evaluation beside the learning."""
+
 _ALONE = threading.Lock()
 
 
@@ -42,7 +48,7 @@ class Captured:
             this; it must not keep others.
         device: Where it runs.
         generators: Those that the function draws from on the device.
-        priority: Of its graphs on the device; lower numbers go first.
+        priority: Of its kernels on the device, :data:`FIRST` or :data:`AFTER`.
         enabled: False to record nothing.
     """
 
@@ -52,7 +58,7 @@ class Captured:
         *,
         device: torch.device,
         generators: Sequence[torch.Generator] = (),
-        priority: int = 0,
+        priority: int = FIRST,
         enabled: bool = True,
     ) -> None:
         self.function = function
@@ -62,7 +68,7 @@ class Captured:
         self.enabled = enabled and device.type == "cuda"
         self._seen: set[Hashable] = set()
         self._graphs: dict[Hashable, _Graph] = {}
-        self._stream: torch.cuda.Stream | None = None
+        self._last: _Graph | None = None
 
     def forget(self) -> None:
         """Drop all graphs, because tensors that they use were replaced."""
@@ -96,25 +102,10 @@ class Captured:
                 if graph is None:
                     here = [t.to(self.device, non_blocking=True) for t in tensors]
                     return self._call(here, key), False
-        with self._on_stream():
-            for static, tensor in zip(graph.inputs, tensors, strict=True):
-                static.copy_(tensor, non_blocking=True)
-            graph.graph.replay()
+        for static, tensor in zip(graph.inputs, tensors, strict=True):
+            static.copy_(tensor, non_blocking=True)
+        graph.graph.replay()
         return graph.output, True
-
-    @contextmanager
-    def _on_stream(self) -> Iterator[None]:
-        """The stream of the wanted priority, in its place in the work of the current one."""
-        if self.priority == 0:
-            yield
-            return
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(self.device, priority=self.priority)
-        current = torch.cuda.current_stream(self.device)
-        self._stream.wait_stream(current)
-        with torch.cuda.stream(self._stream):
-            yield
-        current.wait_stream(self._stream)
 
     def _call(self, tensors: Sequence[Tensor], key: Hashable) -> Tensor:
         return self.function(*tensors) if key is None else self.function(*tensors, key=key)
@@ -134,16 +125,16 @@ class Captured:
             reason = str(error).strip().partition("\n")[0]
             warnings.warn(f"Going on without CUDA graphs, more slowly: {reason}", stacklevel=5)
             return None
-        self._graphs[shape] = _Graph(graph, inputs, output)
-        return self._graphs[shape]
+        self._last = self._graphs[shape] = _Graph(graph, inputs, output)
+        return self._last
 
     def _run_into(
         self, graph: torch.cuda.CUDAGraph, inputs: Sequence[Tensor], key: Hashable
     ) -> Tensor:
-        others = list(self._graphs.values())  # all replayed on one stream, so they share memory
-        pool = others[0].graph.pool() if others else torch.cuda.graph_pool_handle()
-        stream = _recording_stream(self.device)
-        with _without_garbage_collection():
+        # All are replayed on one stream, so they share memory, also with those forgotten.
+        pool = torch.cuda.graph_pool_handle() if self._last is None else self._last.graph.pool()
+        stream = _recording_stream(self.device, self.priority)
+        with _without_garbage_collection(), _own_workspaces():
             stream.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(stream):
                 graph.capture_begin(pool=pool, capture_error_mode="thread_local")
@@ -158,8 +149,22 @@ class Captured:
 
 
 @functools.cache
-def _recording_stream(device: torch.device) -> torch.cuda.Stream:
-    return torch.cuda.Stream(device, priority=RECORDING)
+def _recording_stream(device: torch.device, priority: int) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=priority)
+
+
+@contextmanager
+def _own_workspaces() -> Iterator[None]:
+    """Inside it cuBLAS gets workspaces that belong to the graph.
+
+    PyTorch has one for each stream. Graphs that were recorded on one stream, but are replayed on
+    several at the same time, would write into the same, and wait for each other for ever.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from ocar.learners.captured import Captured
+from ocar.learners.captured import AFTER, Captured
 from ocar.learners.context import Context
 from ocar.models.folded import fold
 
@@ -96,7 +96,7 @@ class SideBySidePrediction(RepeatedPrediction):
         if self._folded is None and self._x.dim() == 4:
             self._x = self._x.contiguous(memory_format=torch.channels_last)
         self._stream = torch.cuda.Stream(device)
-        self._graphs = Captured(self._first, device=device)
+        self._graphs = Captured(self._first, device=device, priority=AFTER)
         self._idle = torch.cuda.Event()
 
     @torch.no_grad()

@@ -32,12 +32,22 @@ class FoldedResNet:
         blocks = (cast("BasicBlock", block) for block in model.blocks)
         self._blocks = [_FoldedBlock(block, self._dtype) for block in blocks]
         self._pool, self._head = model.pool, model.head
+        parts = [self._stem, *(part for block in self._blocks for part in block.parts)]
+        self._parts = parts
+        self._eps = [part.norm.eps for part in parts]
 
+    @torch.no_grad()
     def refresh_(self) -> None:
         """Fold the values that the network has now."""
-        self._stem.refresh_()
-        for block in self._blocks:
-            block.refresh_()
+        parts = self._parts
+        scales = torch._foreach_add([part.variance for part in parts], self._eps)
+        torch._foreach_rsqrt_(scales)
+        torch._foreach_mul_(scales, [part.norm.weight.detach() for part in parts])
+        shifts = torch._foreach_mul([part.mean for part in parts], scales)
+        shifts = torch._foreach_sub([part.norm.bias.detach() for part in parts], shifts)
+        torch._foreach_copy_([part.own_bias for part in parts], shifts)
+        for part, scale in zip(parts, scales, strict=True):
+            torch.mul(part.conv.weight, scale.view(-1, 1, 1, 1), out=part.own_weight)
 
     def prepare(self, x: Tensor) -> Tensor:
         """Images in the type and layout that :meth:`__call__` wants.
@@ -68,10 +78,10 @@ class _FoldedBlock:
         if isinstance(block.shortcut, nn.Sequential):
             self.shortcut = _Folded(block.shortcut[0], block.shortcut[1], dtype)
 
-    def refresh_(self) -> None:
-        for part in (self.first, self.second, self.shortcut):
-            if part is not None:
-                part.refresh_()
+    @property
+    def parts(self) -> list[_Folded]:
+        parts = (self.first, self.second, self.shortcut)
+        return [part for part in parts if part is not None]
 
     def __call__(self, x: Tensor) -> Tensor:
         short = x if self.shortcut is None else self.shortcut(x)
@@ -88,17 +98,18 @@ class _Folded:
         weight = self.conv.weight.detach().new_zeros(shape, dtype=dtype)
         self.weight = weight.contiguous(memory_format=torch.channels_last)
         self.bias = weight.new_zeros(shape[0])
+        self.own_weight, self.own_bias = self.weight[:outputs, :inputs], self.bias[:outputs]
         self._padding = cast("tuple[int, ...]", self.conv.padding)
 
-    @torch.no_grad()
-    def refresh_(self) -> None:
-        norm = self.norm
-        assert norm.running_mean is not None
-        assert norm.running_var is not None
-        outputs, inputs = self.conv.weight.shape[:2]
-        scale = norm.weight * (norm.running_var + norm.eps).rsqrt()
-        self.weight[:outputs, :inputs] = self.conv.weight * scale.view(-1, 1, 1, 1)
-        self.bias[:outputs] = torch.addcmul(norm.bias, norm.running_mean, scale, value=-1)
+    @property
+    def mean(self) -> Tensor:
+        assert self.norm.running_mean is not None
+        return self.norm.running_mean
+
+    @property
+    def variance(self) -> Tensor:
+        assert self.norm.running_var is not None
+        return self.norm.running_var
 
     def __call__(self, x: Tensor, *, add: Tensor | None = None, relu: bool = False) -> Tensor:
         stride, dilation, groups = self.conv.stride, self.conv.dilation, self.conv.groups

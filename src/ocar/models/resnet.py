@@ -72,6 +72,9 @@ class ResNet(nn.Module):
         self.blocks = nn.Sequential(*blocks)
         self.pool = pool
         self.head = nn.Linear(in_features, classes)
+        for module in self.modules():
+            if isinstance(module, nn.BatchNorm2d):  # a count that nothing reads, a kernel each
+                module.num_batches_tracked = None
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
         """Penultimate features ``(n, head.in_features)`` of images ``(n, channels, h, w)``."""

@@ -1,0 +1,197 @@
+"""The Kronecker factors of all layers in one buffer, and their inverses in another.
+
+On a GPU the small steps between two large ones cost most: averaging, traces, damping, the
+look for numbers that are not finite, each a kernel or several for each of some forty factors.
+In one buffer they are one kernel for all. What remains for each factor is its factorization,
+and small factors of one size share even that.
+
+Nothing here waits for the device, so all of it can be part of a captured graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from ocar.curvature.blocks import KroneckerBlock
+from ocar.curvature.linalg import cholesky_inverse_into
+
+STACKED = 192
+"""Factors of one size are factorized in one call up to this size; larger ones side by side."""
+
+
+@dataclass(frozen=True)
+class _Slot:
+    """Where one factor of a layer lies: a matrix for each of its groups."""
+
+    layer: str
+    key: str
+    start: int
+    groups: int
+    size: int
+
+    def view(self, buffer: Tensor) -> Tensor:
+        """The factor in a buffer, ``(groups, size, size)``."""
+        count = self.groups * self.size**2
+        return buffer[self.start : self.start + count].view(self.groups, self.size, self.size)
+
+
+class FactorPool:
+    """Takes over the averages and the inverses of some blocks, which see them as views.
+
+    Args:
+        blocks: Blocks that have averages and inverses, with factored damping, by name.
+        head: The name of the one whose G may start again, if any.
+    """
+
+    def __init__(self, blocks: Mapping[str, KroneckerBlock], *, head: str | None) -> None:
+        self._blocks = blocks
+        self._head = blocks.get(head or "")
+        self._slots = list(_lay_out(blocks, head))
+        like = self._slot_average(self._slots[0])
+        last = self._slots[-1]
+        used = last.start + last.groups * last.size**2
+        # One number more than is used, always zero: rows of diagonals end in it.
+        self._values, self._scratch, self._inverses = like.new_zeros(3, used + 1).unbind()
+        self._table = _diagonals(self._slots, used).to(like.device)
+        sizes = [slot.size for slot in self._slots for _ in range(slot.groups)]
+        self._dims = torch.tensor(sizes, dtype=like.dtype, device=like.device)
+        self._partners = _partners(self._slots).to(like.device)
+        self._identities = {size: torch.eye(size).to(like) for size in set(sizes)}
+        self._head_start = last.start if self._head is not None else used
+        self._adopt()
+
+    def _slot_average(self, slot: _Slot) -> Tensor:
+        return self._blocks[slot.layer].averages[slot.key]
+
+    def _adopt(self) -> None:
+        """Move averages and inverses into the buffers."""
+        for slot in self._slots:
+            block = self._blocks[slot.layer]
+            average, inverse = slot.view(self._values), slot.view(self._inverses)
+            block.averages[slot.key] = average.copy_(block.averages[slot.key])
+            block.move_inverse(slot.key, inverse)
+
+    def fits(self, blocks: Mapping[str, KroneckerBlock]) -> bool:
+        """Whether these are the blocks taken over, and none has got other tensors since."""
+        return blocks.keys() == self._blocks.keys() and all(
+            self._slot_average(slot).data_ptr() == slot.view(self._values).data_ptr()
+            and self._slot_average(slot).shape == slot.view(self._values).shape
+            for slot in self._slots
+        )
+
+    def places(self, layer: str) -> dict[str, Tensor]:
+        """Where the next estimate of each factor of a layer is to be written, by its key."""
+        return {s.key: s.view(self._scratch) for s in self._slots if s.layer == layer}
+
+    def average(self, ema: Tensor | float, head_rate: Tensor | float) -> None:
+        """Mix the estimates that were written into the averages.
+
+        Args:
+            ema: Weight of the estimates.
+            head_rate: That of the head's G.
+        """
+        cut = self._head_start
+        for part, rate in ((slice(0, cut), ema), (slice(cut, -1), head_rate)):
+            old, new = self._values[part], self._scratch[part]
+            if len(old):
+                old.lerp_(new, rate.to(old.dtype) if isinstance(rate, Tensor) else rate)
+
+    def damp(self, damping: Tensor | float) -> Tensor:
+        """Write the damped averages where the estimates were.
+
+        Each pair A, G gets √(τ · mean trace of the one / of the other) on its diagonals, as in
+        :func:`ocar.curvature.linalg.factored_damping`.
+
+        Args:
+            damping: τ.
+
+        Returns:
+            How many averages are not finite, a scalar.
+        """
+        diagonals = self._values[self._table]
+        traces = diagonals.sum(-1)
+        if self._head is not None and self._head.active_outputs is not None:
+            self._dims[-1].copy_(self._head.active_outputs)
+        means = traces / self._dims
+        others = means[self._partners]
+        balanced = (means > 0) & (others > 0)
+        ratios = torch.where(balanced, means / others, 1)
+        damped = diagonals + (ratios * damping).sqrt().to(diagonals.dtype).unsqueeze(-1)
+        self._scratch.copy_(self._values)
+        self._scratch.scatter_(0, self._table.flatten(), damped.flatten())
+        return (~traces.isfinite()).sum()
+
+    def inversions(self) -> Iterator[tuple[int, Callable[[], Tensor]]]:
+        """Jobs that replace the damped averages by their inverses, each with its cost.
+
+        They do not depend on each other. Each returns what the factorizations reported,
+        of int; 0 where all went well.
+        """
+        for size, slots in groupby(self._slots[: self._stackable()], key=lambda slot: slot.size):
+            same = list(slots)
+            count = sum(slot.groups for slot in same)
+            together = _Slot("", "", same[0].start, count, size)
+            parts = [together] if size <= STACKED else same
+            for part in parts:
+                yield size + 32, partial(self._invert, part)
+        for slot in self._slots[self._stackable() :]:
+            yield slot.size + 32, partial(self._invert, slot)
+
+    def _stackable(self) -> int:
+        """Slots before the head's own, which lie ordered by size."""
+        return len(self._slots) - (self._head is not None)
+
+    def _invert(self, slot: _Slot) -> Tensor:
+        return cholesky_inverse_into(slot.view(self._scratch), self._identities[slot.size])
+
+    def renew(self, reports: list[Tensor], infinite: Tensor) -> Tensor:
+        """Take the inverses, if all of them are good; otherwise the old ones stay.
+
+        Args:
+            reports: What the jobs of :meth:`inversions` returned.
+            infinite: What :meth:`damp` returned.
+
+        Returns:
+            How many factors had no inverse, a scalar.
+        """
+        good = self._scratch[self._table].sum(-1).isfinite()  # the diagonal bounds the rest
+        failed = (torch.cat(reports) != 0).sum() + (~good).sum()
+        torch.where(failed + infinite > 0, self._inverses, self._scratch, out=self._inverses)
+        return failed
+
+
+def _lay_out(blocks: Mapping[str, KroneckerBlock], head: str | None) -> Iterator[_Slot]:
+    """Slots by size, so that equal ones are neighbours; the head's G last."""
+    found = [
+        (layer == head and key == "G", average.shape[-1], layer, key, average.shape[0])
+        for layer, block in blocks.items()
+        for key, average in block.averages.items()
+    ]
+    start = 0
+    for _, size, layer, key, groups in sorted(found):
+        yield _Slot(layer, key, start, groups, size)
+        start += groups * size**2
+
+
+def _diagonals(slots: list[_Slot], end: int) -> Tensor:
+    """Places of the diagonals, a row for each matrix, filled up with ``end``."""
+    rows = [
+        slot.start + group * slot.size**2 + torch.arange(slot.size) * (slot.size + 1)
+        for slot in slots
+        for group in range(slot.groups)
+    ]
+    return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=float(end))
+
+
+def _partners(slots: list[_Slot]) -> Tensor:
+    """For each matrix the place of the other factor of its layer and group."""
+    order = [(slot.layer, slot.key, group) for slot in slots for group in range(slot.groups)]
+    place = {name: index for index, name in enumerate(order)}
+    other = {"A": "G", "G": "A"}
+    return torch.tensor([place[layer, other[key], group] for layer, key, group in order])

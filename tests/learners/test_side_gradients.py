@@ -1,0 +1,114 @@
+"""Weight gradients beside the backward pass, against autograd.
+
+What a GPU records on several streams is made here on the CPU, one after another.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+from ocar.curvature.convolution import inputs_only
+from ocar.learners import side_gradients
+from ocar.learners.side_gradients import SideGradients
+
+
+@pytest.fixture(autouse=True)
+def recording(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = SimpleNamespace(wait_stream=lambda other: None)
+    monkeypatch.setattr(side_gradients, "is_capturing", lambda device: True)
+    monkeypatch.setattr(side_gradients, "_streams", lambda device: [stream])
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
+
+
+def make_model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(
+        nn.Conv2d(2, 4, 3, padding=1, bias=True),
+        nn.BatchNorm2d(4),
+        nn.ReLU(inplace=True),
+        nn.Conv2d(4, 6, 3, stride=2, groups=2, dilation=2, bias=False),
+        nn.Conv2d(6, 4, 2, padding="same"),  # left to autograd
+        nn.Flatten(),
+        nn.Linear(36, 3),
+    ).double()
+
+
+def once(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).square().sum()
+
+
+def twice(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x[:3]).square().sum() + model(x[3:]).sin().sum()
+
+
+X = torch.randn(5, 2, 10, 10, generator=torch.Generator().manual_seed(1)).double()
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+@pytest.mark.parametrize("loss", [once, twice])
+@pytest.mark.parametrize("frozen", [None, "0.weight", "0.bias", "3.weight"])
+def test_gradients_are_those_of_autograd(
+    loss: Callable[[nn.Module, Tensor], Tensor], frozen: str | None
+) -> None:
+    ours, theirs = make_model(), make_model()
+    for model in (ours, theirs):
+        if frozen is not None:
+            model.get_parameter(frozen).requires_grad_(False)
+    side = SideGradients(ours, torch.device("cpu"))
+    with side.prepared():
+        value = loss(ours, X)
+    side.backward(value)
+    loss(theirs, X).backward()
+    for name, parameter in theirs.named_parameters():
+        assert_close(ours.get_parameter(name).grad, parameter.grad, msg=name)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+def test_gradients_that_were_there_are_added_to() -> None:
+    ours, theirs = make_model(), make_model()
+    for model in (ours, theirs):
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+    side = SideGradients(ours, torch.device("cpu"))
+    with side.prepared():
+        value = once(ours, X)
+    side.backward(value)
+    once(theirs, X).backward()
+    for name, parameter in theirs.named_parameters():
+        assert_close(ours.get_parameter(name).grad, parameter.grad, msg=name)
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+def test_other_backward_passes_get_all_gradients() -> None:
+    ours, theirs = make_model(), make_model()
+    side = SideGradients(ours, torch.device("cpu"))
+    with side.prepared():
+        value = once(ours, X)
+    mine = torch.autograd.grad(value, list(ours.parameters()))
+    assert_close(mine, torch.autograd.grad(once(theirs, X), list(theirs.parameters())))
+    assert all(p.grad is None for p in ours.parameters())
+
+
+@pytest.mark.filterwarnings("ignore:Using padding='same'")
+def test_pulling_back_reaches_the_inputs() -> None:
+    ours, theirs = make_model(), make_model()
+    x, y = X.clone().requires_grad_(), X.clone().requires_grad_()
+    side = SideGradients(ours, torch.device("cpu"))
+    with side.prepared():
+        value = once(ours, x)
+    with inputs_only():
+        (mine,) = torch.autograd.grad(value, [x])
+    assert_close(mine, torch.autograd.grad(once(theirs, y), [y])[0])
+
+
+def test_no_layer_stays_changed() -> None:
+    model = make_model()
+    with SideGradients(model, torch.device("cpu")).prepared():
+        assert "forward" in model[0].__dict__
+    assert "forward" not in model[0].__dict__
