@@ -21,6 +21,7 @@ from pathlib import Path
 
 from ocar.experiment import RunConfig
 from ocar.experiment.many import Ended, Job, run_many
+from ocar.metrics import mean_interval
 from ocar.runs import read_run
 from ocar.runs.results import keep, read_result, result_files
 
@@ -74,8 +75,6 @@ def run(roots: list[str], seeds: list[int], tasks: int | None, workers: int, out
 
 def compare(tasks: int | None, results: Path) -> None:
     """Print the mean AAA of each root and its paired difference to the exact one."""
-    from scipy.stats import t
-
     by_root: dict[str, dict[int, tuple[float, float]]] = {}
     for path in result_files(results):
         for kept in read_result(path).runs:
@@ -89,8 +88,9 @@ def compare(tasks: int | None, results: Path) -> None:
         seconds = statistics.mean(value for _, value in values.values())
         paired = [values[s][0] - reference[s][0] for s in values.keys() & reference.keys()]
         text = ""
-        if root != EXACT and len(paired) > 1:
-            half = t.ppf(0.975, len(paired) - 1) * statistics.stdev(paired) / len(paired) ** 0.5
+        interval = mean_interval(paired)
+        if root != EXACT and interval is not None:
+            half = (interval.high - interval.low) / 2
             text = f"{statistics.mean(paired):+5.2f} ± {half:.2f} over {len(paired)}"
         print(f"{root:28s} {len(values):5d} {aaa:5.1f}    {text:28s} {seconds:7.1f}")
 

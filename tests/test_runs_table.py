@@ -12,7 +12,8 @@ from stored_runs import small
 
 import ocar
 from ocar.errors import RunError
-from ocar.published import PUBLISHED, published
+from ocar.learners.registry import METHODS
+from ocar.published import FIRST_TASK_SECONDS, PUBLISHED, published
 from ocar.runs import find_runs, groups, read_run, rows
 from ocar.runs.folder import METRICS, STATUS
 
@@ -104,4 +105,14 @@ def test_the_published_numbers_are_those_of_the_paper() -> None:
     assert published("split-cifar100", "er-iid") == {"acc": (35.3, 1.5), "probe": (45.8, 0.6)}
     assert published("clear", "lpr")["wc_acc"] == (62.6, 0.7)
     assert published("split-digits", "er") == {}
-    assert [len(table) for table in PUBLISHED.values()] == [16, 15, 3]
+    assert published("split-tinyimagenet", "ocar-der++") == {}
+    assert [len(table) for table in PUBLISHED.values()] == [16, 16, 3]
+
+
+def test_the_published_numbers_go_by_the_names_of_the_methods() -> None:
+    named = {name for table in PUBLISHED.values() for name in table} | {*FIRST_TASK_SECONDS}
+    assert named - {"er-iid"} <= METHODS.keys()
+    spreads = [
+        n.std for table in PUBLISHED.values() for row in table.values() for n in row.values()
+    ]
+    assert min(spreads) > 0

@@ -29,12 +29,14 @@ def markdown(together: Sequence[Group]) -> str:
             [*texts, "" if group is None else ", ".join(group.devices)]
             for group, texts in group_rows(benchmark, here, metrics)
         ]
-        lines = [_line(header), "|---|" + "---:|" * (len(header) - 2) + "---|", *map(_line, rows)]
+        aligned = "|---|" + "---:|" * (len(header) - 2) + "---|"
+        lines = [table_line(header), aligned, *map(table_line, rows)]
         parts.append(f"**{benchmark}**\n\n" + "\n".join(lines) + "\n")
     return "\n".join(parts)
 
 
-def _line(cells: Sequence[str]) -> str:
+def table_line(cells: Sequence[str]) -> str:
+    """One line of a table; bars inside a cell are written so that they end none."""
     texts = [cell.strip().replace("|", "\\|") for cell in cells]
     return "|" + "|".join(f" {text} " if text else " " for text in texts) + "|"
 

@@ -53,7 +53,7 @@ def read_all(root: Path) -> tuple[list[Measured], list[str]]:
     """Every run that is stored or kept in a folder; one that is both counts once, as stored.
 
     Args:
-        root: The folder; what is below it counts at any depth.
+        root: The folder; what is below it counts at any depth. Or a file that ocar keep wrote.
 
     Returns:
         The runs, and what is wrong with those that cannot be read.
@@ -61,6 +61,9 @@ def read_all(root: Path) -> tuple[list[Measured], list[str]]:
     Raises:
         RunError: The folder does not exist.
     """
+    if root.is_file():
+        only, wrong = read_results([root])
+        return [*only], wrong
     runs, errors = read_folders(run_folders(root))
     kept, more = read_results(result_files(root))
     stored = {_key(run) for run in runs if run.summary is not None}

@@ -1,19 +1,23 @@
 """The run folder: configuration, metrics, checkpoint, status; many runs as one table or file."""
 
 from ocar.runs.folder import RunFolder
+from ocar.runs.paired import Comparison, Paired, compare
 from ocar.runs.provenance import describe_process
 from ocar.runs.reading import Run, find_runs, read_run, run_folders
 from ocar.runs.results import KeptRun, Result, keep, read_result, result_files
 from ocar.runs.table import Group, Measured, Spread, groups, rows
 
 __all__ = [
+    "Comparison",
     "Group",
     "KeptRun",
     "Measured",
+    "Paired",
     "Result",
     "Run",
     "RunFolder",
     "Spread",
+    "compare",
     "describe_process",
     "find_runs",
     "groups",

@@ -46,22 +46,28 @@ def run_command(
     if any(isinstance(value, Mapping) for value in settings.values()):
         return None
     words = ["ocar", "run", config["benchmark"], given["method"]]
-    words += _flag("seeds", seeds)
+    words += flag_words("seeds", seeds)
     if given["transform"] is not None:
-        words += _flag("transform", given["transform"])
+        words += flag_words("transform", given["transform"])
     protocol = PROTOCOL | {"every": usual_interval(given["method"])}
     for name, usual in protocol.items():
         if config[name] != usual:
-            words += _flag(name, config[name])
+            words += flag_words(name, config[name])
     for name, value in settings.items():
-        words += _flag(name, value)
-    words += _flag("device", config["device"])
+        words += flag_words(name, value)
+    words += flag_words("device", config["device"])
     if threads is not None and config["device"] == "cpu":
-        words += _flag("threads", threads)
+        words += flag_words("threads", threads)
     return shlex.join(words)
 
 
-def _flag(name: str, value: Any) -> list[str]:
+def flag_words(name: str, value: Any) -> list[str]:
+    """An option of ``ocar run`` with its value, as the words of a command.
+
+    Args:
+        name: Its name in Python.
+        value: A number, a text, a switch, or several of them.
+    """
     name = name.replace("_", "-")
     if isinstance(value, bool):
         return [f"--{name}" if value else f"--no-{name}"]
