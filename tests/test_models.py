@@ -158,3 +158,19 @@ def test_errors_name_what_is_allowed() -> None:
         MLP(4, hidden=())
     with pytest.raises(ConfigError, match="outputs=0"):
         LinearModel(4, outputs=0)
+
+
+@pytest.mark.parametrize("keep_metadata", [True, False])
+@pytest.mark.parametrize("counts", [True, False])
+def test_weights_load_with_or_without_the_counts_of_batchnorm(
+    keep_metadata: bool, counts: bool
+) -> None:
+    ours, theirs = SlimResNet18(classes=4), SlimResNet18(classes=4)
+    state = theirs.state_dict()
+    if counts:
+        state["stem.1.num_batches_tracked"] = torch.tensor(3)
+    ours.load_state_dict(state if keep_metadata else dict(state))
+    for name, tensor in ours.state_dict().items():
+        assert torch.equal(tensor, state[name])
+    with pytest.raises(RuntimeError, match="stranger"):
+        ours.load_state_dict({**state, "stranger": torch.zeros(1)})

@@ -225,9 +225,11 @@ class KroneckerBlock(Block):
         names = (f"the inputs of layer {self.name!r}", f"the outputs of layer {self.name!r}")
         inverse_g = linalg.damped_inverse(g, damping_g, name=names[1])
         if not a.is_cpu:
-            return linalg.damped_inverse(a, damping_a, name=names[0]), inverse_g
+            factor = linalg.damped_factor(a, damping_a, name=names[0])
+            return linalg.triangular_inverse(factor, out=torch.empty_like(a)), inverse_g
         # On a CPU two triangular solves cost what a product costs, and two thirds of the work of
-        # the larger inverse are saved; on an accelerator triangular solves are slow.
+        # the larger inverse are saved; on an accelerator triangular solves are slow, and the
+        # inverse of the Cholesky factor does as well as that of the matrix.
         used = a.diagonal(dim1=-2, dim2=-1).any(0).nonzero().squeeze(-1)
         if len(used) > MOSTLY * a.shape[-1]:
             return linalg.damped_factor(a, damping_a, name=names[0]), inverse_g
@@ -262,7 +264,7 @@ class KroneckerBlock(Block):
         if self.kind == "factored":
             in_place = grad.dtype == dtype and grad.data_ptr() == weight.grad.data_ptr()
             if in_place and not grad.is_cpu:
-                torch.bmm(inverse[1] @ grad, inverse[0], out=grad)
+                torch.bmm(inverse[1] @ grad @ inverse[0].mT, inverse[0], out=grad)
                 return
             result = _solve(inverse, grad.to(dtype))
         else:
@@ -309,7 +311,7 @@ def _solve(inverse: tuple[Tensor, ...], grad: Tensor) -> Tensor:
     a, g, *unused = inverse
     half = g @ grad
     if not grad.is_cpu:
-        return half @ a
+        return half @ a.mT @ a
     if not unused:
         return linalg.solve_right(a, half)
     used, damping = unused

@@ -23,6 +23,8 @@ All functions are pure.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Literal, cast
 
 import numpy as np
@@ -115,9 +117,28 @@ def gram(t: Tensor, *, scale: float = 1.0, out: Tensor | None = None) -> Tensor:
         matrix = rows[0].numpy()
         with np.errstate(all="ignore"):  # what is not finite is found by others
             return torch.from_numpy(matrix @ matrix.T).unsqueeze(0).mul_(scale)
-    if out is None:
-        return (rows @ rows.mT).mul_(scale)
-    return out.baddbmm_(rows, rows.mT, beta=0, alpha=scale)
+    with _tensor_cores(rows):
+        if out is None:
+            return (rows @ rows.mT).mul_(scale)
+        return out.baddbmm_(rows, rows.mT, beta=0, alpha=scale)
+
+
+@contextmanager
+def _tensor_cores(like: Tensor) -> Iterator[None]:
+    """Let a GPU round what it multiplies to TF32, as PyTorch does in convolutions.
+
+    A sum of t tᵀ stays positive semi-definite when t is rounded, and the rounding is far smaller
+    than what one batch differs from the next.
+    """
+    if not like.is_cuda or like.dtype != torch.float32:
+        yield
+        return
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 def gradient_matrix(weight: Tensor, bias: Tensor | None, *, groups: int) -> Tensor:

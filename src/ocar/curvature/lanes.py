@@ -13,17 +13,35 @@ from collections.abc import Callable, Iterable
 import torch
 
 RECORDING = -3
-"""Priority of streams that nothing but a graph is recorded on."""
+"""Priority of a stream that nothing but a graph is recorded on: the first of all."""
+
+BESIDE = -2
+"""Priority of the streams beside it."""
 
 LANES = 16
 """Streams to share the work out to; beyond that nothing was gained on an H200."""
+
+CONNECTIONS = 32
+"""Queues into a GPU, at most; streams that share one wait for each other."""
+
+_lanes = LANES
+
+
+def share_device(runs: int) -> None:
+    """Use fewer streams in graphs that are recorded from now on, since so many run at once.
+
+    Args:
+        runs: How many learners share the device.
+    """
+    global _lanes
+    _lanes = max(1, min(LANES, CONNECTIONS // runs))
 
 
 @functools.cache
 def _streams(device: torch.device) -> list[torch.cuda.Stream]:
     # PyTorch hands out few streams of each priority, again and again. These are for recording
     # alone, which is done by one thread at a time, so they have a priority of their own.
-    return [torch.cuda.Stream(device, priority=RECORDING) for _ in range(LANES)]
+    return [torch.cuda.Stream(device, priority=BESIDE) for _ in range(LANES)]
 
 
 class Lanes:
@@ -37,7 +55,7 @@ class Lanes:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._streams = _streams(device)
+        self._streams = _streams(device)[:_lanes]
         self._kept: list[object] = []
 
     def run(self, jobs: Iterable[tuple[int, Callable[[], object]]], *, keep: object = None) -> None:

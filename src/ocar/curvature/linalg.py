@@ -110,19 +110,18 @@ def try_damped_inverse(matrix: Tensor, damping: Tensor | float) -> tuple[Tensor,
         The inverse, and whether it failed, a scalar of bool; then the inverse is meaningless.
     """
     inverse = add_to_diagonal(matrix, damping)
-    eye = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    info = cholesky_inverse_into(inverse, eye)
+    info = cholesky_inverse_into(inverse)
     # The diagonal bounds the rest. It is 0 where the matrix was infinite.
     sizes = inverse.diagonal(dim1=-2, dim2=-1).log()
     return inverse, (info != 0).any() | ~sizes.sum().isfinite()
 
 
-def cholesky_inverse_into(matrix: Tensor, identity: Tensor) -> Tensor:
+def cholesky_inverse_into(matrix: Tensor, *, half: bool = False) -> Tensor:
     """Overwrite positive definite matrices with their inverses, waiting for nothing.
 
     Args:
         matrix: Shape ``(groups, d, d)``, contiguous.
-        identity: Shape ``(d, d)``.
+        half: Leave L⁻¹ instead, with M⁻¹ = L⁻ᵀL⁻¹.
 
     Returns:
         What the factorizations reported, ``(groups,)`` of int: where it is not 0, or the matrix
@@ -131,9 +130,59 @@ def cholesky_inverse_into(matrix: Tensor, identity: Tensor) -> Tensor:
     # By columns, as the library wants it; the matrix is symmetric.
     factor, info = torch.linalg.cholesky_ex(matrix.mT)
     # Faster than cholesky_inverse, and for a stack the only one that a graph can hold.
-    half = torch.linalg.solve_triangular(factor, identity.expand_as(factor), upper=False)
-    torch.bmm(half.mT, half, out=matrix)
+    if half:
+        triangular_inverse(factor, out=matrix)
+    else:
+        root = triangular_inverse(factor, out=torch.empty_like(matrix))
+        torch.bmm(root.mT, root, out=matrix)
     return info
+
+
+_SMALL = 64  # from this size on PyTorch does not solve a few systems in one call
+
+
+def triangular_inverse(factor: Tensor, *, out: Tensor) -> Tensor:
+    """The inverse of lower triangular matrices, mostly by products.
+
+    Blocks on the diagonal are inverted together. Then neighbours are joined, all pairs at
+    once: the inverse of [A 0; B C] is [A⁻¹ 0; −C⁻¹BA⁻¹ C⁻¹]. A GPU likes products far better
+    than one long substitution.
+
+    Args:
+        factor: Shape ``(groups, d, d)``; what is above the diagonal must be 0.
+        out: Where to write it, of the same shape, contiguous.
+    """
+    groups, size, _ = factor.shape
+    side, count = size, 1
+    while side >= _SMALL and side % 2 == 0 and groups == 1:
+        side, count = side // 2, count * 2
+    if count == 1 or side >= _SMALL:
+        eye = torch.eye(size, dtype=factor.dtype, device=factor.device)
+        solved = torch.linalg.solve_triangular(factor, eye.expand_as(factor), upper=False)
+        return out.copy_(solved)
+    eye = torch.eye(side, dtype=factor.dtype, device=factor.device)
+    blocks = _diagonal_blocks(factor, side, 0)
+    out.zero_()
+    solved = torch.linalg.solve_triangular(blocks, eye.expand_as(blocks), upper=False)
+    _diagonal_blocks(out, side, 0).copy_(solved)
+    while side < size:
+        first, second = (_diagonal_blocks(out, side, at, step=2) for at in (0, 1))
+        below = _diagonal_blocks(factor, side, 0, step=2, down=1)
+        product = torch.bmm(second, torch.bmm(below, first))
+        torch.neg(product, out=_diagonal_blocks(out, side, 0, step=2, down=1))
+        side *= 2
+    return out
+
+
+def _diagonal_blocks(
+    matrix: Tensor, side: int, start: int, *, step: int = 1, down: int = 0
+) -> Tensor:
+    """Every step-th block of one matrix ``(1, d, d)``, or those below them: a view."""
+    rows, columns = matrix.stride()[1:]
+    count = matrix.shape[-1] // (side * step)
+    offset = matrix.storage_offset() + side * ((start + down) * rows + start * columns)
+    jump = side * step * (rows + columns)
+    return matrix.as_strided((count, side, side), (jump, rows, columns), offset)
 
 
 def damped_factor(matrix: Tensor, damping: Tensor | float, *, name: str) -> Tensor:

@@ -1,5 +1,7 @@
 """The Kronecker factors of all layers in one buffer, and their inverses in another.
 
+Of A the inverse of the Cholesky factor is kept, see ``KroneckerBlock``, of G the inverse itself.
+
 On a GPU the small steps between two large ones cost most: averaging, traces, damping, the
 look for numbers that are not finite, each a kernel or several for each of some forty factors.
 In one buffer they are one kernel for all. What remains for each factor is its factorization,
@@ -62,7 +64,6 @@ class FactorPool:
         sizes = [slot.size for slot in self._slots for _ in range(slot.groups)]
         self._dims = torch.tensor(sizes, dtype=like.dtype, device=like.device)
         self._partners = _partners(self._slots).to(like.device)
-        self._identities = {size: torch.eye(size).to(like) for size in set(sizes)}
         self._head_start = last.start if self._head is not None else used
         self._adopt()
 
@@ -133,22 +134,19 @@ class FactorPool:
         They do not depend on each other. Each returns what the factorizations reported,
         of int; 0 where all went well.
         """
-        for size, slots in groupby(self._slots[: self._stackable()], key=lambda slot: slot.size):
+        for (_, size, key), slots in groupby(self._slots, key=self._kind):
             same = list(slots)
-            count = sum(slot.groups for slot in same)
-            together = _Slot("", "", same[0].start, count, size)
-            parts = [together] if size <= STACKED else same
-            for part in parts:
-                yield size + 32, partial(self._invert, part)
-        for slot in self._slots[self._stackable() :]:
-            yield slot.size + 32, partial(self._invert, slot)
+            together = _Slot("", key, same[0].start, sum(slot.groups for slot in same), size)
+            for slot in [together] if size <= STACKED else same:
+                yield size + 32, partial(self._invert, slot)
 
-    def _stackable(self) -> int:
-        """Slots before the head's own, which lie ordered by size."""
-        return len(self._slots) - (self._head is not None)
+    def _kind(self, slot: _Slot) -> tuple[bool, int, str]:
+        """What must be the same for slots to be factorized in one call."""
+        is_own = self._head is not None and slot is self._slots[-1]
+        return is_own, slot.size, slot.key
 
     def _invert(self, slot: _Slot) -> Tensor:
-        return cholesky_inverse_into(slot.view(self._scratch), self._identities[slot.size])
+        return cholesky_inverse_into(slot.view(self._scratch), half=slot.key == "A")
 
     def renew(self, reports: list[Tensor], infinite: Tensor) -> Tensor:
         """Take the inverses, if all of them are good; otherwise the old ones stay.
@@ -169,12 +167,12 @@ class FactorPool:
 def _lay_out(blocks: Mapping[str, KroneckerBlock], head: str | None) -> Iterator[_Slot]:
     """Slots by size, so that equal ones are neighbours; the head's G last."""
     found = [
-        (layer == head and key == "G", average.shape[-1], layer, key, average.shape[0])
+        (layer == head and key == "G", average.shape[-1], key, layer, average.shape[0])
         for layer, block in blocks.items()
         for key, average in block.averages.items()
     ]
     start = 0
-    for _, size, layer, key, groups in sorted(found):
+    for _, size, key, layer, groups in sorted(found):
         yield _Slot(layer, key, start, groups, size)
         start += groups * size**2
 

@@ -143,7 +143,6 @@ class Learner:
             InputError: The batch cannot be learned from. Nothing has changed.
         """
         x, y, units = self._admit(x, y)
-        train_mode_(self.model)
         known = self._known()
         numbers = self._transform.begin(units, known=known)
         own_numbers = self._objective.begin(units, known=known)
@@ -231,6 +230,7 @@ class Learner:
         Returns:
             The loss of the last pass.
         """
+        train_mode_(self.model)
         for index, chosen in enumerate(slots):
             replay, extras = self.memory.gather(chosen), {}
             raw, ys = x, y
@@ -328,7 +328,7 @@ class Learner:
     def _make_prediction(self, x: Tensor) -> RepeatedPrediction:
         if not self._steps.enabled or self._objective.scores:
             return RepeatedPrediction(
-                x, normalize=self._normalize, predict=self._outputs_of, device=self.device
+                x, normalize=self._normalize, predict=self._evaluate, device=self.device
             )
         weights = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         return SideBySidePrediction(
@@ -337,6 +337,10 @@ class Learner:
             model=self.model,
             weights=weights | (self._average or {}),
         )
+
+    def _evaluate(self, x: Tensor) -> Tensor:
+        with self._context.evaluating():
+            return self._outputs_of(x)
 
     def _predict_chunk(self, x: Tensor) -> Tensor:
         return self._outputs_of(self._normalize(x.to(self.device, non_blocking=True)))

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ocar.curvature.lanes import RECORDING
+from ocar.curvature.lanes import BESIDE, RECORDING
 
 FIRST = RECORDING
 """Priority of what is waited for."""
 
-AFTER = RECORDING + 1
+AFTER = BESIDE + 1
 """Priority of what may take longer, such as an evaluation beside the learning."""
 
 _ALONE = threading.Lock()
@@ -146,6 +146,13 @@ class Captured:
                     raise
                 graph.capture_end()
         return output
+
+
+def release_memory(device: torch.device) -> None:
+    """Give back memory that is not used; that of graphs that are gone is not used again."""
+    if device.type == "cuda":
+        with _ALONE:
+            torch.cuda.empty_cache()
 
 
 @functools.cache

@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping
 import torch
 from torch import Tensor, nn
 
-from ocar.learners.captured import AFTER, Captured
+from ocar.learners.captured import AFTER, Captured, release_memory
 from ocar.learners.context import Context
 from ocar.models.folded import fold
 
 MOST_BYTES = 2**30
 """Samples that would be larger than this once normalised are normalised each time."""
 
-CHUNK = 2500
+CHUNK = 1250
 """Most samples that go through the model at once."""
 
 
@@ -155,10 +155,11 @@ class Repeated:
         if self._prediction is None or capacity != self._capacity:
             if self._prediction is not None:
                 self._prediction.finish()
+                self._prediction = None
+                release_memory(self._context.device)
             self._prediction = self._make(self._x)  # a head that has grown is other tensors
             self._capacity = capacity
-        with self._context.evaluating():
-            return self._prediction(n, lambda outputs: use(self._context.mask(outputs)))
+        return self._prediction(n, lambda outputs: use(self._context.mask(outputs)))
 
     def wait(self) -> None:
         """Let the current stream of the device wait for all that was begun."""

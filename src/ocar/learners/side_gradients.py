@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ocar.curvature.convolution import is_pulling_back
-from ocar.curvature.lanes import RECORDING, is_capturing
+from ocar.curvature.lanes import BESIDE, is_capturing
 
 _STREAMS = 4
 
@@ -97,7 +97,7 @@ Tensors = tuple[Tensor | None, Tensor | None]
 
 @functools.cache
 def _streams(device: torch.device) -> list[torch.cuda.Stream]:
-    return [torch.cuda.Stream(device, priority=RECORDING) for _ in range(_STREAMS)]
+    return [torch.cuda.Stream(device, priority=BESIDE) for _ in range(_STREAMS)]
 
 
 def _is_plain(module: nn.Module) -> bool:

@@ -8,6 +8,8 @@ float, already normalised. Initialisation is PyTorch's own.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 from torch.nn import functional
@@ -75,6 +77,7 @@ class ResNet(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.BatchNorm2d):  # a count that nothing reads, a kernel each
                 module.num_batches_tracked = None
+        self.register_load_state_dict_post_hook(_leave_out_counts)
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
         """Penultimate features ``(n, head.in_features)`` of images ``(n, channels, h, w)``."""
@@ -85,6 +88,12 @@ class ResNet(nn.Module):
         """Logits ``(n, classes)`` of images ``(n, channels, h, w)``."""
         logits: torch.Tensor = self.head(self.features(x))
         return logits
+
+
+def _leave_out_counts(model: nn.Module, keys: Any) -> None:
+    """Weights may be loaded with or without the counts of BatchNorm, which PyTorch adds itself."""
+    counts = {key for key in keys.unexpected_keys if key.endswith("num_batches_tracked")}
+    keys.unexpected_keys[:] = [key for key in keys.unexpected_keys if key not in counts]
 
 
 class SlimResNet18(ResNet):
