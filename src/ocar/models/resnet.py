@@ -77,7 +77,7 @@ class ResNet(nn.Module):
         for module in self.modules():
             if isinstance(module, nn.BatchNorm2d):  # a count that nothing reads, a kernel each
                 module.num_batches_tracked = None
-        self.register_load_state_dict_post_hook(_leave_out_counts)
+        self.register_load_state_dict_post_hook(_leave_out_counts)  # type: ignore[no-untyped-call]
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
         """Penultimate features ``(n, head.in_features)`` of images ``(n, channels, h, w)``."""
