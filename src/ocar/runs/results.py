@@ -6,7 +6,7 @@
 
 It holds the configuration, the ``ocar run`` line that stands for it, and for each seed all
 metrics and what every process that worked on the run said of itself: versions, device, revision
-of the source, the command as it was called. The metrics over time and the weights stay behind.
+of the source, the command as it was called but for its folders. The metrics over time and the weights stay behind.
 """
 
 from __future__ import annotations
@@ -33,6 +33,8 @@ from ocar.state import write_whole
 
 FORMAT = "ocar-result"
 VERSION = 1
+
+_PLACES = ("--out", "--data-root")  # options that name a folder
 
 FILE_NAME = re.compile(r".+-[0-9a-f]{10}\.json")
 """What a result's file is called, which tells it from other files beside it."""
@@ -177,7 +179,15 @@ def _kept(run: Run, path: Path) -> KeptRun:
 
 
 def _one_line(session: Mapping[str, Any]) -> dict[str, Any]:
-    return {**session, "command": shlex.join(session.get("command", []))}
+    """What a process said of itself; where it kept its files is nobody else's business."""
+    program, *words = session.get("command", [""])
+    if program == "__main__.py":  # python -m ocar
+        program = "ocar"
+    for option in _PLACES:
+        while option in words:
+            place = words.index(option)
+            del words[place : place + 2]
+    return {**session, "command": shlex.join([program, *words])}
 
 
 def _wall_seconds(run: Run) -> float | None:
