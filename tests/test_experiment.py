@@ -202,6 +202,15 @@ def test_limits_end_a_stream_early() -> None:
         cut.load_state_dict({"position": 1})
 
 
+def test_a_limit_of_batches_may_be_in_a_later_task(tmp_path: Path) -> None:
+    short = ocar.run(small(max_tasks=None, max_batches=60, probe=False), out=tmp_path)
+    longer = ocar.run(small(max_tasks=3, probe=False), out=tmp_path)
+    assert [len(event.sizes) for event in short.history[-2:]] == [3, 3]
+    assert [e.correct for e in short.history] == [e.correct for e in longer.history[:60]]
+    boundaries = Limited(make_stream("split-digits"), max_batches=60)
+    assert [b.task < boundaries.tasks - 1 for b in boundaries if b.last] == [True, True, False]
+
+
 def test_a_gpu_that_is_not_there_is_a_wrong_call(tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
@@ -243,6 +252,7 @@ def test_stopping_says_where(tmp_path: Path) -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS")
+@pytest.mark.filterwarnings("ignore:Going on without CUDA graphs, more slowly. a full Fisher")
 @pytest.mark.parametrize("method", ["er", "ocar"])
 def test_a_run_on_a_gpu_goes_on(tmp_path: Path, method: str) -> None:
     settings = {"lr": 1e-3} | ({"tau_step": 0.0, "ema": 0.1} if method == "ocar" else {})

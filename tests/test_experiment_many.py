@@ -15,7 +15,9 @@ import torch
 from stored_runs import assert_same_run, small
 
 import ocar
-from ocar.experiment import Ended, Job, Message, Progress, many, run_many
+from ocar.experiment import Ended, Job, Message, Progress, run_many
+from ocar.experiment.executors import Threads
+from ocar.experiment.many import follow_jobs, is_evaluated
 from ocar.runs import read_run
 
 
@@ -125,7 +127,8 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_threads_do_what_is_done_one_after_another(tmp_path: Path) -> None:
     values: list[dict[str, Any]] = [{"seed": seed, "max_batches": 4} for seed in range(3)]
     todo = jobs(tmp_path / "threads", *values, {"settings": {"lr": 1e30}})
-    messages = many._follow_in_threads(dict(enumerate(todo)), workers=2, stop=lambda: False)
+    threads = Threads(2, is_ahead=is_evaluated)
+    messages = follow_jobs(dict(enumerate(todo)), threads, stop=lambda: False)
     assert ends(messages) == {0: "finished", 1: "finished", 2: "finished", 3: "failed"}
     for config in [job.config for job in todo[:3]]:
         alone = ocar.run(config, out=tmp_path / "alone")
@@ -138,7 +141,8 @@ def test_threads_stop_when_they_are_asked(tmp_path: Path) -> None:
     begun = threading.Event()
 
     def tell() -> Iterator[Message]:
-        for message in many._follow_in_threads(todo, workers=2, stop=begun.is_set):
+        threads = Threads(2, is_ahead=is_evaluated, stop=begun.is_set)
+        for message in follow_jobs(todo, threads, stop=begun.is_set):
             begun.set()
             yield message
 

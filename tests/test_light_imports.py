@@ -18,7 +18,7 @@ class Refuse:
 OPTIONAL = {"tyro", "rich", "matplotlib", "sklearn", "tensorboard", "optuna", "ray", "plotly",
             "jinja2", "polars", "scipy", "pandas", "nngeometry", "avalanche", "curvlinops"}
 sys.meta_path.insert(0, Refuse())
-import ocar.bench, ocar.experiment, ocar.evaluate, ocar.runs
+import ocar.bench, ocar.experiment, ocar.evaluate, ocar.runs, ocar.tune
 assert ocar.evaluate is sys.modules["ocar.evaluate"].evaluate
 from ocar.cli import main
 sys.exit(main(["methods"]))

@@ -63,8 +63,8 @@ def update(kfac: KFAC, seed: int, active: Tensor | None = None) -> None:
 def true_inverses(block: KroneckerBlock) -> tuple[Tensor, Tensor]:
     a, g = block.averages["A"], block.averages["G"]
     damping_a, damping_g = linalg.factored_damping(a, g, TAU, g_dim=block.active_outputs)
-    inverse_a = linalg.damped_inverse(a, damping_a, name="A")
-    return inverse_a, linalg.damped_inverse(g, damping_g, name="G")
+    factor = linalg.damped_factor(a, damping_a, name="A")
+    return torch.linalg.inv(factor), linalg.damped_inverse(g, damping_g, name="G")
 
 
 def kronecker(kfac: KFAC) -> dict[str, KroneckerBlock]:

@@ -19,8 +19,11 @@ from ocar.version import __version__
 COMMANDS = {
     "demo": ("demo", "ER and OCAR on bundled digits: a table and a picture, in under 2 minutes"),
     "run": ("run", "methods on a benchmark; the same command goes on with what was interrupted"),
+    "tune": ("tune", "search for the settings of a method; the same command goes on"),
     "show": ("show", "mean ± std of every metric of stored runs, the paper's beside it"),
+    "compare": ("compare", "two sets of runs side by side, paired by seed, with an interval"),
     "keep": ("keep", "what is worth keeping of finished runs, as small files under results/"),
+    "paper": ("paper", "the paper's tables from results/, ours beside them; what is missing, how"),
     "methods": ("listing", "the methods there are"),
     "benchmarks": ("listing", "the benchmarks there are"),
     "data": ("data", "which data sets are there, whole and genuine; how to get the others"),
@@ -29,6 +32,14 @@ COMMANDS = {
 """The module of each command, and what it does."""
 
 FAILED, WRONG_CALL = 1, 2
+
+CUDA_DEFAULTS = {
+    # Runs that share a GPU wait for each other where their streams share a queue; 8 by default.
+    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+    # Every stream of every captured graph has a workspace, of 32 MiB by default.
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:2:16:8",
+}
+"""Variables that CUDA reads when it starts; what the user has set stays."""
 
 
 def usage() -> str:
@@ -55,6 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit code.
     """
+    for name, value in CUDA_DEFAULTS.items():
+        os.environ.setdefault(name, value)
     given = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in given
     arguments = [argument for argument in given if argument != "--debug"]

@@ -44,7 +44,7 @@ def main(command: str, arguments: list[str], *, debug: bool) -> int:
         seeds=options.seeds, out=options.out, workers=options.workers, threads=1, device="cpu"
     )
     jobs = run_command.make_jobs(BENCHMARK, METHODS, common, {})
-    workers = run_command.count_workers(common, len(jobs))
+    workers = run_command.choose_workers(common, len(jobs))
     again = " ".join(["ocar", command, *arguments])
     code = run_command.do_runs(jobs, workers=workers, again=again, debug=debug)
     if code:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, TypedDict
 
 from ocar.cli.docs import field_docs
@@ -20,6 +20,8 @@ from ocar.learners.registry import METHODS, TRANSFORMS
 
 NOT_FLAGS = {"seed"}
 """Settings that another option decides."""
+
+DEFAULTS = "Settings of the method; the defaults are those selected for this benchmark."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -134,3 +136,43 @@ def _can_be_flag(kind: Any) -> bool:
         return True
     parts: Iterable[Any] = typing.get_args(kind)
     return origin in (tuple, types.UnionType, typing.Union) and all(map(_can_be_flag, parts))
+
+
+def find_transform(arguments: Sequence[str]) -> str | None:
+    """The transform that the arguments name, which decides what flags there are.
+
+    Args:
+        arguments: What comes after the names.
+
+    Raises:
+        ConfigError: There is no such transform.
+    """
+    for index, argument in enumerate(arguments):
+        name, equals, value = argument.partition("=")
+        if name == "--transform":
+            following = arguments[index + 1 : index + 2]
+            transform = value if equals else (following[0] if following else "")
+            if transform not in TRANSFORMS:
+                raise ConfigError(
+                    f"Unknown transform {transform!r}. There are {', '.join(TRANSFORMS)}."
+                )
+            return transform
+    return None
+
+
+def with_flags(options: Any, flags: Any, *, about: str = DEFAULTS) -> Any:
+    """The options of a command with the settings of methods beside them.
+
+    Args:
+        options: A dataclass.
+        flags: What :func:`flags_type` made.
+        about: A line about the settings.
+    """
+    from tyro.conf import OmitArgPrefixes, arg
+
+    field = ("settings", Annotated[flags, OmitArgPrefixes, arg(help=about)])
+    kind = dataclasses.make_dataclass(
+        "Options", [field], bases=(options,), frozen=True, kw_only=True
+    )
+    kind.__doc__ = options.__doc__
+    return kind

@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from ocar.cli.arguments import parse
-from ocar.cli.flags import defaults, flags_type, method_settings
+from ocar.cli.flags import defaults, find_transform, flags_type, method_settings, with_flags
+from ocar.cli.preset import with_preset
 from ocar.cli.progress import make_display
 from ocar.cli.stopping import StopRequest
 from ocar.cli.tables import print_runs
+from ocar.cli.workers import (
+    check_workers,
+    cluster_device,
+    cores,
+    make_workers,
+    usual_workers,
+)
 from ocar.errors import ConfigError
 from ocar.experiment import Ended, Job, RunConfig, run_many
-from ocar.learners.registry import METHODS, TRANSFORMS
+from ocar.experiment.executors import Workers
+from ocar.learners.registry import METHODS
 from ocar.runs import Run, read_run
 from ocar.runs.folder import CONFIG
 from ocar.streams.benchmarks import BENCHMARKS
@@ -45,6 +53,9 @@ class Options:
 
     out: Path = Path("runs")
     """Folder for the runs."""
+
+    preset: Path | None = None
+    """A file with the settings of a method, as ocar tune writes it; flags go before it."""
 
     transform: str | None = None
     """Gradient transform to use with the method's loss, such as ocar."""
@@ -73,13 +84,21 @@ class Options:
 
     workers: int | None = None
     """Runs side by side; by default one for each core, each in a process, or on a GPU all, each
-    in a thread."""
+    in a thread, or on a Ray cluster as many as it has room for."""
+
+    ray: str | None = None
+    """Do the runs on the Ray cluster at this address, auto for the one of this machine. Its nodes
+    need the data, and all of them a folder for the runs that they share."""
+
+    gpus_per_run: float = 0.0
+    """GPUs of the Ray cluster for each run; a part of one is allowed."""
 
     capture: bool = True
     """On a GPU, capture the steps as CUDA graphs: the same up to rounding, many times faster."""
 
     threads: int | None = None
-    """Threads of each run on the CPU; by default the cores shared among the workers."""
+    """Threads of each run on the CPU; by default the cores shared among the workers, and one on a
+    Ray cluster."""
 
     checkpoint_every: int | None = None
     """Save after so many batches; by default as often as costs less than 2 % of the time."""
@@ -94,15 +113,16 @@ def main(command: str, arguments: list[str], *, debug: bool) -> int:
     Returns:
         0 if every run is finished, else 1.
     """
-    benchmark, methods, rest = _names(arguments)
+    benchmark, methods, rest = split_names(arguments)
     if not methods:
         parse(Options, rest, command=USAGE)  # prints the help or says what is wrong
         raise ConfigError(f"A benchmark and a method are needed: {USAGE}")
-    _check_names(benchmark, methods)
+    check_names(benchmark, methods)
     options, settings = _parse_options(benchmark, methods, rest)
+    settings, notes = with_preset(options.preset, benchmark, methods, options.transform, settings)
     jobs = make_jobs(benchmark, methods, options, settings)
-    workers = count_workers(options, len(jobs))
-    sys.stderr.writelines(_notes(jobs))
+    workers = choose_workers(options, len(jobs))
+    sys.stderr.writelines([*notes, *_notes(jobs)])
     again = shlex.join(["ocar", command, *arguments])
     code = do_runs(jobs, workers=workers, again=again, debug=debug)
     print_runs(stored(jobs))
@@ -129,14 +149,27 @@ def _is_rare(config: RunConfig) -> bool:
     return config.every is None and config.interval == "task"
 
 
-def _names(arguments: Sequence[str]) -> tuple[str, list[str], list[str]]:
-    """Benchmark, methods and the rest; the names come first."""
+def split_names(arguments: Sequence[str]) -> tuple[str, list[str], list[str]]:
+    """Benchmark, methods and the rest; the names come first.
+
+    Args:
+        arguments: What comes after the command.
+    """
     count = next((i for i, a in enumerate(arguments) if a.startswith("-")), len(arguments))
     names = list(arguments[:count])
     return (names[0] if names else ""), names[1:], list(arguments[count:])
 
 
-def _check_names(benchmark: str, methods: Sequence[str]) -> None:
+def check_names(benchmark: str, methods: Sequence[str]) -> None:
+    """Refuse names that there are not.
+
+    Args:
+        benchmark: Name of a benchmark.
+        methods: Names of methods.
+
+    Raises:
+        ConfigError: One is unknown, or a method is named twice.
+    """
     if benchmark not in BENCHMARKS:
         raise ConfigError(f"Unknown benchmark {benchmark!r}. There are {', '.join(BENCHMARKS)}.")
     for method in methods:
@@ -150,12 +183,12 @@ def _parse_options(
     benchmark: str, methods: Sequence[str], arguments: Sequence[str]
 ) -> tuple[Options, dict[str, dict[str, Any]]]:
     """The options, and the settings that were given, by method."""
-    transform = _find_transform(arguments)
+    transform = find_transform(arguments)
     settings = {method: method_settings(method, transform=transform) for method in methods}
     values = {
         method: defaults(benchmark, method, transform, own) for method, own in settings.items()
     }
-    kind = _with_flags(flags_type(settings, values))
+    kind = with_flags(Options, flags_type(settings, values))
     command = " ".join(["ocar run", benchmark, *methods])
     parsed = parse(kind, arguments, command=command)
     options = Options(**{f.name: getattr(parsed, f.name) for f in dataclasses.fields(Options)})
@@ -166,34 +199,6 @@ def _parse_options(
     return options, given
 
 
-def _find_transform(arguments: Sequence[str]) -> str | None:
-    """The transform that the arguments name, which decides what flags there are."""
-    for index, argument in enumerate(arguments):
-        name, equals, value = argument.partition("=")
-        if name == "--transform":
-            following = arguments[index + 1 : index + 2]
-            transform = value if equals else (following[0] if following else "")
-            if transform not in TRANSFORMS:
-                raise ConfigError(
-                    f"Unknown transform {transform!r}. There are {', '.join(TRANSFORMS)}."
-                )
-            return transform
-    return None
-
-
-def _with_flags(flags: Any) -> Any:
-    """The options with the settings of the methods beside them."""
-    from tyro.conf import OmitArgPrefixes, arg
-
-    about = "Settings of the method; the defaults are those selected for this benchmark."
-    field = ("settings", Annotated[flags, OmitArgPrefixes, arg(help=about)])
-    kind = dataclasses.make_dataclass(
-        "Options", [field], bases=(Options,), frozen=True, kw_only=True
-    )
-    kind.__doc__ = Options.__doc__
-    return kind
-
-
 def make_jobs(
     benchmark: str,
     methods: Sequence[str],
@@ -201,8 +206,13 @@ def make_jobs(
     settings: dict[str, dict[str, Any]],
 ) -> list[Job]:
     """One job for each seed and method."""
-    workers = count_workers(options, len(methods) * len(options.seeds))
-    threads = options.threads or max(1, cores() // workers)
+    on_cluster = options.ray is not None
+    workers = choose_workers(options, len(methods) * len(options.seeds))
+    threads = options.threads or (1 if on_cluster else max(1, cores() // (workers.count or 1)))
+    device = options.device
+    if on_cluster:
+        device = cluster_device(device, options.gpus_per_run, flag="--gpus-per-run")
+    out = options.out.absolute() if on_cluster else options.out
     jobs = []
     for seed in options.seeds:
         for method in methods:
@@ -219,46 +229,39 @@ def make_jobs(
                 probe=options.probe,
                 max_tasks=options.max_tasks,
                 max_batches=options.max_batches,
-                device=options.device,
+                device=device,
                 capture=options.capture,
                 threads=threads,
                 checkpoint_every=options.checkpoint_every,
                 data_root=options.data_root,
             )
-            config.resolve_device()  # now, while it is a wrong call and not a failed run
-            jobs.append(Job(config=config, out=options.out, tensorboard=options.tensorboard))
+            if not on_cluster:
+                config.resolve_device()  # now, while it is a wrong call and not a failed run
+            jobs.append(Job(config=config, out=out, tensorboard=options.tensorboard))
     return jobs
 
 
-MOST_ON_GPU = 8
-"""Runs that share a GPU unless ``--workers`` says otherwise; memory is the limit."""
+def choose_workers(options: Options, jobs: int) -> Workers:
+    """How many runs to do side by side, and where."""
+    check_workers(options.workers)
+    workers = options.workers
+    if workers is None and options.ray is None:
+        workers = usual_workers(options.device, jobs)
+    return make_workers(
+        None if workers is None else min(workers, jobs),
+        ray=options.ray,
+        gpus=options.gpus_per_run,
+        threads=options.threads or 1,
+        flag="--gpus-per-run",
+    )
 
 
-def count_workers(options: Options, jobs: int) -> int:
-    """How many runs to do side by side."""
-    if options.workers is not None and options.workers < 1:
-        raise ConfigError(f"Invalid --workers {options.workers}. Must be at least 1.")
-    if options.workers is not None:
-        return min(options.workers, jobs)
-    if options.device != "cpu":
-        import torch
-
-        if torch.cuda.is_available():
-            return min(MOST_ON_GPU, jobs)
-    return min(cores(), jobs)
-
-
-def cores() -> int:
-    """Cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def do_runs(jobs: Sequence[Job], *, workers: int, again: str, debug: bool) -> int:
+def do_runs(jobs: Sequence[Job], *, workers: Workers, again: str, debug: bool) -> int:
     """Do some runs and show how they go.
 
     Args:
         jobs: The runs.
-        workers: How many side by side.
+        workers: How many side by side, and where.
         again: The command that goes on with them.
         debug: Show the traceback of a run that fails.
 

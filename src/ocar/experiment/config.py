@@ -169,7 +169,8 @@ class RunConfig:
             "probe": self.probe,
             "max_tasks": self.max_tasks,
             "max_batches": self.max_batches,
-            "device": self.resolve_device().type,
+            # One that is named may be of another machine, on a cluster.
+            "device": self.resolve_device().type if self.device == "auto" else self.device,
         }
 
     def changed(self) -> dict[str, Any]:

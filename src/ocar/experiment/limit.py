@@ -33,8 +33,8 @@ class Limited:
 
     @property
     def tasks(self) -> int:
-        """Number of tasks; of those that have begun, where batches are limited."""
-        return self.max_tasks if self.max_batches is None else self._begun
+        """Number of tasks; of those that had begun, once the limit of batches has cut it."""
+        return self._begun if self._ended else self.max_tasks
 
     def __len__(self) -> int:
         """Batches, as if those of the whole stream were evenly spread over its tasks."""

@@ -12,7 +12,7 @@ import math
 import operator
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +26,12 @@ from ocar.events import AtRest, Evaluated, Finished, Learned, TaskEnded
 from ocar.experiment.cadence import Cadence
 from ocar.experiment.config import RunConfig
 from ocar.experiment.events import AlreadyFinished, Recorded, RunEvent, Saved, Started, Stopped
-from ocar.experiment.limit import Limited
-from ocar.learners.base import Learner
-from ocar.learners.registry import METHODS
-from ocar.models import make_model
+from ocar.experiment.executors.base import never
+from ocar.experiment.parts import limited_threads, make_config_learner, make_config_stream
 from ocar.runs import Run, RunFolder, describe_process, read_run
 from ocar.runs.records import evaluation_record, evaluations, result_record
 from ocar.state import with_prefix, without_prefix
-from ocar.streams.base import TaskStream
-from ocar.streams.benchmarks import get_benchmark, make_stream
+from ocar.streams.benchmarks import get_benchmark
 
 
 def run(
@@ -80,11 +77,11 @@ def run_events(
         if read_run(folder.path).summary is not None:
             yield AlreadyFinished(path=folder.path)
             return
-        with _threads(document["threads"]):
+        with limited_threads(document["threads"]):
             try:
                 session = _Session(config, folder, device)
                 folder.begin_session({**process, "batch": session.position})
-                yield from session.events(stop or _never)
+                yield from session.events(stop or never)
             except (GeneratorExit, KeyboardInterrupt):
                 if folder.state != "finished":
                     folder.set_status("stopped")
@@ -101,8 +98,8 @@ class _Session:
     def __init__(self, config: RunConfig, folder: RunFolder, device: torch.device) -> None:
         self.config = config
         self.folder = folder
-        self.stream = _make_stream(config, device)
-        self.learner = _make_learner(config, device)
+        self.stream = make_config_stream(config, device)
+        self.learner = make_config_learner(config, device)
         self.history: tuple[Evaluated, ...] = ()
         self.position = 0
         self._saved = 0
@@ -158,7 +155,9 @@ class _Session:
                 if self._saved < self.position:
                     yield self._save("running")
                 self.folder.append(result_record(event))
-                self.folder.set_status("finished")
+                self.folder.set_status(
+                    "finished", learned=self.learner.batches, steps=self.learner.steps
+                )
                 yield event
 
     def _record(self, event: Evaluated, learned: Learned | None) -> Recorded:
@@ -201,28 +200,6 @@ def _reported(learned: Learned) -> dict[str, float]:
     return own | dict(getattr(report, "values", {}))
 
 
-def _make_stream(config: RunConfig, device: torch.device) -> TaskStream:
-    stream: TaskStream = make_stream(
-        config.benchmark,
-        seed=config.seed,
-        data_root=config.data_root,
-        iid=config.iid,
-        blurry=config.blurry,
-        device=device,
-    )
-    if config.max_tasks is None and config.max_batches is None:
-        return stream
-    return Limited(stream, max_tasks=config.max_tasks, max_batches=config.max_batches)
-
-
-def _make_learner(config: RunConfig, device: torch.device) -> Learner:
-    benchmark = get_benchmark(config.benchmark)
-    model = make_model(**benchmark.model_settings(), seed=config.seed)
-    settings, transform = config.resolve()
-    kind = METHODS[config.method].learner
-    return kind(model.to(device), settings, transform=transform, capture=config.capture)
-
-
 def _document(config: RunConfig, process: Mapping[str, Any]) -> dict[str, Any]:
     """What ``config.json`` says."""
     given = to_plain(config)
@@ -237,28 +214,3 @@ def _document(config: RunConfig, process: Mapping[str, Any]) -> dict[str, Any]:
         "threads": config.threads or torch.get_num_threads(),
         **process,
     }
-
-
-@contextmanager
-def _threads(count: int) -> Iterator[None]:
-    """So many threads on the CPU, in PyTorch and in NumPy, and as many as before afterwards."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        with _limited_blas(count):
-            yield
-    finally:
-        torch.set_num_threads(before)
-
-
-def _limited_blas(count: int) -> AbstractContextManager[object]:
-    try:
-        from threadpoolctl import threadpool_limits
-    except ImportError:  # a machine with a GPU may do without
-        return nullcontext()
-    limits: AbstractContextManager[object] = threadpool_limits(count, user_api="blas")
-    return limits
-
-
-def _never() -> bool:
-    return False

@@ -1,0 +1,147 @@
+"""One trial: a run that is evaluated after each task and writes nothing."""
+
+from __future__ import annotations
+
+import math
+import operator
+import time
+import traceback
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+from ocar.errors import NumericalError, OcarError
+from ocar.evaluate import evaluate
+from ocar.events import Evaluated, Learned, TaskEnded
+from ocar.experiment.config import RunConfig
+from ocar.experiment.executors import INTERVAL, Stop
+from ocar.experiment.executors.base import say
+from ocar.experiment.parts import limited_threads, make_config_learner, make_config_stream
+
+
+@dataclass(frozen=True, kw_only=True)
+class Working:
+    """How far a trial is."""
+
+    done: int
+    """Batches done."""
+
+    batches: int
+    """Batches in all; 0 if not known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """A task is over, and the trial has been evaluated."""
+
+    task: int
+    """The task, counted from 0."""
+
+    value: float
+    """Validation accuracy on all tasks so far, or L_p + L_s so far."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """A trial is over."""
+
+    state: Literal["finished", "stopped", "failed"]
+    """How it ended."""
+
+    error: str = ""
+    """What went wrong, in a line or two, if it failed."""
+
+    details: str = ""
+    """The traceback, if it failed."""
+
+    fatal: bool = False
+    """Whether other trials would fail in the same way, as without data."""
+
+
+TrialMessage = Working | Scored | Result
+
+
+def is_scored(message: object) -> bool:
+    """Whether a message shows that a trial has learned and been evaluated."""
+    return isinstance(message, Scored)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialWork:
+    """What a worker does: it tries one configuration."""
+
+    config: RunConfig
+    """What to try."""
+
+    def __call__(self, stop: Stop) -> Iterator[TrialMessage]:
+        """Learn, and say how it goes.
+
+        Args:
+            stop: Asked after each batch.
+
+        Yields:
+            ``Working`` now and then, ``Scored`` after each task, at last one ``Result``.
+        """
+        try:
+            with limited_threads(self.config.threads or torch.get_num_threads()):
+                yield from self._messages(stop)
+        except NumericalError as error:  # the settings are bad, which is good to know
+            yield Result(state="failed", error=say(error))
+        except OcarError as error:
+            yield Result(state="failed", error=say(error), fatal=True)
+        except Exception as error:  # noqa: BLE001 (whatever it is, the other trials go on)
+            yield Result(state="failed", error=say(error), details=traceback.format_exc())
+
+    def _messages(self, stop: Stop) -> Iterator[TrialMessage]:
+        device = self.config.resolve_device()
+        stream = make_config_stream(self.config, device)
+        learner = make_config_learner(self.config, device)
+        batches, said = operator.length_hint(stream), time.monotonic()
+        yield Working(done=0, batches=batches)
+        last, learned, evaluated = stream.tasks - 1, None, None
+        for event in evaluate(learner, stream, every=self.config.interval, seed=self.config.seed):
+            if isinstance(event, Learned):
+                learned = event
+                if time.monotonic() - said >= INTERVAL:
+                    said = time.monotonic()
+                    yield Working(done=event.index + 1, batches=batches)
+                if stop():
+                    yield Result(state="stopped")
+                    return
+            elif isinstance(event, Evaluated):
+                evaluated = event
+                _check(event, learned)
+            elif isinstance(event, TaskEnded):
+                assert evaluated is not None
+                yield Scored(task=event.task, value=value_of(evaluated))
+                if event.task == min(last, stream.tasks - 1):
+                    break  # what would come now is test data, which is not to be looked at
+        yield Result(state="finished")
+
+
+def value_of(evaluated: Evaluated) -> float:
+    """What a trial is judged by: accuracy on all tasks so far, or the sum of both losses so far.
+
+    Args:
+        evaluated: The evaluation after a task.
+    """
+    if evaluated.l_p is None or evaluated.l_s is None:
+        return evaluated.accuracy
+    return evaluated.l_p + evaluated.l_s
+
+
+def _check(evaluated: Evaluated, learned: Learned | None) -> None:
+    """Refuse what is not finite, of the value and of the last loss.
+
+    Raises:
+        NumericalError: The learner has diverged.
+    """
+    loss = 0.0 if learned is None else float(learned.loss)
+    value = value_of(evaluated)
+    if not (math.isfinite(loss) and math.isfinite(value)):
+        raise NumericalError(
+            f"The loss is {loss} and the value {value} after batch {evaluated.index}: the learner "
+            "has diverged."
+        )
