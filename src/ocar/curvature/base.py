@@ -17,6 +17,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import Concatenate, Literal, ParamSpec, TypeVar, cast
 
@@ -122,6 +123,13 @@ class Curvature(ABC):
     @abstractmethod
     def capture(self) -> Capture:
         """A context manager for the forward pass that :meth:`update` will use."""
+
+    def follow(self) -> AbstractContextManager[None]:
+        """A context manager for the forward pass of the loss that is to be differentiated.
+
+        It may be left out; with it :meth:`precondition_` may be faster.
+        """
+        return nullcontext()
 
     @abstractmethod
     def update(

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from ocar.curvature import factors, linalg
 from ocar.curvature.factors import Sharing
+from ocar.curvature.rows import Rows
 from ocar.errors import CheckpointError, NumericalError
 
 DampingKind = Literal["factored", "exact"]
@@ -65,7 +66,7 @@ class Block(ABC):
         raise NotImplementedError(f"The inverse of layer {self.name!r} cannot be captured.")
 
     @abstractmethod
-    def _apply(self, inverse: tuple[Tensor, ...]) -> None:
+    def _apply(self, inverse: tuple[Tensor, ...], rows: Rows | None) -> None:
         """Rewrite the gradients of the layer's parameters."""
 
     @abstractmethod
@@ -107,10 +108,14 @@ class Block(ABC):
             torch.where(failed, old, new, out=old)
         return failed
 
-    def precondition_(self) -> None:
-        """Rewrite the gradients; a layer without gradient or curvature is left alone."""
+    def precondition_(self, rows: Rows | None = None) -> None:
+        """Rewrite the gradients; a layer without gradient or curvature is left alone.
+
+        Args:
+            rows: X and Δ of a linear layer whose gradient is known to be ΔᵀX.
+        """
         if self._inverse is not None and all(p.grad is not None for p in self.parameters):
-            self._apply(self._inverse)
+            self._apply(self._inverse, rows)
 
     @property
     def cost(self) -> int:
@@ -255,7 +260,7 @@ class KroneckerBlock(Block):
             )
         return vectors_a, vectors_g, denominator
 
-    def _apply(self, inverse: tuple[Tensor, ...]) -> None:
+    def _apply(self, inverse: tuple[Tensor, ...], rows: Rows | None) -> None:
         weight, bias = self.layer.weight, self.layer.bias if self.has_bias else None
         bias_grad = None if bias is None else bias.grad
         assert weight.grad is not None
@@ -266,7 +271,12 @@ class KroneckerBlock(Block):
             if in_place and not grad.is_cpu:
                 torch.bmm(inverse[1] @ grad @ inverse[0].mT, inverse[0], out=grad)
                 return
-            result = _solve(inverse, grad.to(dtype))
+            if rows is None:
+                result = _times_inverse_a(inverse, inverse[1] @ grad.to(dtype))
+            else:
+                x, g = (part.to(dtype) for part in rows)
+                inputs = factors.linear_inputs(x, bias=self.has_bias).permute(1, 3, 0, 2)[0]
+                result = (inverse[1] @ g.mT) @ _times_inverse_a(inverse, inputs)
         else:
             vectors_a, vectors_g, denominator = inverse
             rotated = vectors_g.mT @ grad.to(dtype) @ vectors_a
@@ -306,17 +316,16 @@ def _differ(one: Tensor, other: Tensor) -> bool:
     return one.shape != other.shape
 
 
-def _solve(inverse: tuple[Tensor, ...], grad: Tensor) -> Tensor:
-    """G⁻¹ · grad · A⁻¹, from what ``KroneckerBlock._invert`` gave."""
-    a, g, *unused = inverse
-    half = g @ grad
-    if not grad.is_cpu:
-        return half @ a.mT @ a
+def _times_inverse_a(inverse: tuple[Tensor, ...], rows: Tensor) -> Tensor:
+    """Rows · A⁻¹, from what ``KroneckerBlock._invert`` gave; rows are ``(groups, r, d_in)``."""
+    a, _, *unused = inverse
+    if not rows.is_cpu:
+        return rows @ a.mT @ a
     if not unused:
-        return linalg.solve_right(a, half)
+        return linalg.solve_right(a, rows)
     used, damping = unused
-    result = half / damping.view(-1, 1, 1)
-    return result.index_copy_(2, used, linalg.solve_right(a, half.index_select(2, used)))
+    result = rows / damping.view(-1, 1, 1)
+    return result.index_copy_(2, used, linalg.solve_right(a, rows.index_select(2, used)))
 
 
 class UnitBlock(Block):
@@ -343,7 +352,7 @@ class UnitBlock(Block):
         inverse, failed = linalg.try_damped_inverse(self.averages["F"], damping)
         return (inverse,), failed
 
-    def _apply(self, inverse: tuple[Tensor, ...]) -> None:
+    def _apply(self, inverse: tuple[Tensor, ...], rows: Rows | None) -> None:
         grads = [p.grad for p in self.parameters if p.grad is not None]
         stacked = torch.stack([grad.flatten() for grad in grads], dim=-1).to(inverse[0].dtype)
         result = (inverse[0] @ stacked.unsqueeze(-1)).squeeze(-1)
@@ -376,7 +385,7 @@ class DiagonalBlock(Block):
         (inverse,) = self._invert(damping)
         return (inverse,), ~inverse.sum().isfinite()
 
-    def _apply(self, inverse: tuple[Tensor, ...]) -> None:
+    def _apply(self, inverse: tuple[Tensor, ...], rows: Rows | None) -> None:
         grad = self.parameters[0].grad
         assert grad is not None
         grad.mul_(inverse[0].to(grad.dtype))

@@ -111,7 +111,8 @@ def gram(t: Tensor, *, scale: float = 1.0, out: Tensor | None = None) -> Tensor:
         Shape ``(groups, d, d)``.
     """
     rows = t.detach().permute(1, 2, 0, 3).flatten(2)  # for the patches of a convolution no copy
-    if rows.is_cpu and len(rows) == 1 and torch.get_num_threads() == 1:
+    alone = rows.is_cpu and out is None and torch.get_num_threads() == 1
+    if alone and len(rows) == 1:
         # NumPy sees that both sides are the same, and does half of the work. With more threads
         # those of the two libraries would get in each other's way.
         matrix = rows[0].numpy()

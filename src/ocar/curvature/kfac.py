@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Literal
 
@@ -25,6 +26,7 @@ from ocar.curvature.factors import Sharing
 from ocar.curvature.fisher import FisherRoot
 from ocar.curvature.lanes import Lanes, is_capturing
 from ocar.curvature.pool import FactorPool
+from ocar.curvature.rows import RowRecorder
 from ocar.errors import CheckpointError, ConfigError, ModelError, NumericalError
 
 Weighting = Literal["gradients", "both"]
@@ -116,6 +118,7 @@ class KFAC(Curvature):
         self.head = self._find_head(head)
         layers = {name: block.module for name, block in self.blocks.items()}
         self._capture = Capture(layers, model)
+        self._rows = RowRecorder(layers)
         self._batched = True
         self._pool: FactorPool | None = None
         self._finish: Callable[[], None] | None = None
@@ -172,6 +175,10 @@ class KFAC(Curvature):
     def capture(self) -> Capture:
         """A context manager for the forward pass that :meth:`update` will use."""
         return self._capture
+
+    def follow(self) -> AbstractContextManager[None]:
+        """For the forward pass of the loss, inside or outside of :meth:`capture`."""
+        return self._rows.recording()
 
     @full_precision
     def update(
@@ -406,8 +413,8 @@ class KFAC(Curvature):
             lanes.run((block.cost, block.precondition_) for block in self.blocks.values())
             lanes.join()
             return
-        for block in self.blocks.values():
-            block.precondition_()
+        for name, block in self.blocks.items():
+            block.precondition_(self._rows.rows(name))
 
     def eigenvalues(self) -> dict[str, Tensor]:
         """Eigenvalues of the damped curvature, ascending, for each layer."""

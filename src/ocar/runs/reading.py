@@ -12,9 +12,10 @@ from typing import Any
 
 from ocar.errors import RunError
 from ocar.events import Evaluated, Summary
+from ocar.runs.columns import Columns, summary_of
 from ocar.runs.folder import CHECKPOINT, CONFIG, METRICS, STATUS, read_json
+from ocar.runs.lines import read_columns
 from ocar.runs.provenance import device_names
-from ocar.runs.records import evaluations, parse_lines, summary_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,8 +28,11 @@ class Run:
     document: Mapping[str, Any]
     """All of ``config.json``."""
 
-    records: list[dict[str, Any]]
-    """The whole lines of ``metrics.jsonl``."""
+    columns: Columns
+    """Every evaluation so far, as arrays."""
+
+    result: Mapping[str, Any] | None
+    """The last line of ``metrics.jsonl`` if the run is finished."""
 
     status: Mapping[str, Any]
     """All of ``status.json``; empty if there is none."""
@@ -86,18 +90,18 @@ class Run:
 
     @cached_property
     def history(self) -> tuple[Evaluated, ...]:
-        """Every evaluation so far."""
-        return evaluations(self.records)
+        """Every evaluation so far, as events."""
+        return self.columns.events()
 
     @property
     def evaluated(self) -> int:
         """How many evaluations that is."""
-        return len(self.history)
+        return len(self.columns)
 
     @cached_property
     def summary(self) -> Summary | None:
         """The metrics, computed anew from the lines; None if the run is not finished."""
-        return summary_of(self.records)
+        return summary_of(self.columns, self.result)
 
     @property
     def state(self) -> str:
@@ -134,7 +138,8 @@ def read_run(path: Path) -> Run:
     metrics = path / METRICS
     data = metrics.read_bytes() if metrics.exists() else b""
     status = read_json(path / STATUS) if (path / STATUS).exists() else {}
-    return Run(path=path, document=document, records=parse_lines(data, metrics), status=status)
+    columns, result = read_columns(data, metrics)
+    return Run(path=path, document=document, columns=columns, result=result, status=status)
 
 
 def run_folders(root: Path) -> list[Path]:

@@ -10,13 +10,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 from ocar.errors import RunError
-from ocar.evaluate import summarize
-from ocar.events import Counts, Evaluated, Finished, Summary
+from ocar.events import Counts, Evaluated, Finished
 
 T = TypeVar("T")
 
@@ -88,19 +87,14 @@ def parse_lines(data: bytes, path: Path) -> list[dict[str, Any]]:
     return records
 
 
-def evaluations(records: list[dict[str, Any]]) -> tuple[Evaluated, ...]:
+def evaluations(records: Sequence[Record]) -> tuple[Evaluated, ...]:
     """The evaluations among some records, in order."""
     return tuple(_read(Evaluated, r) for r in records if r["event"] == EVALUATED)
 
 
-def summary_of(records: list[dict[str, Any]]) -> Summary | None:
-    """The metrics of a run, computed anew from its lines; None if it is not finished."""
-    if not records or records[-1]["event"] != FINISHED:
-        return None
-    history = evaluations(records)
-    test = _read(Counts, records[-1])
-    probe = records[-1].get("probe")
-    return summarize(history, test=test, seconds=history[-1].seconds, probe=probe)
+def read_counts(record: Record) -> Counts:
+    """What a record says of test data."""
+    return _read(Counts, record)
 
 
 def _read(cls: type[T], record: Record) -> T:

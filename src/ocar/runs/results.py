@@ -6,7 +6,8 @@
 
 It holds the configuration, the ``ocar run`` line that stands for it, and for each seed all
 metrics and what every process that worked on the run said of itself: versions, device, revision
-of the source, the command as it was called but for its folders. The metrics over time and the weights stay behind.
+of the source, the command as it was called but for its folders. The metrics over time and the
+weights stay behind.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -199,9 +199,11 @@ class OCARTransform(Transform):
 
     def watch(self, step: Step) -> AbstractContextManager[object]:
         """Capture the objective's forward pass where the Fisher is taken from it."""
+        stack = ExitStack()
+        stack.enter_context(self.curvature.follow())
         if self._renews(step) and self._shared:
-            return self.curvature.capture()
-        return nullcontext()
+            stack.enter_context(self.curvature.capture())
+        return stack
 
     def observe(self, step: Step, outputs: Tensor | None, forward: Forward) -> None:
         """Take the curvature of the joint batch into the average."""
