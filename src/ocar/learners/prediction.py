@@ -98,6 +98,16 @@ class SideBySidePrediction(RepeatedPrediction):
         self._stream = torch.cuda.Stream(device)
         self._graphs = Captured(self._first, device=device, priority=AFTER)
         self._idle = torch.cuda.Event()
+        self._reserve()
+
+    def _reserve(self) -> None:
+        """Go through all samples once: what fewer samples need later finds room in the same memory.
+
+        Asked for in the order of need, memory would be of many sizes, none large enough for the
+        next.
+        """
+        for _ in range(2):  # at first as it is, then recorded
+            self(len(self._x), lambda outputs: outputs)
 
     @torch.no_grad()
     def __call__(self, n: int, use: Callable[[Tensor], Tensor]) -> Tensor:

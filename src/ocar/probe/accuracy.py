@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -9,10 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from ocar.errors import ConfigError, InputError, ModelError
+from ocar.learners.captured import release_memory
 from ocar.probe.features import Augmenter, FeatureExtractor, ModelLearner, find_head
 from ocar.probe.logistic import fit_probe
 from ocar.rng import make_generator
 from ocar.streams.base import Labelled, TaskStream
+
+
+_TURNS = threading.Lock()
+"""Runs that share a device probe one after another: it takes as long, and less memory."""
 
 
 def probe_accuracy(
@@ -99,12 +105,11 @@ def probe_stream(learner: Any, stream: TaskStream, *, seed: int = 0) -> float:
         stream: Where training and test data are from; it is not moved.
         seed: Seed of the augmentation.
     """
-    return probe_accuracy(
-        learner,
-        _TaskPieces(stream.training, stream.tasks),
-        _TaskPieces(stream.test, stream.tasks),
-        seed=seed,
-    )
+    train, test = (_TaskPieces(part, stream.tasks) for part in (stream.training, stream.test))
+    with _TURNS:
+        accuracy = probe_accuracy(learner, train, test, seed=seed)
+        release_memory(getattr(learner, "device", torch.device("cpu")))
+    return accuracy
 
 
 class _TaskPieces:
