@@ -16,7 +16,6 @@ from ocar.probe.logistic import fit_probe
 from ocar.rng import make_generator
 from ocar.streams.base import Labelled, TaskStream
 
-
 _TURNS = threading.Lock()
 """Runs that share a device probe one after another: it takes as long, and less memory."""
 
