@@ -127,7 +127,7 @@ class _Backward(torch.autograd.Function):
         columns, channels = info.batch_size, x.shape[1]
         wide = x.unsqueeze(1).expand(-1, columns, *x.shape[1:]).flatten(1, 2)
         g = g.movedim(in_dims[0], 1).flatten(1, 2)
-        weight, center, scale = (t.repeat(columns) for t in (weight, center, scale))
+        weight, center, scale = torch.stack((weight, center, scale)).repeat(1, columns)
         gx, gw, gb = _aten.native_batch_norm_backward(
             g, wide, weight, None, None, center, scale, True, eps, _ALL
         )
