@@ -2,6 +2,12 @@
 
 PYTHON ?= python3
 WORKERS ?= 2
+UV ?= uv
+
+# Of `make fuzz`: inputs for each reader, what decides them, and which readers (all of them).
+COUNT ?= 100000
+SEED ?= 0
+TARGETS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -15,7 +21,7 @@ PINNED := PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_BUILD_CONSTRAINT=$(CURDIR
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run test test-long test-gpu check format readme bench dist clean
+.PHONY: help venv run locked lock test test-long test-gpu check fuzz format readme docs browser bench dist clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -29,7 +35,20 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PINNED) $(BIN)/python -m pip install --quiet -e '.[dev]'
 	@touch $@
 
-run: venv  ## ER and OCAR on digits: a table and a picture, in under two minutes
+locked:  ## make .venv as CI does: by the hashes of requirements.lock, but for torch
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --require-hashes --no-deps -r requirements.lock
+	$(PINNED) $(BIN)/python -m pip install --quiet torch
+	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	$(BIN)/python -m pip check
+	@touch $(STAMP)
+
+lock:  ## write requirements.lock anew from pyproject.toml and constraints.txt; needs uv
+	$(UV) pip compile --quiet pyproject.toml --extra dev --constraint constraints.txt \
+		--python $(BIN)/python --generate-hashes --no-emit-package torch \
+		--no-header --no-annotate --upgrade --output-file requirements.lock
+
+run: venv  ## ER and OCAR on digits: a table and a report, in under two minutes
 	$(BIN)/ocar demo
 
 test: venv  ## run the fast tests (OCAR_DATA names the folder of real data sets, if there is one)
@@ -41,11 +60,16 @@ test-long: venv  ## run the tests that take minutes
 test-gpu: venv  ## run the tests that need a CUDA device
 	$(PYTEST) -m gpu
 
-check: venv  ## lint, formatting, types, import layers
+check: venv  ## lint, formatting, types, import layers, licences, known vulnerabilities
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python tools/licences.py
+	$(BIN)/python tools/audit.py
+
+fuzz: venv  ## feed spoiled files to every reader: COUNT=100000 SEED=0 TARGETS="zip idx"
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m fuzz $(TARGETS) --count $(COUNT) --seed $(SEED)
 
 format: venv  ## format the code and mend what ruff can
 	$(BIN)/ruff check --fix
@@ -53,6 +77,15 @@ format: venv  ## format the code and mend what ruff can
 
 readme: venv  ## make the README's tables from results/
 	$(BIN)/ocar show results --markdown --into README.md
+
+docs: venv  ## build the documentation into build/site, and look for dead links in it
+	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -d build/doctrees docs build/site
+	$(BIN)/python docs/_tools/check_site.py build/site
+
+browser: venv  ## a Chromium for the tests of the HTML report, if the system has none
+	@for name in chromium chromium-browser google-chrome; do command -v $$name && exit; done; \
+		$(BIN)/playwright install chromium || \
+		echo "No Chromium could be installed: the tests that need one skip."
 
 bench: venv  ## measure the speed, as ratios: some minutes on a CPU
 	$(BIN)/ocar bench
@@ -66,5 +99,5 @@ dist: venv  ## build sdist and wheel, and try the wheel in an empty environment
 		cp .ci/smoke.py "$$tmp" && cd "$$tmp" && venv/bin/python smoke.py
 
 clean:  ## remove what was built, .venv included
-	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache docs/_generated docs/methods
 	find src tests -name __pycache__ -prune -exec rm -rf {} +

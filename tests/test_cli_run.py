@@ -67,6 +67,8 @@ def test_the_demo_ends_with_a_table_a_picture_and_what_to_try(
     assert "split-digits: mean ± std" in captured.out
     assert "Try next:" in captured.out
     assert "\x1b" not in captured.out + captured.err
+    assert f"Report:             {tmp_path / 'report.html'}" in captured.out
+    assert (tmp_path / "report.html").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     assert (tmp_path / "accuracy.png").read_bytes().startswith(b"\x89PNG")
     assert {run.label for run in find_runs(tmp_path)} == {"er", "ocar"}
 

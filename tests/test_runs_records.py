@@ -11,14 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ocar.errors import RunError
-from ocar.evaluate import summarize
-from ocar.events import Counts, Evaluated, Finished
+from ocar.events import Evaluated
 from ocar.runs.records import (
     evaluation_record,
     evaluations,
     parse_lines,
-    result_record,
-    summary_of,
     to_line,
 )
 
@@ -97,21 +94,6 @@ def test_lines_are_json_whatever_the_numbers(number: float) -> None:
 def test_evaluations_come_back_from_their_lines(history: list[Evaluated]) -> None:
     data = b"".join(to_line(evaluation_record(e, {"loss": 0.5, "tau": 1e-3})) for e in history)
     assert list(evaluations(parse_lines(data, PATH))) == history
-
-
-@settings(max_examples=40)
-@given(histories(), st.none() | st.floats(0, 1), st.data())
-def test_the_summary_of_a_file_is_that_of_the_run(
-    history: list[Evaluated], probe: float | None, data: st.DataObject
-) -> None:
-    sizes = history[-1].sizes
-    test = Counts(correct=tuple(data.draw(st.integers(0, n)) for n in sizes), sizes=sizes)
-    summary = summarize(history, test=test, seconds=history[-1].seconds, probe=probe)
-    result = Finished(correct=test.correct, sizes=sizes, summary=summary, probe=probe)
-    records = [evaluation_record(e, {}) for e in history]
-    assert summary_of(records) is None
-    text = b"".join(map(to_line, [*records, result_record(result)]))
-    assert summary_of(parse_lines(text, PATH)) == summary
 
 
 def test_a_line_that_lacks_a_number_is_an_error() -> None:

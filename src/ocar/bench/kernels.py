@@ -15,7 +15,9 @@ CLASSES = 100
 
 FAMILIES: dict[str, tuple[str, ...]] = {
     "batch norm": ("batch_norm", "batchnorm", "bn_fw", "bn_bw", "bnorm", "welford"),
-    "factorization": ("potrf", "potrs", "potri", "trsm", "trsv", "cholesky", "syrk", "lauum"),
+    "factorization": (
+        "potrf", "getrf", "xxtrf", "potrs", "potri", "trsm", "trsv", "cholesky", "syrk", "lauum",
+    ),
     "convolution": (
         "conv", "fprop", "dgrad", "wgrad", "cudnn", "implicit", "winograd", "im2col", "col2im",
         "nchwtonhwc", "nhwctonchw",

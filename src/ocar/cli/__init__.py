@@ -17,13 +17,14 @@ from ocar.errors import ConfigError, OcarError
 from ocar.version import __version__
 
 COMMANDS = {
-    "demo": ("demo", "ER and OCAR on bundled digits: a table and a picture, in under 2 minutes"),
+    "demo": ("demo", "ER and OCAR on bundled digits: a table and a report, in under 2 minutes"),
     "run": ("run", "methods on a benchmark; the same command goes on with what was interrupted"),
     "tune": ("tune", "search for the settings of a method; the same command goes on"),
     "show": ("show", "mean ± std of every metric of stored runs, the paper's beside it"),
+    "report": ("report", "one HTML page on stored runs: tables, figures, commands; no network"),
     "compare": ("compare", "two sets of runs side by side, paired by seed, with an interval"),
     "keep": ("keep", "what is worth keeping of finished runs, as small files under results/"),
-    "paper": ("paper", "the paper's tables from results/, ours beside them; what is missing, how"),
+    "paper": ("paper", "the paper's tables, ours beside them, and its figures, made where missing"),
     "methods": ("listing", "the methods there are"),
     "benchmarks": ("listing", "the benchmarks there are"),
     "data": ("data", "which data sets are there, whole and genuine; how to get the others"),

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ocar.cli import run as run_command
 from ocar.cli.arguments import parse
+from ocar.cli.report import NAME, write_report
 from ocar.cli.tables import print_runs
 from ocar.errors import MissingPackageError
 from ocar.report.curves import draw_accuracy
@@ -24,13 +25,13 @@ slows down where predictions on old digits would change.
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """ER and OCAR on scikit-learn's digits: live progress, a table and a picture."""
+    """ER and OCAR on scikit-learn's digits: live progress, a table, a picture and a report."""
 
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds; one run each of both methods."""
 
     out: Path = Path("runs/demo")
-    """Folder for the runs and the picture."""
+    """Folder for the runs, the picture and the report."""
 
     workers: int | None = None
     """Runs side by side, each in a process; by default one for each core."""
@@ -62,5 +63,12 @@ def main(command: str, arguments: list[str], *, debug: bool) -> int:
         sys.stdout.write(f"No picture: {error}\n")
     else:
         sys.stdout.write(f"Accuracy over time: {picture}\n")
+    page = options.out / NAME
+    try:
+        write_report(runs, page, title=f"{BENCHMARK}, {' and '.join(METHODS)}")
+    except MissingPackageError as error:
+        sys.stdout.write(f"No report: {error}\n")
+    else:
+        sys.stdout.write(f"Report:             {page}\n")
     sys.stdout.write(f"Runs:               {options.out}\nTry next:           {NEXT}\n")
     return 0

@@ -1,4 +1,4 @@
-"""``ocar paper NAME``: the paper's tables, made from stored runs.
+"""``ocar paper NAME``: the paper's tables and figures.
 
 To add a table or a figure: a line in ``NAMES``, and a module with a ``main`` like a command's.
 """
@@ -14,6 +14,13 @@ NAMES = {
     "table1": ("paper_tables", "Table 1: all methods on Split-CIFAR100 or Split-TinyImageNet"),
     "clear": ("paper_tables", "Table 2: Online CLEAR, and PACS as a stand-in"),
     "times": ("paper_tables", "Table 3: training time for the first task"),
+    "convex": ("paper_figures", "ER, EWC, NGD and OCAR on the convex stream: L_p and L_s"),
+    "landscape": ("paper_figures", "paths through the loss landscape, and learning curves"),
+    "grid": ("paper_figures", "accuracy, forgetting and plasticity over α and α/τ"),
+    "steps": ("paper_figures", "effective step size against eigenvalue"),
+    "spectrum": ("paper_figures", "eigenvalues of the damped curvature on a run"),
+    "ratio": ("paper_figures", "ratio of gradient norms over the stream, with a small τ"),
+    "curves": ("paper_curves", "validation accuracy over time, with the spread over seeds"),
 }
 """The module of each table or figure, and what it is."""
 
@@ -28,17 +35,18 @@ def usage() -> str:
     return (
         "usage: ocar paper NAME [OPTIONS]\n\n"
         "The paper's numbers, ours from stored runs, and how far they are apart; which of the\n"
-        "paper's claims hold in ours; how to make what is missing.\n\n"
+        "paper's claims hold in ours; how to make what is missing. A figure makes what it lacks,\n"
+        "and writes its numbers and pictures under results/figures.\n\n"
         f"{names}\n\n"
         "  --help     this text; after a name, its options\n"
     )
 
 
 def main(command: str, arguments: list[str], *, debug: bool) -> int:
-    """Show a table of the paper.
+    """Show a table of the paper, or make a figure.
 
     Returns:
-        0, or 1 if a run cannot be read.
+        0, or 1 if a run cannot be read or failed.
     """
     if not arguments or arguments[0] in ("-h", "--help"):
         sys.stdout.write(usage())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,25 @@ from ocar.runs.records import read_counts
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+
+_ON_VALIDATION = (
+    "aaa",
+    "wc_acc",
+    "forgetting",
+    "forgetting_mean",
+    "plasticity",
+    "stability_gap",
+    "recovery",
+)
+
+
+@runtime_checkable
+class HasLast(Protocol):
+    """Values that can tell the last row without reading all."""
+
+    @property
+    def last(self) -> Mapping[str, Any]:
+        """The numbers of the last row."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -31,9 +50,6 @@ class Columns:
     seconds: Floats
     """Seconds of training since the stream began, ``(n,)``."""
 
-    seen: Ints
-    """Samples that the stream has given so far, ``(n,)``."""
-
     correct: npt.NDArray[np.int32]
     """Correct predictions for each task, ``(n, t)``; 0 for tasks that were not evaluated."""
 
@@ -44,7 +60,7 @@ class Columns:
     """Which of these an evaluation was made on, ``(n,)``."""
 
     values: Mapping[str, Floats]
-    """All other numbers by name, ``(n,)`` each, such as ``l_p``, ``loss`` and ``tau``; NaN where
+    """All other numbers by name, ``(n,)`` each, such as ``seen``, ``loss`` and ``tau``; NaN where
     there is none."""
 
     def __len__(self) -> int:
@@ -69,29 +85,47 @@ class Columns:
         found: Floats = self.correct.sum(axis=1) / totals[self.kind]
         return found
 
+    def accuracy_on(self, task: int) -> Floats:
+        """Accuracy on one task, ``(n,)``; NaN until it is evaluated."""
+        sizes = [kind[task] if task < len(kind) else 0 for kind in self.kinds]
+        found: Floats = self.correct[:, task] / np.array([n or math.nan for n in sizes])[self.kind]
+        return found
+
+    def accuracy_up_to(self, task: int, rows: slice) -> Floats:
+        """Accuracy on a task and those before it together, for some rows; NaN until it begins."""
+        known = [sum(kind[: task + 1]) if task < len(kind) else 0 for kind in self.kinds]
+        sizes = np.array([n or math.nan for n in known])[self.kind[rows]]
+        found: Floats = self.correct[rows, : task + 1].sum(axis=1) / sizes
+        return found
+
     def event(self, row: int) -> Evaluated:
         """One row as an event."""
         sizes = self.kinds[self.kind[row]]
-        online, l_p, l_s = (self._value(name, row) for name in ("online_correct", "l_p", "l_s"))
+        online = self.value("online_correct", row)
         return Evaluated(
             correct=tuple(self.correct[row, : len(sizes)].tolist()),
             sizes=sizes,
             index=int(self.index[row]),
             task=int(self.task[row]),
             seconds=float(self.seconds[row]),
-            seen=int(self.seen[row]),
+            seen=int(self.value("seen", row) or 0),
             online_correct=None if online is None else int(online),
-            l_p=l_p,
-            l_s=l_s,
+            l_p=self.value("l_p", row),
+            l_s=self.value("l_s", row),
         )
 
     def events(self) -> tuple[Evaluated, ...]:
         """All rows as events."""
         return tuple(map(self.event, range(len(self))))
 
-    def _value(self, name: str, row: int) -> float | None:
-        values = self.values.get(name)
-        return None if values is None or math.isnan(values[row]) else float(values[row])
+    def value(self, name: str, row: int) -> float | None:
+        """One of the other numbers in a row; None if there is none."""
+        if row == -1 and isinstance(self.values, HasLast):
+            return self.values.last.get(name)
+        if name not in self.values:
+            return None
+        number = float(self.values[name][row])
+        return None if math.isnan(number) else number
 
 
 def summary_of(columns: Columns, result: Mapping[str, Any] | None) -> Summary | None:
@@ -106,26 +140,23 @@ def summary_of(columns: Columns, result: Mapping[str, Any] | None) -> Summary | 
     """
     if result is None or not len(columns):
         return None
-    test: Counts = read_counts(result)
-    last = columns.event(-1)
     first = columns.seconds[columns.task == 0]
+    online = columns.value("online_correct", -1)
     return Summary(
-        acc=_defined(test.accuracy),
+        acc=_defined(read_counts(result).accuracy),
         **_on_validation(columns),
-        seconds=last.seconds,
+        seconds=float(columns.seconds[-1]),
         probe=result.get("probe"),
-        online_acc=None if last.online_correct is None else last.online_correct / last.seen,
-        l_p=last.l_p,
-        l_s=last.l_s,
+        online_acc=None if online is None else online / (columns.value("seen", -1) or math.nan),
+        l_p=columns.value("l_p", -1),
+        l_s=columns.value("l_s", -1),
         first_task_seconds=float(first[-1]) if len(first) else None,
     )
 
 
 def _on_validation(columns: Columns) -> dict[str, float | None]:
-    names = ("aaa", "wc_acc", "forgetting", "forgetting_mean", "plasticity")
-    names = (*names, "stability_gap", "recovery")
     if not columns.sizes:
-        return dict.fromkeys(names)
+        return dict.fromkeys(_ON_VALIDATION)
     history, sizes = columns.accuracies(), columns.sizes
     gaps = metrics.stability_gaps(history, sizes=sizes)
     values = (
@@ -137,7 +168,7 @@ def _on_validation(columns: Columns) -> dict[str, float | None]:
         metrics.mean_gap(gaps),
         metrics.mean_recovery(gaps),
     )
-    return dict(zip(names, map(_defined, values), strict=True))
+    return dict(zip(_ON_VALIDATION, map(_defined, values), strict=True))
 
 
 def _defined(value: float) -> float | None:

@@ -1,9 +1,9 @@
 """The evaluations of a run from its lines, fast.
 
 A long run has thousands of lines, and a report hundreds of runs. The lines that
-:mod:`ocar.runs.records` writes all look alike, so most of a file is taken apart by one regular
-expression and its numbers are read by numpy; whatever looks different is read as JSON, line by
-line, with the same outcome.
+:mod:`ocar.runs.records` writes all look alike, so a file is taken apart by one regular expression
+and its numbers are read by numpy; a file with anything else in it is read as JSON, line by line,
+with the same outcome.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import json
 import math
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +23,13 @@ from ocar.errors import RunError
 from ocar.runs.columns import Columns, Floats, Ints
 from ocar.runs.records import EVALUATED, FINISHED, evaluations, parse_lines
 
-OWN = ("index", "task", "seconds", "seen")
-"""Numbers that every evaluation has."""
-
 _LINE = re.compile(
-    rb'^\{"event": "evaluated", "correct": \[([0-9, ]*)\], "sizes": \[([0-9, ]*)\], (.*)\}$', re.M
+    rb'^\{"event": "evaluated", "correct": \[([0-9, ]*)\], "sizes": \[([0-9, ]*)\]'
+    rb', "index": ([0-9]+), "task": ([0-9]+), "seconds": ([0-9.e+-]+), ("[ -~]*)\}$',
+    re.M,
 )
+_OWN = ("index", "task", "seconds")
+_OTHER = ("event", "correct", "sizes")
 
 
 def read_columns(data: bytes, path: Path) -> tuple[Columns, Mapping[str, Any] | None]:
@@ -45,10 +47,10 @@ def read_columns(data: bytes, path: Path) -> tuple[Columns, Mapping[str, Any] | 
     """
     whole = data[: data.rfind(b"\n") + 1]
     last = whole[whole.rfind(b"\n", 0, -1) + 1 :]
-    result = json.loads(last) if last.startswith(b'{"event": "finished"') else None
+    result = _result(last)
     found = _LINE.findall(whole)
-    if len(found) + (result is not None) == whole.count(b"\n"):
-        columns = _fast(found)
+    if found and len(found) + (result is not None) == whole.count(b"\n"):
+        columns = _fast(found, path)
         if columns is not None:
             return columns, result
     records = parse_lines(data, path)
@@ -56,49 +58,108 @@ def read_columns(data: bytes, path: Path) -> tuple[Columns, Mapping[str, Any] | 
     return _slow(records, path), records[-1] if finished else None
 
 
-def _fast(found: Sequence[tuple[bytes, bytes, bytes]]) -> Columns | None:
-    """Columns from correct, sizes and rest of each line; None if they need a closer look."""
-    texts = [sizes for _, sizes, _ in found]
+def _result(line: bytes) -> Mapping[str, Any] | None:
+    if not line.startswith(b'{"event": "finished"'):
+        return None
+    try:
+        result: Mapping[str, Any] = json.loads(line)
+    except ValueError:
+        return None
+    return result
+
+
+def _fast(found: Sequence[tuple[bytes, ...]], path: Path) -> Columns | None:
+    """Columns from the groups of each line; None if they need a closer look."""
+    counted, texts, index, task, seconds, rest = zip(*found, strict=True)
     places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
     kinds = tuple(tuple(json.loads(b"[%b]" % text)) for text in places)
-    kind = np.fromiter((places[text] for text in texts), np.int64, len(texts))
+    kind = np.fromiter(map(places.__getitem__, texts), np.int64, len(texts))
     lengths = np.array([len(sizes) for sizes in kinds], dtype=np.int64)[kind]
-    counted = [correct for correct, _, _ in found]
-    commas = np.fromiter((text.count(b",") for text in counted), np.int64, len(counted))
-    if (commas != np.maximum(lengths - 1, 0)).any():
+    own = [_numbers(b",".join(column), len(found)) for column in (index, task, seconds)]
+    correct = _numbers(b",".join(filter(None, counted)), int(lengths.sum()))
+    there = [numbers for numbers in own if numbers is not None]
+    if correct is None or len(there) < len(own):
         return None
-    numbers = _numbers(b",".join(text for text in counted if text), int(lengths.sum()))
-    values = _values([rest for _, _, rest in found])
-    if numbers is None or values is None:
-        return None
-    return _columns(numbers, lengths, kinds, kind, values)
+    return _columns(correct, lengths, kinds, kind, there, _Values(rest, path))
 
 
-def _values(lines: Sequence[bytes]) -> dict[str, Floats] | None:
-    """The numbers of lines like ``"index": 0, "loss": 0.5``, by name; None if they are not."""
-    parts = [line.split(b", ") for line in lines]
-    widths = np.fromiter(map(len, parts), np.int64, len(parts))
-    values: dict[str, Floats] = {}
-    for width in np.unique(widths):
-        rows = np.flatnonzero(widths == width)
-        for column in zip(*[parts[row] for row in rows], strict=True):
-            name, colon, _ = column[0].partition(b": ")
-            joined = b",".join(column)
-            if not re.fullmatch(rb'"\w+"', name) or joined.count(name + colon) != len(rows):
-                return None
-            numbers = _numbers(joined.replace(name + colon, b""), len(rows))
-            if numbers is None:
-                return None
-            into = values.setdefault(name.decode()[1:-1], np.full(len(lines), np.nan))
-            into[rows] = numbers
-    return values
+class _Values(Mapping[str, Floats]):
+    """The numbers of lines like ``"seen": 10, "loss": 0.5``, by name; read when asked for.
+
+    Args:
+        lines: The lines.
+        path: Name of the file, for the message of an error.
+    """
+
+    def __init__(self, lines: Sequence[bytes], path: Path) -> None:
+        self._lines = b"\n".join(lines)
+        self._path = path
+        self._read: dict[str, Floats] = {}
+
+    def __getitem__(self, name: str) -> Floats:
+        if name not in self:
+            raise KeyError(name)
+        if name not in self._read:
+            numbers = _column(self._lines, name)
+            self._read[name] = self._all[name] if numbers is None else numbers
+        return self._read[name]
+
+    def __contains__(self, name: object) -> bool:
+        return b'"%b": ' % str(name).encode() in self._lines
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._all)
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    @cached_property
+    def last(self) -> Mapping[str, Any]:
+        """The last line alone, which costs little."""
+        return self._loads(self._lines[self._lines.rfind(b"\n") + 1 :])
+
+    @cached_property
+    def _all(self) -> dict[str, Floats]:
+        return _by_name([self._loads(line) for line in self._lines.split(b"\n")])
+
+    def _loads(self, line: bytes) -> dict[str, Any]:
+        try:
+            values: dict[str, Any] = json.loads(b"{%b}" % line)
+        except ValueError as error:
+            raise RunError(f"{self._path} is damaged: a line is not JSON. {error}") from error
+        return values
+
+
+def _by_name(rows: Sequence[Mapping[str, Any]]) -> dict[str, Floats]:
+    """Numbers by name, NaN where there is none."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    return {name: np.array([_number(row.get(name)) for row in rows]) for name in names}
+
+
+def _number(value: Any) -> float:
+    return float(value) if isinstance(value, (int, float)) else math.nan
+
+
+def _column(lines: bytes, name: str) -> Floats | None:
+    """One number of lines like ``"seen": 10, "loss": 0.5``; None if they need a closer look."""
+    if b"{" in lines or b"[" in lines or b"\\" in lines:
+        return None
+    key = b'"%b": ' % name.encode()
+    found = re.findall(rb"%b([0-9.e+-]+)(?:, |$)" % re.escape(key), lines, re.M)
+    numbers = _numbers(b",".join(found), len(found))
+    rows = np.array([key in line for line in lines.split(b"\n")])
+    if numbers is None or rows.sum() != len(found):
+        return None
+    column = np.full(len(rows), np.nan)
+    column[rows] = numbers
+    return column
 
 
 def _numbers(text: bytes, count: int) -> Floats | None:
     """Numbers with commas between them; None if there are not that many."""
     if not count:
         return None if text else np.empty(0)
-    whole = not re.search(rb"[.eE]", text)  # numpy reads these ten times as fast
+    whole = not any(mark in text for mark in b".eE")  # numpy reads these ten times as fast
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # what numpy says of a text that it cannot read
         try:
@@ -110,29 +171,25 @@ def _numbers(text: bytes, count: int) -> Floats | None:
 
 
 def _slow(records: Sequence[Mapping[str, Any]], path: Path) -> Columns:
+    """Columns from any records."""
     rows = [record for record in records if record["event"] == EVALUATED]
     history = evaluations(rows)
+    if any(len(event.sizes) != len(event.correct) for event in history):
+        raise RunError(f"{path} is damaged: an evaluation has not one size for each count.")
     kinds = tuple(dict.fromkeys(event.sizes for event in history))
     places = {sizes: place for place, sizes in enumerate(kinds)}
-    lengths = np.array([len(event.correct) for event in history], dtype=np.int64)
-    if any(len(event.sizes) != length for event, length in zip(history, lengths, strict=True)):
-        raise RunError(f"{path} is damaged: an evaluation counts more tasks than it has sizes of.")
-    names = dict.fromkeys([*OWN, *(name for row in rows for name in row)])
-    values = {
-        name: np.array([_number(row.get(name, math.nan)) for row in rows])
-        for name in names
-        if name not in ("event", "correct", "sizes")
-    }
-    numbers = np.array([count for event in history for count in event.correct], dtype=np.float64)
-    kind = np.array([places[event.sizes] for event in history], dtype=np.int64)
-    columns = _columns(numbers, lengths, kinds, kind, values)
-    if columns is None:
-        raise RunError(f"{path} is damaged: an evaluation lacks one of {', '.join(OWN[:3])}.")
-    return columns
-
-
-def _number(value: Any) -> float:
-    return float(value) if isinstance(value, (int, float)) else math.nan
+    values = _by_name([{k: v for k, v in row.items() if k not in _OTHER} for row in rows])
+    own = [values.pop(name, np.empty(0)) for name in _OWN]
+    if any(np.isnan(column).any() for column in own):
+        raise RunError(f"{path} is damaged: {', '.join(_OWN)} are not all numbers in a line.")
+    return _columns(
+        np.array([count for event in history for count in event.correct], dtype=np.float64),
+        np.array([len(event.sizes) for event in history], dtype=np.int64),
+        kinds,
+        np.array([places[event.sizes] for event in history], dtype=np.int64),
+        own,
+        values,
+    )
 
 
 def _columns(
@@ -140,22 +197,20 @@ def _columns(
     lengths: Ints,
     kinds: tuple[tuple[int, ...], ...],
     kind: Ints,
+    own: Sequence[Floats],
     values: Mapping[str, Floats],
-) -> Columns | None:
-    """Columns, from correct predictions row after row; None if an evaluation lacks something."""
-    own = {name: values.get(name, np.full(len(kind), np.nan)) for name in OWN}
-    if any(np.isnan(own[name]).any() for name in OWN[:3]):
-        return None
+) -> Columns:
+    """Columns, from correct predictions one row after the other."""
     tasks = max(map(len, kinds), default=0)
     correct = np.zeros((len(kind), tasks), dtype=np.int32)
     correct[np.arange(tasks) < lengths[:, None]] = numbers
+    index, task, seconds = own
     return Columns(
-        index=own["index"].astype(np.int64),
-        task=own["task"].astype(np.int64),
-        seconds=own["seconds"],
-        seen=np.nan_to_num(own["seen"]).astype(np.int64),
+        index=index.astype(np.int64),
+        task=task.astype(np.int64),
+        seconds=seconds,
         correct=correct,
         kinds=kinds,
         kind=kind,
-        values={name: column for name, column in values.items() if name not in OWN},
+        values=values,
     )

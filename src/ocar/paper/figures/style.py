@@ -1,0 +1,121 @@
+"""How every figure looks: colours that the colour-blind tell apart, dashes and markers for grey."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from ocar.errors import MissingPackageError
+
+BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PURPLE = (
+    "#000000",
+    "#E69F00",
+    "#56B4E9",
+    "#009E73",
+    "#F0E442",
+    "#0072B2",
+    "#D55E00",
+    "#CC79A7",
+)
+"""The palette of Okabe and Ito."""
+
+Look = tuple[str, Any, str]
+"""Colour, line and marker."""
+
+LOOKS: dict[str, Look] = {
+    "er": (RED, (0, (5, 2)), "s"),
+    "er-iid": (BLACK, (0, (1, 1.2)), "D"),
+    "ewc": (ORANGE, (0, (6, 2, 1, 2)), "v"),
+    "ngd": (GREEN, (0, (2, 1.5)), "^"),
+    "ocar": (BLUE, "-", "o"),
+}
+"""Of each method; the lines differ where the colours do not show."""
+
+OTHERS: tuple[Look, ...] = (
+    (PURPLE, (0, (8, 2)), "P"),
+    (SKY, (0, (4, 1, 1, 1)), "X"),
+    (GREEN, (0, (3, 3)), "<"),
+    (ORANGE, (0, (1, 2)), ">"),
+)
+"""Of methods without a look of their own, in turn."""
+
+NAMES = {"er": "ER", "er-iid": "ER, i.i.d.", "ewc": "EWC", "ngd": "NGD", "ocar": "OCAR"}
+
+FORMATS = ("png", "pdf", "svg")
+
+
+def looks(labels: Iterable[str]) -> dict[str, Look]:
+    """The look of each label."""
+    others = itertools.cycle(OTHERS)
+    return {label: LOOKS.get(label) or next(others) for label in labels}
+
+
+def shown(label: str) -> str:
+    """A method as it is written in a figure."""
+    return NAMES.get(label, label)
+
+
+def new_figure(width: float, height: float) -> Any:
+    """An empty figure, in inches.
+
+    Raises:
+        MissingPackageError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise MissingPackageError(
+            'Pictures are drawn by matplotlib, which is not installed: pip install "ocar[paper]"'
+        ) from error
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def clean(ax: Any) -> None:
+    """Leave out the frame where it says nothing."""
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.tick_params(labelsize=8)
+
+
+def mark_boundaries(ax: Any, places: Iterable[float]) -> None:
+    """Thin vertical lines, behind everything."""
+    for place in places:
+        ax.axvline(place, color="0.75", linewidth=0.7, zorder=0)
+
+
+def save(figure: Any, stem: Path, *, dpi: int = 150) -> list[Path]:
+    """Write a figure as PNG, PDF and SVG, without dates, so that the same numbers give the same.
+
+    Args:
+        figure: The figure.
+        stem: The files without their endings.
+        dpi: Dots an inch, of the PNG and of what is a picture within the others.
+
+    Returns:
+        The files.
+    """
+    import matplotlib as mpl
+
+    metadata = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    paths = []
+    with mpl.rc_context({"svg.hashsalt": "ocar", "svg.fonttype": "none", "pdf.fonttype": 42}):
+        for kind in FORMATS:
+            path = stem.parent / f"{stem.name}.{kind}"
+            figure.savefig(path, dpi=dpi, metadata=metadata[kind])
+            paths.append(path)
+    _shrink(paths[FORMATS.index("png")])
+    return paths
+
+
+def _shrink(path: Path) -> None:
+    """A PNG with 256 colours in place of millions, which these pictures do not need."""
+    with Image.open(path) as picture:
+        small = picture.convert("RGB").quantize(256, dither=Image.Dither.NONE)
+    small.save(path, optimize=True)
