@@ -1,0 +1,65 @@
+"""Pages that are made from the registry, the presets and ``results/``, so that they cannot drift.
+
+They are written anew at every build: ``docs/methods/``, one page a method, and the pieces under
+``docs/_generated/`` that other pages include.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from bench_pages import bench_tables, read_bench, targets
+from method_pages import method_page, methods_index, slug
+from options import command_line
+from result_pages import (
+    RESULTS,
+    benchmarks_table,
+    comparison_table,
+    pictures_table,
+    results_tables,
+    said_by,
+    spectrum_sentence,
+)
+
+from ocar.learners.registry import METHODS
+from ocar.runs import read_result, result_files
+
+
+def write_generated(docs: Path) -> None:
+    """Write every page and piece.
+
+    Args:
+        docs: The folder of the documentation.
+    """
+    results = [read_result(path) for path in result_files(RESULTS)]
+    pages = {f"{slug(name)}.md": method_page(name, results) for name in METHODS}
+    _write_folder(docs / "methods", {"index.md": methods_index(), **pages})
+    _write_folder(
+        docs / "_generated",
+        {
+            "benchmarks.md": benchmarks_table(),
+            "command-line.md": command_line(),
+            "pictures.md": pictures_table(),
+            "spectrum.md": spectrum_sentence(),
+            "paper-clear.md": said_by("paper", "clear", "--markdown"),
+            "paper-table1.md": said_by("paper", "table1", "--markdown"),
+            "paper-times.md": said_by("paper", "times", "--markdown"),
+            "results.md": results_tables(results),
+            "split-mnist.md": comparison_table("split-mnist"),
+            "targets.md": targets(read_bench()),
+            "bench.md": bench_tables(read_bench()),
+        },
+    )
+
+
+def _write_folder(folder: Path, texts: Mapping[str, str]) -> None:
+    """Make the folder hold these files and no others; what has not changed is not touched."""
+    folder.mkdir(exist_ok=True)
+    for path in folder.glob("*.md"):
+        if path.name not in texts:
+            path.unlink()
+    for name, text in texts.items():
+        path = folder / name
+        if not path.exists() or path.read_text(encoding="utf-8") != text:
+            path.write_text(text, encoding="utf-8")

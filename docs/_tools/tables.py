@@ -1,0 +1,39 @@
+"""Tables in Markdown, and what stands in their cells."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, numbers: int = 0) -> str:
+    """A Markdown table.
+
+    Args:
+        head: Titles of the columns.
+        rows: Their texts.
+        numbers: How many columns after the first hold numbers.
+    """
+    aligned = ["---:" if 0 < place <= numbers else "---" for place in range(len(head))]
+    return "".join(f"| {' | '.join(_cell(c) for c in row)} |\n" for row in [head, aligned, *rows])
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")
+
+
+def plus_minus(mean: float, std: float | None) -> str:
+    """Mean ± standard deviation, if there is one."""
+    return f"{mean:.1f}" if std is None else f"{mean:.1f} ± {std:.1f}"
+
+
+def value(given: object) -> str:
+    """A setting's value, short."""
+    if given is None or given == ():
+        return "none"
+    if isinstance(given, tuple) and given == tuple(range(len(given))):
+        return f"all {len(given)}"
+    if isinstance(given, bool):
+        return "yes" if given else "no"
+    if isinstance(given, float):
+        return f"{given:.6g}"
+    return str(given)

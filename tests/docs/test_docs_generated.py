@@ -1,0 +1,80 @@
+"""What the pages of methods say is what the registry, the presets and the results say."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+from docs_pages import ROOT
+from kept_files import write_kept
+
+from ocar.learners.presets import PRESETS
+from ocar.learners.registry import METHODS
+from ocar.published import published
+from ocar.runs import read_result, result_files
+
+
+def row(page: str, title: str, name: str) -> list[str]:
+    """The cells of a row in the section called so."""
+    section = page.partition(f"# {title}\n")[2]
+    line = next(line for line in section.splitlines() if line.startswith(f"| {name} |"))
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_page_has_what_belongs_to_its_method(name: str) -> None:
+    from method_pages import method_page
+    from tables import value
+
+    results = [read_result(path) for path in result_files(ROOT / "results")]
+    page = method_page(name, results)
+    assert page.startswith(f"# {name}\n\n{METHODS[name].about}\n")
+    kind = METHODS[name].transform or METHODS[name].settings
+    docstring = importlib.import_module(kind.__module__).__doc__ or ""
+    formulas = [line.strip() for line in docstring.splitlines() if line.startswith("    ")]
+    assert formulas, "a method has a formula"
+    assert all(formula in page for formula in formulas)
+    known = [benchmark for benchmark, methods in PRESETS.items() if name in methods]
+    for place, benchmark in enumerate(known):
+        for setting, given in PRESETS[benchmark][name].items():
+            assert row(page, "Presets", f"`{setting}`")[1 + place] == value(given)
+
+
+def test_measured_rows_stand_beside_the_papers(tmp_path: Path) -> None:
+    from method_pages import method_page
+
+    metrics = {seed: {"acc": 0.30 + 0.01 * seed, "aaa": 0.5, "probe": None} for seed in (0, 1, 2)}
+    result = read_result(write_kept(tmp_path, "split-cifar100", "ocar", metrics))
+    page = method_page("ocar", [result])
+    ours = row(page, "split-cifar100", "ours, 3 seeds")
+    assert ours[1:] == ["31.0 ± 1.0", "50.0 ± 0.0", "", "", "A GPU"]
+    printed = published("split-cifar100", "ocar")["acc"]
+    paper = row(page, "split-cifar100", "paper")
+    assert paper[1] == f"{printed.mean:.1f} ± {printed.std:.1f}"
+    assert "ours: not yet" in page.partition("### split-tinyimagenet")[2]
+
+
+def test_targets_that_are_missed_are_named() -> None:
+    from bench_pages import targets
+
+    entry = {"above": "A", "below": "B", "ratio": 3.0, "note": "MLP, small"}
+    target = {"relation": "at most", "value": 2, "met": False}
+    document = {"threads": 1, "results": [{**entry, "target": target}, {**entry, "target": None}]}
+    text = targets({"file.json": document})
+    assert "Not met: A / B (MLP) with 1 thread(s): 3.00, at most 2 wanted." in text
+    assert "All are met." in targets(
+        {"file.json": {**document, "results": [{**entry, "target": {**target, "met": True}}]}}
+    )
+
+
+def test_formulas_are_shown_as_they_are() -> None:
+    from docstrings import to_markdown, with_literal_blocks
+
+    text = "Text with w* and ``code`` of :func:`a.b`,\n\n    w ← w* − |x|\n\nmore."
+    assert to_markdown(text) == (
+        "Text with w\\* and `code` of `a.b`,\n\n```text\nw ← w* − |x|\n```\n\nmore.\n"
+    )
+    assert with_literal_blocks(["As", "", "    x*", "", "end"]) == (
+        ["As", "", "::", "", "    x*", "", "end"]
+    )
