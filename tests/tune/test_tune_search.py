@@ -186,6 +186,21 @@ def test_failures_count_and_the_study_goes_on(tmp_path: Path) -> None:
     assert [e.details for e in events if isinstance(e, Ended)] == ["", "Traceback", "", "", ""]
 
 
+def test_the_search_keeps_away_from_where_trials_diverge(tmp_path: Path) -> None:
+    """Half of the draws would diverge, were nothing learned from those that do."""
+
+    def script(settings: dict[str, Any]) -> list[Any]:
+        if settings["lr"] > 1e-3:  # half of the range
+            return [Result(state="failed", error="it has diverged", diverged=True)]
+        return judged(settings["lr"])
+
+    with Study(tiny(), tmp_path) as study:
+        list(search(study, Scripted(script), trials=60))
+        late = [t.state for t in study.trials()[30:]]
+        assert study.ranking()[0].settings["lr"] > 3e-4
+    assert late.count("failed") < 8
+
+
 def test_what_is_not_the_fault_of_the_settings_ends_the_search(tmp_path: Path) -> None:
     def script(settings: dict[str, Any]) -> list[TrialMessage]:
         return [Result(state="failed", error="no such data", fatal=True)]

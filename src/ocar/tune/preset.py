@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ocar.config import to_plain
+from ocar.config import WRONG_KIND, to_plain
 from ocar.errors import ConfigError, OcarError
 from ocar.experiment.config import RunConfig, method_name
 from ocar.state import write_whole
@@ -85,7 +85,7 @@ def read_preset(path: Path) -> Preset:
     """
     try:
         document = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"Invalid preset: {path} cannot be read: {error}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ConfigError(
@@ -99,5 +99,5 @@ def read_preset(path: Path) -> Preset:
     values = {name: v for name, v in document.items() if name not in ("format", "version")}
     try:
         return Preset(**values)
-    except (OcarError, TypeError, ValueError) as error:
+    except (OcarError, *WRONG_KIND) as error:
         raise ConfigError(f"Invalid preset: {path}: {error}") from error

@@ -150,7 +150,7 @@ def _end(study: Study, over: Over, trial: _Running) -> Ended | None:
     if result.state == "finished":
         study.finish(number, trial.scores[max(trial.scores)])
     elif result.state == "failed":
-        study.fail(number, result.error)
+        study.fail(number, result.error, diverged=result.diverged)
     elif trial.pruned:
         study.prune(number)
     else:

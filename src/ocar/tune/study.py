@@ -166,10 +166,17 @@ class Study:
         """A trial was stopped since it did worse than most."""
         self._tell(number, "PRUNED")
 
-    def fail(self, number: int, error: str) -> None:
-        """A trial went wrong, or its worker has died."""
+    def fail(self, number: int, error: str, *, diverged: bool = False) -> None:
+        """A trial went wrong, or its worker has died.
+
+        Args:
+            number: Which.
+            error: What went wrong.
+            diverged: Whether its settings are to blame. Then the search is to keep away from
+                them: Optuna learns from a trial that was pruned, not from one that failed.
+        """
         self._asked[number].set_user_attr(_ERROR, error or "unknown")
-        self._tell(number, "FAIL")
+        self._tell(number, "PRUNED" if diverged else "FAIL")
 
     def forget(self, number: int) -> None:
         """A trial was cut short; it will be drawn anew."""
@@ -240,6 +247,8 @@ def _trial(frozen: Any) -> Trial | None:
     error = frozen.user_attrs.get(_ERROR, "")
     if state == "failed" and not error:
         return None
+    if error:
+        state = "failed"
     return Trial(
         number=frozen.number,
         state=state,

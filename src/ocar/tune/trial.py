@@ -59,6 +59,9 @@ class Result:
     fatal: bool = False
     """Whether other trials would fail in the same way, as without data."""
 
+    diverged: bool = False
+    """Whether it failed because of its settings."""
+
 
 TrialMessage = Working | Scored | Result
 
@@ -88,7 +91,7 @@ class TrialWork:
             with limited_threads(self.config.threads or torch.get_num_threads()):
                 yield from self._messages(stop)
         except NumericalError as error:  # the settings are bad, which is good to know
-            yield Result(state="failed", error=say(error))
+            yield Result(state="failed", error=say(error), diverged=True)
         except OcarError as error:
             yield Result(state="failed", error=say(error), fatal=True)
         except Exception as error:  # noqa: BLE001 (whatever it is, the other trials go on)
