@@ -18,6 +18,9 @@ T = TypeVar("T")
 CUSTOM = "custom"
 """The kind of a value that has no plain form, such as a function of the user's."""
 
+WRONG_KIND = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError)
+"""What a class may raise that is given a value of another kind than it expects."""
+
 
 def to_plain(config: Any) -> dict[str, Any]:
     """The plain form of a dataclass."""
@@ -47,9 +50,16 @@ def from_plain(cls: type[T], values: Mapping[str, Any], *, kinds: Iterable[type]
     Raises:
         ConfigError: A field or a kind is unknown, or the class refuses a value.
     """
+    if not isinstance(values, Mapping):
+        raise ConfigError(f"{cls.__name__} cannot be made of a {type(values).__name__}.")
     reject_unknown(cls, values)
     by_name = {kind.__name__: kind for kind in kinds}
-    return cls(**{name: _from_plain(name, value, by_name) for name, value in values.items()})
+    try:
+        return cls(**{name: _from_plain(name, value, by_name) for name, value in values.items()})
+    except ConfigError:
+        raise
+    except WRONG_KIND as error:  # a text for a number, lists in lists in lists
+        raise ConfigError(f"{cls.__name__} does not take these settings: {error}") from error
 
 
 def _from_plain(name: str, value: Any, kinds: Mapping[str, type]) -> Any:

@@ -8,6 +8,9 @@ adding a part never changes the draws of another.
 from __future__ import annotations
 
 import hashlib
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -29,3 +32,16 @@ def make_generator(seed: int, name: str, device: torch.device | str = "cpu") -> 
     generator = torch.Generator(device=device)
     generator.manual_seed(derive_seed(seed, name))
     return generator
+
+
+@contextmanager
+def random_kept() -> Iterator[None]:
+    """Put Python's global random state back afterwards.
+
+    For imports: some packages, scikit-learn's through rich, draw from it as they are loaded.
+    """
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)

@@ -81,24 +81,18 @@ class Entry:
             if note["fingerprint"] != self.fingerprint:
                 raise ValueError("it is of other files")
             _compare(self.array_path, note, again=False)
-            array: Images = np.load(self.array_path, mmap_mode="c", allow_pickle=False)
+            return _map(self.array_path, self.shape)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        if array.dtype != np.uint8 or array.shape != self.shape:
-            raise ValueError(f"it holds {array.dtype} of {array.shape}")
-        return array
 
     def write(self, rows: Iterator[Images]) -> None:
         """Write the array, whose rows come one by one, then the note."""
-        header = io.BytesIO()
-        np.lib.format.write_array_header_1_0(
-            header, {"descr": "|u1", "fortran_order": False, "shape": self.shape}
-        )
-        size = header.tell() + math.prod(self.shape)
-        digest = hashlib.sha256(header.getvalue())
+        header = _header(self.shape)
+        size = len(header) + math.prod(self.shape)
+        digest = hashlib.sha256(header)
         with _new_file(self.array_path) as file:
             _reserve(file, size)
-            file.write(header.getvalue())
+            file.write(header)
             for row in rows:
                 digest.update(row.data)
                 file.write(row.data)
@@ -171,8 +165,34 @@ def verify_cache(folder: Path, name: str) -> str:
     return ""
 
 
+def _header(shape: tuple[int, ...]) -> bytes:
+    """How the file of an array begins, as numpy has it."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(
+        header, {"descr": "|u1", "fortran_order": False, "shape": shape}
+    )
+    return header.getvalue()
+
+
+def _map(path: Path, shape: tuple[int, ...]) -> Images:
+    """The array in a file, mapped copy-on-write; numpy's reader would trust what its header says.
+
+    Raises:
+        ValueError: The file does not begin as it should, or is of another size.
+    """
+    header = _header(shape)
+    with path.open("rb") as file:
+        fits = os.fstat(file.fileno()).st_size == len(header) + math.prod(shape)
+        if not fits or file.read(len(header)) != header:
+            raise ValueError(f"it holds no uint8 of {shape}")
+    return np.memmap(path, dtype=np.uint8, mode="c", offset=len(header), shape=shape)
+
+
 def _read_note(path: Path) -> dict[str, Any]:
-    note = json.loads(path.read_bytes())
+    try:
+        note = json.loads(path.read_bytes())
+    except RecursionError as error:
+        raise ValueError(f"{path.name} is no note of a cache file") from error
     wanted = {"format": int, "fingerprint": str, "shape": list, "bytes": int, "sha256": str}
     if not isinstance(note, dict) or note.keys() != wanted.keys():
         raise ValueError(f"{path.name} is no note of a cache file")

@@ -133,7 +133,7 @@ def _buckets(tree: Tree) -> dict[int, dict[str, Any]]:
     name = "labeled_metadata.json"
     buckets = {}
     for bucket, files in _json(tree, name).items():
-        if not bucket.isdecimal() or not isinstance(files, dict):
+        if not (bucket.isdecimal() and len(bucket) < 10) or not isinstance(files, dict):
             raise DataError(f"{tree.locate(name)}: {bucket!r} is no bucket with a file a class.")
         if int(bucket) > 0:
             buckets[int(bucket)] = files

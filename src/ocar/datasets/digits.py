@@ -12,7 +12,7 @@ import torch
 from ocar.datasets.arrays import Arrays, from_numpy
 from ocar.datasets.finding import Finding
 from ocar.errors import DataError, MissingPackageError
-from ocar.rng import make_generator
+from ocar.rng import make_generator, random_kept
 
 HOW_TO_GET = 'pip install "ocar[paper]"'
 
@@ -25,7 +25,8 @@ def load_digits() -> Arrays:
     The split is always the same. Grey levels 0..16 become 0..255.
     """
     try:
-        bunch = importlib.import_module("sklearn.datasets").load_digits()
+        with random_kept():
+            bunch = importlib.import_module("sklearn.datasets").load_digits()
     except ImportError as error:
         raise MissingPackageError(
             "The digits data set comes with scikit-learn, which is not installed: " + HOW_TO_GET

@@ -68,4 +68,7 @@ def _parse(file: IO[bytes] | gzip.GzipFile, path: Path, *, most: int) -> npt.NDA
     if len(values) != expected:
         given = "more" if len(values) > expected else f"{len(values)}"
         raise DataError(f"{path} should hold {expected} values by its header {shape}, has {given}.")
-    return np.frombuffer(values, dtype=np.uint8).reshape(shape)
+    try:
+        return np.frombuffer(values, dtype=np.uint8).reshape(shape)
+    except ValueError as error:  # too many dimensions, or an empty array that is too large
+        raise DataError(f"{path} has the impossible shape {shape}: {error}.") from error

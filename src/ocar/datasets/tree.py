@@ -11,7 +11,6 @@ import os
 import re
 import stat
 import zipfile
-import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
@@ -121,7 +120,7 @@ class Zip(Tree):
         self.top = top
         try:
             self._file = zipfile.ZipFile(where)
-        except (OSError, zipfile.BadZipFile, ValueError, NotImplementedError) as error:
+        except Exception as error:  # a damaged archive can raise anything
             raise cannot_read(where, error) from error
         self._entries: dict[str, zipfile.ZipInfo] = {}
         try:
@@ -163,9 +162,16 @@ class Zip(Tree):
                 "Must be stored or deflated."
             )
         try:
-            return self._file.read(info)
-        except (OSError, EOFError, zipfile.BadZipFile, zlib.error, RuntimeError) as error:
+            # Python reserves all that an entry claims to take up in the archive.
+            if info.compress_size > self.where.stat().st_size:
+                raise zipfile.BadZipFile("it claims more bytes than the archive has")
+            with self._file.open(info) as entry:
+                content = entry.read(info.file_size)
+            if len(content) != info.file_size:
+                raise zipfile.BadZipFile(f"it has {len(content)} bytes, not {info.file_size}")
+        except Exception as error:  # a damaged archive can raise anything
             raise cannot_read(self.locate(name), error) from error
+        return content
 
     def locate(self, name: str) -> str:
         """The archive and the entry in it."""

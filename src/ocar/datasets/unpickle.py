@@ -6,6 +6,7 @@ each is answered with a stand-in that can do this and no more, and any other nam
 
 from __future__ import annotations
 
+import io
 import math
 import pickle
 from collections.abc import Callable, Mapping
@@ -13,6 +14,8 @@ from typing import IO
 
 import numpy as np
 import numpy.typing as npt
+
+from ocar.datasets.unpickle_check import check_pickle
 
 
 class _DType:
@@ -87,7 +90,10 @@ def load_plain(file: IO[bytes]) -> object:
     Raises:
         Exception: Anything, since a damaged pickle can fail in any way; it has run nothing.
     """
-    content = _ArrayUnpickler(file, encoding="bytes").load()
-    if file.read(1):
+    whole = file.read()  # from a file, the reader would reserve whatever a length in it says
+    check_pickle(whole)
+    copy = io.BytesIO(whole)
+    content = _ArrayUnpickler(copy, encoding="bytes").load()
+    if copy.read(1):
         raise pickle.UnpicklingError("there is more after its end")
     return content

@@ -7,21 +7,24 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ocar.augment import AUGMENTATIONS
 from ocar.config import CUSTOM, from_plain
-from ocar.errors import CheckpointError, ConfigError
+from ocar.errors import CheckpointError, ConfigError, OcarError
 from ocar.images import CropFlip, Normalize
 from ocar.learners.base import Learner
+from ocar.learners.methods.scr import SCRSettings
 from ocar.learners.registry import METHODS, TRANSFORMS
-from ocar.learners.settings import Augmenter, Normalizer
+from ocar.learners.settings import Augmenter, LearnerSettings, Normalizer
 from ocar.learners.transform import TransformSettings
-from ocar.state import load_state
+from ocar.state import load_state, without_prefix
 
 _METHODS = {m.settings.__name__: m for m in METHODS.values()}
 _KINDS = (Normalize, CropFlip, *AUGMENTATIONS)
 _TRANSFORM_SETTINGS = {t.__name__: t for t in TRANSFORMS.values()}
+_MOST_UNSEEN = 1 << 22  # slots of a memory of which a file holds none
 
 
 def load(
@@ -41,6 +44,7 @@ def load(
 
     Raises:
         CheckpointError: The file is damaged, too new, or of another model.
+        ModelError: The model has no such head as the file names.
     """
     tensors, values = load_state(path)
     functions = {"normalize": normalize, "augment": augment}
@@ -54,11 +58,51 @@ def load(
         if values["transform"] is not None:
             kind = _TRANSFORM_SETTINGS[values["transform"]]
             transform = from_plain(kind, values["transform_settings"])
+        _check_sizes(settings, tensors, model)
+        _check_item(values["item"])
         learner = method.learner(model, settings, transform=transform)
         learner.load_state(tensors, values)
-    except (KeyError, TypeError, ConfigError) as error:
+    except OcarError as error:
+        if not isinstance(error, ConfigError):
+            raise
+        raise CheckpointError(f"{str(path)!r} does not describe a learner: {error}") from error
+    except Exception as error:  # what torch, numpy and a learner's parts say of damaged values
         raise CheckpointError(f"{str(path)!r} does not describe a learner: {error}") from error
     return learner
+
+
+def _check_sizes(
+    settings: LearnerSettings, tensors: Mapping[str, Tensor], model: nn.Module
+) -> None:
+    """Refuse what would take more memory than the file can stand for, before anything is made."""
+    own = model.state_dict()
+    for name, tensor in without_prefix("model", tensors).items():
+        if name in own and tensor.shape[1:] != own[name].shape[1:]:  # a head may have grown
+            raise CheckpointError(
+                f"The checkpoint is of another model: {name!r} has shape {tuple(tensor.shape)}, "
+                f"here {tuple(own[name].shape)}."
+            )
+    targets = tensors.get("memory.columns.y")
+    slots = _MOST_UNSEEN if targets is None else targets.numel()
+    if settings.memory > slots:
+        raise CheckpointError(
+            f"The checkpoint says memory={settings.memory} and has at most {slots} slots."
+        )
+    if isinstance(settings, SCRSettings):  # in others it is at most as long as the features
+        parts = without_prefix("objective.projection", tensors).values()
+        widest = max((max(part.shape, default=0) for part in parts), default=0)
+        if settings.projection > widest:
+            raise CheckpointError(
+                f"The checkpoint says projection={settings.projection} and has at most {widest}."
+            )
+
+
+def _check_item(item: Any) -> None:
+    """Refuse a description of samples, ``[shape, type]``, whose type is none."""
+    if item is not None:
+        _, name = item
+        if not isinstance(getattr(torch, name.removeprefix("torch."), None), torch.dtype):
+            raise CheckpointError(f"The checkpoint has samples of type {name!r}, which is none.")
 
 
 def _reject_custom(plain: Mapping[str, Any]) -> None:

@@ -1,0 +1,320 @@
+"""The readers, each with valid files to begin with and what spoils them."""
+
+from __future__ import annotations
+
+import copy
+import gzip
+import hashlib
+import io
+import json
+import tarfile
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import numpy as np
+import torch
+from datasets.dataset_files import (
+    cifar10_files,
+    cifar_bytes,
+    clear_files,
+    idx_bytes,
+    names_bytes,
+    tiny_files,
+)
+from stored_runs import small
+from torch import nn
+
+import ocar
+from fuzz import mutate
+from ocar.datasets import cifar_files, clear, mnist, tiny_imagenet
+from ocar.datasets.cache import Entry, load_or_make, verify_cache
+from ocar.datasets.cifar import CIFAR10
+from ocar.datasets.idx import read_idx
+from ocar.datasets.tree import Zip
+from ocar.errors import DataError
+from ocar.runs import read_run
+from ocar.runs.folder import CONFIG, METRICS, STATUS
+from ocar.runs.results import keep, read_result
+from ocar.state import load_state
+from ocar.tune.preset import Preset, read_preset, write_preset
+
+MB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Target:
+    """One reader."""
+
+    read: Callable[[bytes], object]
+    """Reads an input; raises the package's own errors and no others."""
+
+    seeds: Sequence[bytes]
+    """Valid files."""
+
+    mutators: Sequence[mutate.Mutator]
+    """What spoils them, beside changes of single bytes."""
+
+    base: int = 16 * MB
+    """Bytes that any input may take."""
+
+    factor: int = 64
+    """Bytes more for each byte of the input."""
+
+    def make(self, rng: Random) -> bytes:
+        """An input."""
+        data = rng.choice(self.seeds)
+        ways = (*self.mutators, mutate.by_bytes) if self.mutators else (mutate.by_bytes,)
+        for _ in range(rng.choice((1, 1, 1, 2))):
+            with suppress(Exception):  # what is spoiled already cannot always be spoiled again
+                data = rng.choice(ways)(data, rng)
+        return data
+
+
+def make_target(name: str, folder: Path) -> Target:
+    """A target that works in a folder."""
+    return TARGETS[name](folder)
+
+
+# --- checkpoints ---
+
+
+def _net() -> nn.Module:
+    generator = torch.Generator().manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+    with torch.no_grad():
+        for parameter in net.parameters():
+            parameter.copy_(torch.rand(parameter.shape, generator=generator))
+    return net
+
+
+def _learners() -> list[ocar.Learner]:
+    common: dict[str, Any] = {"lr": 0.01, "memory": 6, "replay_batch": 2, "passes": 1}
+    curvature = {"tau_step": 1e-6, "ema": 0.2}
+    return [
+        ocar.make_learner("er", _net(), **common, prediction="average"),
+        ocar.make_learner("er", _net(), **common, normalize=ocar.Normalize((0.5,), (0.2,))),
+        ocar.make_learner("ocar", _net(), **common, **curvature),
+        ocar.make_learner("der++", _net(), **common, memory_kind="reservoir", alpha=0.1, beta=0.1),
+        ocar.make_learner("ewc", _net(), **common, strength=0.1),
+        ocar.make_learner("gdumb", _net(), lr=0.1, memory=6, epochs=1, train_batch=4),
+        ocar.make_learner("er-lwf", _net(), **common),
+        ocar.make_learner("lpr", _net(), **common),
+        ocar.make_learner("scr", _net(), **common, projection=4),
+    ]
+
+
+def _checkpoint(folder: Path) -> Target:
+    seeds = []
+    for number, learner in enumerate(_learners()):
+        learner.save(folder / "file")
+        if number < 2:
+            seeds.append((folder / "file").read_bytes())  # of one that has seen nothing
+        if not isinstance(learner.settings.normalize, ocar.Normalize):
+            learner.learn(torch.eye(4), torch.tensor([0, 3, 1, 0]))
+        learner.save(folder / "file")
+        seeds.append((folder / "file").read_bytes())
+    net = _net()
+
+    def read(data: bytes) -> None:
+        (folder / "file").write_bytes(data)
+        load_state(folder / "file")
+        ocar.load(folder / "file", copy.deepcopy(net))
+
+    return Target(read, seeds, [mutate.by_safetensors] * 3, base=96 * MB)
+
+
+# --- configurations and metrics ---
+
+
+def _preset(folder: Path) -> Target:
+    presets = [
+        Preset(benchmark="split-digits", method="ocar", settings={"lr": 0.06, "tau_step": 4e-8}),
+        Preset(benchmark="split-digits", method="er", transform="ngd", settings={"lr": 0.1}),
+        Preset(benchmark="split-mnist", method="scr", settings={"lr": 0.1, "classes": [0, 1]}),
+    ]
+    seeds = []
+    for preset in presets:
+        write_preset(folder / "file", preset)
+        seeds.append((folder / "file").read_bytes())
+
+    def read(data: bytes) -> None:
+        (folder / "file").write_bytes(data)
+        read_preset(folder / "file")
+
+    return Target(read, seeds, [mutate.by_json] * 3)
+
+
+def _run_files(folder: Path) -> tuple[Path, dict[str, bytes]]:
+    path = ocar.run(small(max_batches=4, probe=False), out=folder).path
+    return path, {name: (path / name).read_bytes() for name in (CONFIG, METRICS, STATUS)}
+
+
+def _look(path: Path) -> None:
+    run = read_run(path)
+    _ = (run.summary, run.history, run.state, run.seed, run.label, run.hash, run.device)
+    _ = (run.benchmark, dict(run.changed), run.sessions)
+
+
+def _run_file(name: str, mutator: mutate.Mutator) -> Callable[[Path], Target]:
+    def make(folder: Path) -> Target:
+        path, files = _run_files(folder)
+
+        def read(data: bytes) -> None:
+            (path / name).write_bytes(data)
+            _look(path)
+
+        return Target(read, [files[name]], [mutator] * 3)
+
+    return make
+
+
+def _result(folder: Path) -> Target:
+    path, _ = _run_files(folder)
+    file = keep([read_run(path)], folder / "kept").path  # whose name says what is in it
+
+    def read(data: bytes) -> None:
+        file.write_bytes(data)
+        _ = [run.state for run in read_result(file).runs]
+
+    return Target(read, [file.read_bytes()], [mutate.by_json] * 3)
+
+
+# --- data sets ---
+
+
+def _idx(folder: Path) -> Target:
+    shapes = ((5,), (3, 4, 4), (1, 2, 3, 2))
+    plain = [idx_bytes(np.arange(np.prod(s), dtype=np.uint8).reshape(s)) for s in shapes]
+    seeds = [*plain, *(gzip.compress(data, mtime=0) for data in plain)]
+    names = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte")
+    others = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+    for name in (*names, *others):
+        (folder / name).write_bytes(plain["images" in name])
+
+    def read(data: bytes) -> None:
+        (folder / names[0]).write_bytes(data)
+        with suppress(DataError):  # the other is to be tried in any case
+            mnist.load_mnist(folder)
+        read_idx(folder / names[0])
+
+    # Deflate makes a thousand of one byte, and the array is there twice for a moment.
+    return Target(read, seeds, [mutate.by_gzip(mutate.by_bytes)], factor=3 * 1032)
+
+
+def _cifar(folder: Path) -> Target:
+    pixels = np.arange(2 * 3072, dtype=np.uint8).reshape(2, 3072)
+    names = names_bytes(label_names=[f"kind {i}" for i in range(10)])
+    files = cifar10_files()
+    for name, data in files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(data)
+
+    def read(data: bytes) -> None:
+        part = "test_batch" if len(data) > 3000 else "batches.meta"
+        (folder / CIFAR10.folder / part).write_bytes(data)
+        try:
+            CIFAR10.read(folder)
+        finally:
+            (folder / CIFAR10.folder / part).write_bytes(files[f"{CIFAR10.folder}/{part}"])
+        if part == "test_batch":
+            cifar_files.read_cifar(io.BytesIO(data), "file", classes={"labels": 10})
+
+    return Target(read, [cifar_bytes(pixels, labels=[1, 9]), names], [mutate.by_opcodes] * 2)
+
+
+def _tar(folder: Path) -> Target:
+    seeds = []
+    for kind in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT):
+        file = io.BytesIO()
+        with tarfile.open(fileobj=file, mode="w:gz", format=kind, compresslevel=1) as archive:
+            for name, data in cifar10_files().items():
+                info = tarfile.TarInfo(name if kind == tarfile.USTAR_FORMAT else f"{name}")
+                info.size = len(data)
+                info.pax_headers = {"comment": "é"} if kind == tarfile.PAX_FORMAT else {}
+                archive.addfile(info, io.BytesIO(data))
+        seeds.append(file.getvalue())
+
+    def read(data: bytes) -> None:
+        (folder / CIFAR10.archive).write_bytes(data)
+        CIFAR10.read(folder)
+
+    ways = [mutate.by_gzip(mutate.by_tar)] * 2 + [mutate.by_gzip(mutate.by_bytes)]
+    return Target(read, seeds, ways, factor=4 * 1032)
+
+
+def _zip(folder: Path) -> Target:
+    tiny = [(f"tiny-imagenet-200/{n}", c) for n, c in tiny_files(train=1, val=1).items()]
+    parts = clear_files(each=1, buckets=2, classes=2)
+    both = [[(f"{top}/{n}", c) for n, c in parts.items()] for top in ("train_image_only", "test")]
+    seeds = [mutate.write_zip(entries) for entries in (tiny, both[0])]
+    (folder / "clear10-test.zip").write_bytes(mutate.write_zip(both[1]))
+
+    def read(data: bytes) -> None:
+        name = "clear10-train-image-only.zip" if b"train_image_only" in data else ""
+        path = folder / (name or "tiny-imagenet-200.zip")
+        path.write_bytes(data)
+        load = clear.load_clear10 if name else tiny_imagenet.load_tiny_imagenet
+        with suppress(DataError):  # all entries are to be read in any case
+            load(folder, size=4)
+        with Zip(path, top="train_image_only" if name else "tiny-imagenet-200") as tree:
+            for entry in tree.files():
+                with suppress(DataError):
+                    tree.read(entry)
+
+    # An entry may claim 64 MiB, and an image fifty million pixels of four bytes, twice.
+    return Target(read, seeds, [mutate.by_zip] * 3, base=512 * MB, factor=1032)
+
+
+def _cache(folder: Path) -> Target:
+    shape = (2, 3, 4, 4)
+    entry = Entry(folder=folder, name="set-4", fingerprint="ab" * 32, shape=shape)
+    rows = np.arange(2 * 48, dtype=np.uint8).reshape(shape)
+    entry.write(iter(rows))
+    array = entry.array_path.read_bytes()
+    note = json.loads(entry.note_path.read_bytes()) | {"sha256": "RIGHT"}
+    seeds = [json.dumps(note).encode() + b"\n" + array]
+
+    def read(data: bytes) -> None:
+        """The first line is the note, the rest the array; its sum is made right if it says so."""
+        first, _, rest = data.partition(b"\n")
+        digest = hashlib.sha256(rest).hexdigest().encode()
+        first = first.replace(b'"RIGHT"', b'"%b"' % digest)
+        entry.note_path.write_bytes(first.replace(b'"bytes": 224', b'"bytes": %d' % len(rest)))
+        entry.array_path.write_bytes(rest)
+        verify_cache(folder, "set")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it says that a damaged file is made again
+            made = load_or_make(entry, lambda: iter(rows))
+        if made.shape != shape or made.dtype != np.uint8:
+            raise AssertionError(f"{made.dtype} of {made.shape}")
+
+    def by_note(data: bytes, rng: Random) -> bytes:
+        first, _, rest = data.partition(b"\n")
+        return mutate.by_json(first, rng) + b"\n" + rest
+
+    def by_array(data: bytes, rng: Random) -> bytes:
+        first, _, rest = data.partition(b"\n")
+        return first + b"\n" + mutate.by_bytes(rest, rng)
+
+    return Target(read, seeds, [by_note, by_array, by_array])
+
+
+TARGETS: dict[str, Callable[[Path], Target]] = {
+    "checkpoint": _checkpoint,
+    "preset": _preset,
+    "run-config": _run_file(CONFIG, mutate.by_json),
+    "run-status": _run_file(STATUS, mutate.by_json),
+    "metrics": _run_file(METRICS, mutate.by_lines),
+    "result": _result,
+    "idx": _idx,
+    "cifar": _cifar,
+    "tar": _tar,
+    "zip": _zip,
+    "cache": _cache,
+}
+"""The readers by name: each is made for the folder that it works in."""
