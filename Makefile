@@ -35,11 +35,11 @@ $(STAMP): pyproject.toml constraints.txt
 	$(PINNED) $(BIN)/python -m pip install --quiet -e '.[dev]'
 	@touch $@
 
-locked:  ## make .venv as CI does: by the hashes of requirements.lock, but for torch
+locked:  ## make .venv by the hashes of requirements.lock, but for torch
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --require-hashes --no-deps -r requirements.lock
 	$(PINNED) $(BIN)/python -m pip install --quiet torch
-	$(BIN)/python -m pip install --quiet --no-deps --no-build-isolation -e .
+	$(PINNED) $(BIN)/python -m pip install --quiet --no-deps -e .
 	$(BIN)/python -m pip check
 	@touch $(STAMP)
 
