@@ -330,7 +330,7 @@ def test_a_checkpoint_of_another_model_is_refused(case: Case, tmp_path: Path) ->
     learner.save(tmp_path / "ckpt")
     other = seeded(lambda: nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 2)))
     before = {k: v.clone() for k, v in other.state_dict().items()}
-    with pytest.raises(CheckpointError, match=r"of another model: '0.weight' has shape \(8, 6\)"):
+    with pytest.raises(CheckpointError, match=r"of another model: '\d.weight' has shape \("):
         ocar.load(tmp_path / "ckpt", other)
     assert_same(other.state_dict(), before)
     with pytest.raises(CheckpointError, match="of another model: missing"):
