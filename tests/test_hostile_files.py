@@ -41,10 +41,6 @@ from ocar.tune.preset import read_preset
 
 TESTS = Path(__file__).parent
 SOURCE = TESTS.parent / "src" / "ocar"
-OPEN = {
-    name: pytest.mark.xfail(strict=False, reason="ocar.runs trusts the values in its files")
-    for name in ("run-config", "run-status", "metrics", "result")
-}
 
 
 def fuzz(*args: str, out: Path) -> list[dict[str, Any]]:
@@ -66,7 +62,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     return {report["target"]: report for report in fuzz("--count", "120", "--seed", "1", out=out)}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=OPEN.get(name, ())) for name in TARGETS])
+@pytest.mark.parametrize("name", TARGETS)
 def test_spoiled_files(reports: dict[str, dict[str, Any]], name: str) -> None:
     report = reports[name]
     assert report["failures"] == []

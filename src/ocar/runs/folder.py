@@ -39,6 +39,9 @@ METRICS = "metrics.jsonl"
 CHECKPOINT = "checkpoint.safetensors"
 STATUS = "status.json"
 
+DAMAGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What Python raises over values of the wrong kind in a file that can be read."""
+
 
 class RunFolder:
     """A run folder to write in; entering it takes the lock.
@@ -175,7 +178,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         value = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict):
         raise RunError(f"{path} is damaged: it holds no object.")

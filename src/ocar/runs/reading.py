@@ -13,7 +13,7 @@ from typing import Any
 from ocar.errors import RunError
 from ocar.events import Evaluated, Summary
 from ocar.runs.columns import Columns, summary_of
-from ocar.runs.folder import CHECKPOINT, CONFIG, METRICS, STATUS, read_json
+from ocar.runs.folder import CHECKPOINT, CONFIG, DAMAGE, METRICS, STATUS, read_json
 from ocar.runs.lines import read_columns
 from ocar.runs.provenance import device_names
 
@@ -90,8 +90,15 @@ class Run:
 
     @cached_property
     def history(self) -> tuple[Evaluated, ...]:
-        """Every evaluation so far, as events."""
-        return self.columns.events()
+        """Every evaluation so far, as events.
+
+        Raises:
+            RunError: A number among them is none.
+        """
+        try:
+            return self.columns.events()
+        except DAMAGE as error:
+            raise RunError(f"{self.path / METRICS} is damaged: {error}.") from error
 
     @property
     def evaluated(self) -> int:
@@ -138,8 +145,14 @@ def read_run(path: Path) -> Run:
     metrics = path / METRICS
     data = metrics.read_bytes() if metrics.exists() else b""
     status = read_json(path / STATUS) if (path / STATUS).exists() else {}
-    columns, result = read_columns(data, metrics)
-    return Run(path=path, document=document, columns=columns, result=result, status=status)
+    try:
+        columns, result = read_columns(data, metrics)
+        run = Run(path=path, document=document, columns=columns, result=result, status=status)
+        _ = (run.summary, run.state, run.seed, run.label, run.hash, run.device)
+        _ = (run.benchmark, dict(run.changed))  # every value that is looked at later
+    except DAMAGE as error:
+        raise RunError(f"{path} is damaged: {type(error).__name__}: {error}.") from error
+    return run
 
 
 def run_folders(root: Path) -> list[Path]:

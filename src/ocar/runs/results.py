@@ -27,7 +27,7 @@ from typing import Any
 from ocar.errors import RunError
 from ocar.events import Summary
 from ocar.runs.command import run_command
-from ocar.runs.folder import CONFIG, read_json
+from ocar.runs.folder import CONFIG, DAMAGE, read_json
 from ocar.runs.provenance import device_names
 from ocar.runs.reading import Run
 from ocar.state import write_whole
@@ -255,7 +255,7 @@ def read_result(path: Path) -> Result:
             runs=tuple(_read_run(run, document, path) for run in document["runs"]),
         )
         named, meant = path.stem, f"{document['label']}-{identity_hash(document['config'])}"
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except DAMAGE as error:
         raise RunError(f"{path} is damaged: {type(error).__name__}: {error}.") from error
     if named != meant or document["hash"] != identity_hash(document["config"]):
         raise RunError(f"{path} is damaged: its configuration is that of {meant}.")
