@@ -166,7 +166,7 @@ class Zip(Tree):
             if info.compress_size > self.where.stat().st_size:
                 raise zipfile.BadZipFile("it claims more bytes than the archive has")
             with self._file.open(info) as entry:
-                content = entry.read(info.file_size)
+                content = entry.read(info.file_size + 1)  # to its end: the checksum is looked at
             if len(content) != info.file_size:
                 raise zipfile.BadZipFile(f"it has {len(content)} bytes, not {info.file_size}")
         except Exception as error:  # a damaged archive can raise anything
