@@ -4,10 +4,12 @@ PYTHON ?= python3
 WORKERS ?= 2
 UV ?= uv
 
-# Of `make fuzz`: inputs for each reader, what decides them, and which readers (all of them).
+# Of `make fuzz`: inputs for each reader, what decides them, which readers (all of them), and the file
+# to add the counts to (none).
 COUNT ?= 100000
 SEED ?= 0
 TARGETS ?=
+SAVE ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -17,11 +19,18 @@ STAMP := $(VENV)/.installed
 # name for both, later ones the second for the builds.
 PINNED := PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_BUILD_CONSTRAINT=$(CURDIR)/constraints.txt
 
+# Avalanche and what it imports, in a folder of its own: one of these is under the LGPL, and with all
+# that it asks for there would be a dozen solvers and a second array library.
+AVALANCHE := avalanche-lib dill gdown GPUtil lightning-utilities psutil pytorchcv qpsolvers \
+	torchmetrics wandb xxhash pydantic pydantic_core typing-inspection annotated-types
+
+LOCK_TITLE := \# Hashes of the files that CI installs, all but torch; see CONTRIBUTING.md. Written by `make lock`.
+
 # The tests' tensors are tiny: one thread a worker is faster than workers that fight for cores.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run locked lock test test-long test-gpu check fuzz format readme docs browser bench dist clean
+.PHONY: help venv run locked lock test test-long test-avalanche test-gpu check fuzz format readme docs browser bench dist clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +56,8 @@ lock:  ## write requirements.lock anew from pyproject.toml and constraints.txt; 
 	$(UV) pip compile --quiet pyproject.toml --extra dev --constraint constraints.txt \
 		--python $(BIN)/python --generate-hashes --no-emit-package torch \
 		--no-header --no-annotate --upgrade --output-file requirements.lock
+	{ echo '$(LOCK_TITLE)'; cat requirements.lock; } > requirements.lock.new
+	mv requirements.lock.new requirements.lock
 
 run: venv  ## ER and OCAR on digits: a table and a report, in under two minutes
 	$(BIN)/ocar demo
@@ -56,6 +67,14 @@ test: venv  ## run the fast tests (OCAR_DATA names the folder of real data sets,
 
 test-long: venv  ## run the tests that take minutes
 	$(PYTEST) -n $(WORKERS) -m long --timeout=3600
+
+build/avalanche: constraints.txt | venv
+	rm -rf $@
+	$(PINNED) $(BIN)/python -m pip install --quiet --no-deps --target $@ $(AVALANCHE)
+
+test-avalanche: venv build/avalanche  ## install Avalanche into build/ and run the tests that need it
+	PYTHONPATH=build/avalanche $(PYTEST) tests/integrations tests/docs/test_docs_code.py \
+		-k "avalanche or drop-in"
 
 test-gpu: venv  ## run the tests that need a CUDA device
 	$(PYTEST) -m gpu
@@ -68,8 +87,9 @@ check: venv  ## lint, formatting, types, import layers, licences, known vulnerab
 	$(BIN)/python tools/licences.py
 	$(BIN)/python tools/audit.py
 
-fuzz: venv  ## feed spoiled files to every reader: COUNT=100000 SEED=0 TARGETS="zip idx"
-	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m fuzz $(TARGETS) --count $(COUNT) --seed $(SEED)
+fuzz: venv  ## feed spoiled files to every reader: COUNT=100000 SEED=0 TARGETS="zip idx" SAVE=FILE
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m fuzz $(TARGETS) --count $(COUNT) --seed $(SEED) \
+		$(if $(SAVE),--save $(SAVE))
 
 format: venv  ## format the code and mend what ruff can
 	$(BIN)/ruff check --fix

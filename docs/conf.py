@@ -12,6 +12,7 @@ sys.path.insert(0, str(HERE / "_tools"))
 from docstrings import keep_attribute, literal_formulas  # noqa: E402
 from figures import draw_all  # noqa: E402
 from generated import write_generated  # noqa: E402
+from story import write_story  # noqa: E402
 
 from ocar.version import __version__  # noqa: E402
 
@@ -63,6 +64,7 @@ def make_pages(app: Any) -> None:
     """Make pages and pictures before Sphinx looks for its sources."""
     write_generated(HERE)
     draw_all(HERE)
+    write_story(HERE)
 
 
 def setup(app: Any) -> None:

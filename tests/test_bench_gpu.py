@@ -15,7 +15,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("group", sorted(set(GROUPS) - {"mlp", "nngeometry"}))
+@pytest.mark.parametrize("group", sorted(set(GROUPS) - {"mlp", "nngeometry", "serving"}))
 def test_a_group_runs_on_cuda(group: str) -> None:
     results = list(measure(Setup.quick(torch.device("cuda")), [group]))
     assert results

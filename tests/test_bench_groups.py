@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -46,6 +47,16 @@ def test_steps() -> None:
     assert (last.above, last.below) == ("OCAR at 100 classes", "OCAR at 5 classes")
 
 
+def test_saving(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OCAR_DATA", str(tmp_path))
+    first, *others = found("saving").values()
+    assert isinstance(first, Breakdown)
+    assert {part.name for part in first.parts} == {"saving", "learning and evaluating"}
+    assert all(part.amount > 0 for part in first.parts)
+    assert first.note == "8 batches, saved 1 times, evaluated after every 1"
+    assert all(isinstance(other, Skipped) for other in others)  # their data is not there
+
+
 def test_nngeometry() -> None:
     check_ratio(found("nngeometry")["nngeometry"])
 
@@ -87,6 +98,17 @@ def test_mlp() -> None:
     assert list(results) == ["mlp, the floor", "mlp, OCAR", "mlp, Avalanche"]
     check_ratio(results["mlp, the floor"])
     check_ratio(results["mlp, OCAR"])
+
+
+def test_serving() -> None:
+    results = found("serving")
+    assert [name.partition(", ")[2] for name in results] == [
+        "publishing",
+        "one reader",
+        "a reader that waits",
+    ]
+    for result in results.values():
+        check_ratio(result)
 
 
 def test_parts() -> None:

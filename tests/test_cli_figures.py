@@ -92,6 +92,8 @@ def test_curves_are_of_stored_runs_and_missing_ones_are_made(
 def test_wrong_names_are_refused(tmp_path: Path, capsys: Captured) -> None:
     assert main(["paper", "curves", "--methods", "nothing"]) == 2
     assert "nothing" in capsys.readouterr().err
+    assert main(["paper", "curves", "--benchmark", "convex"]) == 2
+    assert "ocar paper convex draws them" in capsys.readouterr().err
     preset = tmp_path / "preset.json"
     values = {"format": "ocar-preset", "version": 1, "benchmark": "split-digits", "method": "er"}
     preset.write_text(json.dumps({**values, "settings": {"lr": 0.1}}))
@@ -116,7 +118,7 @@ def test_a_kept_command_names_no_folder() -> None:
 
 
 def test_methods_are_told_apart_without_colour() -> None:
-    lines = [str(line) for _, line, _ in (style.LOOKS[method] for method in METHODS)]
+    lines = [str(line) for _, line, _ in style.looks(METHODS).values()]
     assert len(set(lines)) == len(METHODS)
     others = style.looks(["ocar", "mir", "rar", "lpr"])
     assert len({str(look[1]) for look in others.values()}) == 4

@@ -134,9 +134,17 @@ def test_a_run_goes_on_with_the_threads_it_began_with(tmp_path: Path) -> None:
     assert torch.get_num_threads() == before
 
 
-def test_a_learner_that_diverges_is_a_failed_run(tmp_path: Path) -> None:
-    config = small(settings={"lr": 1e30})
-    with pytest.raises(NumericalError, match=r"The loss is \w+ at batch \d+: the learner has"):
+@pytest.mark.parametrize(
+    ("guard", "message"),
+    [
+        (True, r"The last 2\d batches by batch \d+ .* were skipped: the learner has diverged"),
+        (False, r"The loss is \w+ at batch \d+: the learner has"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore::ocar.learners.guard.GuardWarning")
+def test_a_learner_that_diverges_is_a_failed_run(tmp_path: Path, guard: bool, message: str) -> None:
+    config = small(settings={"lr": 1e30}, guard=guard)
+    with pytest.raises(NumericalError, match=message):
         ocar.run(config, out=tmp_path)
     run = ocar.runs.read_run(tmp_path / config.folder())
     assert run.state == "failed"

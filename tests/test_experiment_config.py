@@ -29,6 +29,7 @@ OTHER: dict[str, Any] = {
     "probe": False,
     "max_tasks": 3,
     "max_batches": 11,
+    "guard": False,
 }
 """Another value of each field that decides the numbers, beside the seed."""
 

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from made_runs import history, write_run
 
 import ocar
+from ocar.runs.command import PROTOCOL
+from ocar.runs.folder import CONFIG
 
 BLOCK = """
 import sys
@@ -38,3 +46,33 @@ def test_every_public_name_is_there() -> None:
         assert getattr(ocar, name) is not None
     assert set(ocar.__all__) <= set(dir(ocar))
     assert callable(ocar.evaluate)
+
+
+READ = """
+import sys
+from ocar.cli import main
+code = main(sys.argv[1:])
+assert "torch" not in sys.modules, "PyTorch was imported"
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("command", ["show", "report"])
+def test_reading_runs_does_not_wait_for_torch(command: str, tmp_path: Path) -> None:
+    pytest.importorskip("tyro", reason="the command line is not installed")
+    pytest.importorskip("plotly", reason="plotly is not installed")
+    run = write_run(tmp_path, history(np.random.default_rng(0), [3, 2]), **PROTOCOL, device="cpu")
+    config = run.path / CONFIG
+    document = json.loads(config.read_bytes())
+    document["given"] = {"method": "er", "transform": None, "settings": {}, "every": None}
+    config.write_text(json.dumps(document), encoding="utf-8")
+    ended = subprocess.run(
+        [sys.executable, "-c", READ, command, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    if command == "report":
+        page = (tmp_path / "report.html").read_text(encoding="utf-8")
+        assert "ocar run split-digits er --seeds 0 --device cpu" in page

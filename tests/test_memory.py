@@ -374,6 +374,29 @@ def test_host_labels_change_nothing(kind: str) -> None:
     assert_same(plain.state_dict(), told.state_dict())
 
 
+@EVERY_MEMORY
+def test_what_is_not_accepted_leaves_the_slots(kind: str) -> None:
+    memory, accepted = make(kind, 6), torch.tensor(True)
+    x, extras = encode(list(range(12)))
+    y = torch.arange(12) % 3
+    refused, genuine = range(4, 8), set(range(12)) - set(range(4, 8))
+    for start in range(0, 12, 4):
+        part = slice(start, start + 4)
+        accepted.fill_(start not in refused)
+        rows = {name: column[part] for name, column in extras.items()}
+        memory.add(x[part], y[part], rows, accepted=accepted)
+    held = contents(memory)
+    assert set(held.x[:, 0].tolist()) <= genuine
+    assert torch.equal(held.y, held.x[:, 0] % 3)
+    memory.reconcile()
+    assert torch.equal(memory.labels, contents(memory).y)
+    restored = make(kind, 6)
+    restored.load_state_dict(memory.state_dict())
+    feed(memory, [[0, 1, 2, 3]] * 5, start=20)
+    feed(restored, [[0, 1, 2, 3]] * 5, start=20)
+    assert stored_ids(memory) == stored_ids(restored)
+
+
 def test_repr_shows_settings_and_fill() -> None:
     memory = make("class-balanced", 5, seed=3)
     feed(memory, [[1, 2]])

@@ -190,8 +190,9 @@ def test_a_rounding_error_is_no_drop() -> None:
 def test_running_values_equal_those_of_the_history_so_far(drawn: tuple[Rows, list[int]]) -> None:
     rows, sizes = drawn
     anytime, worst = metrics.AnytimeAccuracy(), metrics.WorstCaseAccuracy()
-    forgetting = metrics.Forgetting()
+    forgetting, gap = metrics.Forgetting(), metrics.StabilityGap()
     assert math.isnan(anytime.compute())
+    assert all(map(math.isnan, gap.compute()))
     assert math.isnan(worst.compute())
     for n, row in enumerate(rows):
         anytime.update(metrics.accuracy(row, sizes=sizes[: len(row)]))
@@ -204,6 +205,10 @@ def test_running_values_equal_those_of_the_history_so_far(drawn: tuple[Rows, lis
         assert worst.compute() == pytest.approx(want, abs=TOLERANCE)
         lost = metrics.task_forgetting(history).tolist()
         assert forgetting.compute() == pytest.approx(lost, abs=TOLERANCE)
+        gap.update(row, sizes[: len(row)])
+        gaps = metrics.stability_gaps(history, sizes=sizes[: len(row)])
+        both = (metrics.mean_gap(gaps), metrics.mean_recovery(gaps))
+        assert gap.compute() == pytest.approx(both, abs=TOLERANCE, nan_ok=True)
     with pytest.raises(InputError, match="No task may be lost"):
         worst.update(row[:-1])
 

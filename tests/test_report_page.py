@@ -16,6 +16,7 @@ from made_runs import history, write_run
 
 from ocar.cli import main
 from ocar.events import Evaluated
+from ocar.looks import LOOKS
 from ocar.report.page import make_page
 from ocar.report.sections import make_report
 
@@ -194,3 +195,13 @@ def test_wrong_calls_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]
 
 def test_a_report_without_runs_over_time_is_a_page(tmp_path: Path) -> None:
     assert "<h2>What was run</h2>" in make_page(make_report([], title="t", created="now"))
+
+
+def test_a_line_looks_as_in_the_figures(opened: Any) -> None:
+    script = (
+        "document.querySelector('#accuracy-1 .plot').data.filter(t => t.name === 'er')"
+        ".map(t => [t.line.color, t.line.dash, t.marker.symbol])[0]"
+    )
+    look = LOOKS["er"]
+    dashes = ",".join(f"{2 * length:g}px" for length in look.dashes)
+    assert opened.evaluate(script) == [look.colour.light, dashes, look.marker]

@@ -71,6 +71,20 @@ def test_lines_as_a_run_writes_them_are_read_the_fast_way(monkeypatch: pytest.Mo
     np.testing.assert_array_equal(columns.values["tau"], [1e-8, np.nan, 1e20, np.nan, np.nan])
 
 
+def test_lines_that_are_all_alike_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    events = history(np.random.default_rng(0), [3, 2])
+    losses = [0.5, 1e-7, 3.0, 2e20, 1.25]
+    reported = [{"loss": loss, "tau": 10 * loss} for loss in losses]
+    pairs = zip(events, reported, strict=True)
+    data = b"".join(to_line(evaluation_record(*pair)) for pair in pairs)
+    monkeypatch.setattr(lines, "_column_of_some", None)
+    values = read_columns(data, PATH)[0].values
+    assert list(values) == ["seen", "loss", "tau"]
+    assert "los" not in values
+    np.testing.assert_array_equal(values["loss"], losses)
+    np.testing.assert_array_equal(values["seen"], [event.seen for event in events])
+
+
 @pytest.mark.parametrize("probe", [None, 0.5])
 def test_the_summary_is_that_of_the_events(probe: float | None) -> None:
     events = history(np.random.default_rng(1), [4, 1, 5, 3])

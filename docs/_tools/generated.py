@@ -12,6 +12,7 @@ from pathlib import Path
 from bench_pages import bench_tables, read_bench, targets
 from method_pages import method_page, methods_index, slug
 from options import command_line
+from reliability_pages import fuzz_table, long_streams_table
 from result_pages import (
     RESULTS,
     benchmarks_table,
@@ -40,6 +41,8 @@ def write_generated(docs: Path) -> None:
         {
             "benchmarks.md": benchmarks_table(),
             "command-line.md": command_line(),
+            "fuzz.md": fuzz_table(),
+            "long-streams.md": long_streams_table(),
             "pictures.md": pictures_table(),
             "spectrum.md": spectrum_sentence(),
             "paper-clear.md": said_by("paper", "clear", "--markdown"),

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ocar.evaluate import evaluate
     from ocar.experiment import RunConfig, run
     from ocar.images import CropFlip, Normalize
-    from ocar.learners import ER, OCAR, Learner, load, make_learner
+    from ocar.learners import ER, OCAR, Learner, Serving, load, make_learner
     from ocar.memory import ClassBalancedMemory, ReservoirMemory
     from ocar.models import make_model
     from ocar.streams.benchmarks import make_stream
@@ -44,6 +44,7 @@ __all__ = [
     "OcarError",
     "ReservoirMemory",
     "RunConfig",
+    "Serving",
     "__version__",
     "evaluate",
     "load",
@@ -59,7 +60,7 @@ _HOMES = {
     "ocar.evaluate": ("evaluate",),
     "ocar.experiment": ("RunConfig", "run"),
     "ocar.images": ("CropFlip", "Normalize"),
-    "ocar.learners": ("ER", "OCAR", "Learner", "load", "make_learner"),
+    "ocar.learners": ("ER", "OCAR", "Learner", "Serving", "load", "make_learner"),
     "ocar.memory": ("ClassBalancedMemory", "ReservoirMemory"),
     "ocar.models": ("make_model",),
     "ocar.streams.benchmarks": ("make_stream",),

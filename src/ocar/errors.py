@@ -34,6 +34,10 @@ class CheckpointError(OcarError, ValueError):
     """A checkpoint cannot be read or does not belong to this model."""
 
 
+class CheckpointWarning(UserWarning):
+    """A checkpoint was refused, and the one saved before it was used instead."""
+
+
 class RunError(OcarError, RuntimeError):
     """A run folder is in use by another process, damaged, or of another configuration."""
 

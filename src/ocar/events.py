@@ -7,9 +7,10 @@ from its events alone, and a run that goes on needs no more than those of before
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from torch import Tensor
+if TYPE_CHECKING:  # whoever only reads what was told does not wait for PyTorch
+    from torch import Tensor
 
 
 class StepReport(Protocol):
@@ -87,6 +88,32 @@ class Evaluated(Counts):
 
     l_s: float | None = None
     """L_s so far, of regression: losses on all data so far at each evaluation, summed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guarded:
+    """The learner's guard has backed off from batches since it was last asked.
+
+    On a GPU it is asked when evaluations are waited for.
+    """
+
+    index: int
+    """Index of the last batch by then."""
+
+    not_finite: int
+    """Batches skipped because their loss or the weights after them were not finite."""
+
+    out_of_scale: int
+    """Batches skipped because their inputs were far larger than any before."""
+
+    shortened: int
+    """Batches whose steps were shortened, because they changed predictions too much."""
+
+    copies: int
+    """Batches not remembered because all of their samples were the same."""
+
+    in_a_row: int
+    """Batches up to this one, without one between, that were not finite."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -176,4 +203,4 @@ class Finished(Counts):
     """Probed Acc, if it was asked for."""
 
 
-Event = Learned | Evaluated | AtRest | TaskEnded | Finished
+Event = Learned | Evaluated | Guarded | AtRest | TaskEnded | Finished

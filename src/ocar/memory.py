@@ -89,6 +89,7 @@ class Memory(ABC):
         extras: Mapping[str, Tensor] | None = None,
         *,
         labels: Sequence[int] | None = None,
+        accepted: Tensor | None = None,
     ) -> None:
         """Offers a batch of n samples; the memory keeps those that its rule chooses.
 
@@ -98,6 +99,8 @@ class Memory(ABC):
             extras: Exactly the declared extras, each of shape ``(n, *item)``.
             labels: A host copy of integer ``y``. Without it ``y`` is copied to the host, which
                 waits for the accelerator if ``y`` lives on one.
+            accepted: A scalar of bool on the memory's device: where it is False, the slots keep
+                what they hold. The host does not learn of it before :meth:`reconcile`.
 
         Raises:
             InputError: The batch does not fit; the memory is as it was before.
@@ -111,8 +114,10 @@ class Memory(ABC):
         if not host:
             return
         if not self._columns:
+            # Not empty: a slot whose first item was not accepted holds a real one all the same.
+            repeated = torch.arange(self.capacity) % len(host)
             self._columns = {
-                name: torch.zeros(self.capacity, *c.shape[1:], dtype=c.dtype, device=self.device)
+                name: c.detach()[repeated.to(c.device)].to(self.device)
                 for name, c in columns.items()
             }
         writes, freed = self._place(host)
@@ -128,7 +133,19 @@ class Memory(ABC):
         pick, devices = torch.from_numpy(rows), {column.device for column in columns.values()}
         picks = {device: pick.to(device, non_blocking=True) for device in devices}
         chosen = {k: c.detach().index_select(0, picks[c.device]) for k, c in columns.items()}
-        self._write(torch.from_numpy(slots), chosen)
+        self._write(torch.from_numpy(slots), chosen, accepted)
+
+    def reconcile(self) -> None:
+        """Learns which labels the slots really hold, where some samples were not accepted.
+
+        This waits for the accelerator. A class that holds more than its share loses some.
+        """
+        if not self._columns or self._columns["y"].is_floating_point():
+            return
+        held = self._columns["y"].cpu().numpy()
+        self._labels = np.where(self._labels >= 0, held, -1)
+        self._labels[self._relabel(self._labels.tolist())] = -1
+        self._slots = torch.from_numpy(np.flatnonzero(self._labels >= 0))
 
     def sample(self, n: int) -> Batch:
         """Takes ``min(n, len(self))`` stored items without replacement, all equally likely."""
@@ -256,6 +273,10 @@ class Memory(ABC):
     def _place(self, labels: list[int]) -> tuple[dict[int, int], list[int]]:
         """Decides about a batch: the row each written slot gets, and the slots freed before."""
 
+    def _relabel(self, labels: list[int]) -> list[int]:
+        """Takes in what each slot holds, −1 for nothing; returns slots that are to be freed."""
+        return []
+
     @abstractmethod
     def _restore(self, state: Mapping[str, Tensor], labels: list[int]) -> list[bool]:
         """Loads the rule's own part or raises; returns which slots are occupied."""
@@ -265,11 +286,16 @@ class Memory(ABC):
         numbers = {"capacity": torch.tensor(self.capacity), "seen": torch.tensor(self.seen)}
         return numbers | {"generator": self._generator.get_state()}
 
-    def _write(self, slots: Tensor, items: Mapping[str, Tensor]) -> None:
+    def _write(
+        self, slots: Tensor, items: Mapping[str, Tensor], accepted: Tensor | None = None
+    ) -> None:
         index = slots.to(self.device, non_blocking=True)
         ahead = self.device.type != "cpu"  # the host must not read a copy still under way
         for name, item in items.items():
-            self._columns[name].index_copy_(0, index, item.to(self.device, non_blocking=ahead))
+            column, new = self._columns[name], item.to(self.device, non_blocking=ahead)
+            if accepted is not None:
+                new = torch.where(accepted, new, column.index_select(0, index))
+            column.index_copy_(0, index, new)
 
     def _check_columns(self, columns: Mapping[str, Tensor], *, rows: torch.Size) -> None:
         for name, column in columns.items():
@@ -387,6 +413,13 @@ class ClassBalancedMemory(Memory):
                 freed.append(heapq.heappop(heap)[1])
                 heapq.heappush(self._free, freed[-1])
         return freed
+
+    def _relabel(self, labels: list[int]) -> list[int]:
+        stored = sorted(chain.from_iterable(self._heaps.values()))
+        self._heaps = {label: [] for label in self._heaps}
+        for item in stored:  # ascending, so each list is a heap
+            self._heaps.setdefault(labels[item[1]], []).append(item)
+        return self._admit(())
 
     def _bookkeeping(self) -> dict[str, Tensor]:
         priorities = [-1.0] * self.capacity  # -1: an empty slot

@@ -2,30 +2,43 @@
 
 A checkpoint is a safetensors file. The plain values are JSON in its header, so
 that one rename makes the whole of it appear at once, and reading it can never
-run code.
+run code. The header also holds a SHA-256 of all bytes of the file, taken with
+zeros in its own place, so that a file altered anywhere is refused. The one that
+was there before stays beside it as ``NAME.previous``, and is used where the
+newest is refused.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+import re
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import safe_open
 from safetensors.torch import save as serialize
 from torch import Tensor
 
-from ocar.errors import CheckpointError
+from ocar.errors import CheckpointError, CheckpointWarning, NumericalError
+from ocar.files import PARTIAL, write_whole
 
 FORMAT = "ocar-checkpoint"
-VERSION = 1
+VERSION = 2
+"""Version 1 had no checksum; it is still read."""
 
-PARTIAL = ".partial"
-"""How the name of a file ends that is being written; a killed process may leave one behind."""
+PREVIOUS = ".previous"
+"""How the name of a checkpoint ends that has been replaced by a newer one."""
+
+T = TypeVar("T")
+
+_ZEROS = b"0" * 64
+_CHECKSUM = re.compile(rb'"checksum":"([0-9a-f]{64})"')  # quotes in a text have a backslash
+_LONGEST_HEADER = 100_000_000  # as safetensors has it
 
 
 def save_state(
@@ -33,51 +46,108 @@ def save_state(
 ) -> None:
     """Write a checkpoint; a file of that name is replaced only once the new one is whole.
 
+    The one that is replaced is kept under its name and ``.previous``.
+
     Args:
         path: The file to write. Its folder is made when it does not exist.
         tensors: Tensors by name.
         values: What JSON can hold.
+
+    Raises:
+        NumericalError: A tensor holds NaN or Inf; nothing was written.
     """
     target = Path(path)
-    header = {"format": FORMAT, "version": str(VERSION), "values": json.dumps(dict(values))}
+    header = {
+        "format": FORMAT,
+        "version": str(VERSION),
+        "values": json.dumps(dict(values)),
+        "checksum": _ZEROS.decode(),
+    }
     # safetensors refuses tensors that share memory or are not contiguous.
     own = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
+    if broken := not_finite(own):
+        raise NumericalError(
+            f"{str(target)!r} was not written: {', '.join(broken)} would hold NaN or Inf."
+        )
     target.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(target, serialize(own, metadata=header))
+    newest = target.with_name(f".{target.name}.{os.getpid()}.newest{PARTIAL}")
+    try:
+        write_whole(newest, seal(serialize(own, metadata=header)))
+        _keep_previous(target)
+        newest.replace(target)
+    finally:
+        newest.unlink(missing_ok=True)
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that its name stands for the old content or the new, never for a part.
+def seal(data: bytes) -> bytes:
+    """The bytes of a checkpoint with their checksum in its place; as they are without a place."""
+    found = _CHECKSUM.search(data, 8, 8 + int.from_bytes(data[:8], "little"))
+    if found is None:
+        return data
+    start, end = found.span(1)
+    digest = hashlib.sha256(data[:start] + _ZEROS)
+    digest.update(memoryview(data)[end:])
+    return b"".join([data[:start], digest.hexdigest().encode(), memoryview(data)[end:]])
+
+
+def previous(path: str | os.PathLike[str]) -> Path:
+    """Where the checkpoint is kept that was replaced by the one at ``path``."""
+    target = Path(path)
+    return target.with_name(target.name + PREVIOUS)
+
+
+def _keep_previous(path: Path) -> None:
+    """Give the file a second name, so that there is one under its own at every moment."""
+    if not path.is_file():
+        return
+    second = path.with_name(f".{path.name}.{os.getpid()}{PREVIOUS}{PARTIAL}")
+    try:
+        second.unlink(missing_ok=True)
+        second.hardlink_to(path)
+        second.replace(previous(path))
+    except OSError:  # a file system without links: for a moment there is only the previous one
+        path.replace(previous(path))
+    finally:
+        second.unlink(missing_ok=True)
+
+
+def load_newest(path: str | os.PathLike[str], read: Callable[[Path], T]) -> T:
+    """Read a checkpoint or, where it is refused, the one before it, with a warning.
 
     Args:
-        path: The file, in a folder that exists.
-        data: The content.
+        path: The checkpoint.
+        read: Reads one.
+
+    Raises:
+        CheckpointError: Both were refused; it says why of the newer one.
     """
-    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
+    target, older = Path(path), previous(path)
     try:
-        with naming(path), partial.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
-@contextmanager
-def naming(path: Path) -> Iterator[None]:
-    """Say which file it was when writing fails, which the system does not once it is open."""
-    try:
-        yield
-    except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from error
+        return read(target)
+    except CheckpointError as error:
+        if not older.is_file():
+            raise
+        try:
+            found = read(older)
+        except CheckpointError as another:
+            if str(another).replace(str(older), str(target)) == str(error):
+                raise error from None  # no damage: both are of another model, say
+            raise CheckpointError(f"{error} The one before it is no help: {another}") from error
+        warnings.warn(
+            f"{error} The one saved before it, {str(older)!r}, was used: what was learned "
+            "between the two is lost.",
+            CheckpointWarning,
+            stacklevel=3,
+        )
+        return found
 
 
 def load_state(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read a checkpoint that :func:`save_state` wrote.
 
     Raises:
-        CheckpointError: The file is missing, cut short, of another kind or too new.
+        CheckpointError: The file is missing, cut short, altered, of another kind or too new, or
+            holds NaN or Inf.
     """
     target = Path(path)
     if not target.is_file():
@@ -85,18 +155,14 @@ def load_state(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[st
     try:
         with safe_open(target, framework="pt") as file:
             header = file.metadata() or {}
+            _check_header(header, target)
             names = list(file.keys())
             _check_shapes({name: file.get_slice(name).get_shape() for name in names}, target)
             tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in names}
+    except CheckpointError:
+        raise
     except Exception as error:  # safetensors knows types of numbers, for one, that torch does not
         raise CheckpointError(f"{str(target)!r} is not a whole checkpoint: {error}") from error
-    if header.get("format") != FORMAT:
-        raise CheckpointError(f"{str(target)!r} is a safetensors file, but not one of ocar's.")
-    version = header.get("version", "")
-    if version != str(VERSION):
-        raise CheckpointError(
-            f"{str(target)!r} has checkpoint version {version!r}; this ocar reads {VERSION}."
-        )
     try:
         values = json.loads(header["values"])
     except (KeyError, ValueError, RecursionError) as error:
@@ -104,7 +170,43 @@ def load_state(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[st
     if not isinstance(values, dict):
         kind = type(values).__name__
         raise CheckpointError(f"{str(target)!r} has a damaged header: its values are a {kind}.")
+    if broken := not_finite(tensors):
+        raise CheckpointError(f"{str(target)!r} holds NaN or Inf in {', '.join(broken)}.")
     return tensors, values
+
+
+def _check_header(header: Mapping[str, str], path: Path) -> None:
+    """Refuse a file of another kind, of a later version, or altered."""
+    if header.get("format") != FORMAT:
+        raise CheckpointError(f"{str(path)!r} is a safetensors file, but not one of ocar's.")
+    version = header.get("version", "")
+    if version not in ("1", str(VERSION)):
+        raise CheckpointError(
+            f"{str(path)!r} has checkpoint version {version!r}; this ocar reads up to {VERSION}."
+        )
+    _check_sum(path, version)
+
+
+def _check_sum(path: Path, version: str) -> None:
+    """Refuse a file that is not, byte for byte, what was saved."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        file.seek(0)
+        head = file.read(8 + min(length, _LONGEST_HEADER))
+        found = _CHECKSUM.search(head, 8)
+        if found is None:
+            if version == "1":
+                return
+            raise CheckpointError(f"{str(path)!r} is not a whole checkpoint: it has no checksum.")
+        start, end = found.span(1)
+        digest = hashlib.sha256(head[:start] + _ZEROS + head[end:])
+        while piece := file.read(1 << 20):
+            digest.update(piece)
+    if digest.hexdigest().encode() != found[1]:
+        raise CheckpointError(
+            f"{str(path)!r} is not a whole checkpoint: it has been altered since it was saved, "
+            "its checksum is another."
+        )
 
 
 def _check_shapes(shapes: Mapping[str, list[int]], path: Path) -> None:
@@ -112,7 +214,10 @@ def _check_shapes(shapes: Mapping[str, list[int]], path: Path) -> None:
     size = path.stat().st_size
     for name, shape in shapes.items():
         if max(shape, default=0) > size:
-            raise CheckpointError(f"{name!r} has shape {tuple(shape)} in a file of {size} bytes.")
+            raise CheckpointError(
+                f"{str(path)!r} is not a whole checkpoint: {name!r} has shape {tuple(shape)} in a "
+                f"file of {size} bytes."
+            )
 
 
 def with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -146,6 +251,15 @@ def check_names(what: str, given: Mapping[str, Tensor], expected: Mapping[str, T
             )
 
 
+def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
+    """The names of those floating-point tensors that hold NaN or Inf."""
+    return [name for name, t in tensors.items() if not _is_finite(t)]
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
+
+
 def all_finite(tensors: Mapping[str, Tensor]) -> bool:
     """Whether every floating-point tensor is free of NaN and Inf."""
-    return all(bool(torch.isfinite(t).all()) for t in tensors.values() if t.is_floating_point())
+    return not not_finite(tensors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 
 import pytest
@@ -49,6 +50,17 @@ def test_add_to_diagonal_leaves_its_argument_alone():
     assert_close(damped, torch.stack([torch.eye(3), 2 * torch.eye(3)]))
     assert_close(linalg.add_to_diagonal(matrix, 3.0), 3 * torch.eye(3).expand(2, 3, 3))
     assert not matrix.any()
+
+
+@pytest.mark.parametrize("sign", [1, -1])  # -1: not positive definite, which raises
+@pytest.mark.parametrize("damping", [0.1, torch.tensor([0.1, 0.7])])
+def test_a_factorization_leaves_its_argument_alone(sign, damping):
+    matrix = sign * random_psd(2, 5)
+    before = matrix.clone()
+    for function in (linalg.damped_factor, linalg.damped_inverse):
+        with nullcontext() if sign == 1 else pytest.raises(NumericalError):
+            function(matrix, damping, name="m")
+        assert torch.equal(matrix, before)
 
 
 @settings(max_examples=25, deadline=None, derandomize=True)

@@ -53,11 +53,19 @@ def make_kfac(model: nn.Module, **options: object) -> KFAC:
     return KFAC(model, **own)  # type: ignore[arg-type]
 
 
-def update(kfac: KFAC, seed: int, active: Tensor | None = None) -> None:
+def update(
+    kfac: KFAC,
+    seed: int,
+    active: Tensor | None = None,
+    *,
+    accepted: Tensor | None = None,
+    scale: float = 1.0,
+) -> None:
     x = torch.randn(5, 4, 8, 8, generator=torch.Generator().manual_seed(seed)).double()
     with kfac.capture():
-        outputs = kfac.model(x)
-    kfac.update(outputs, weights=torch.tensor([1.0, 1, 2, 2, 3]), active=active)
+        outputs = kfac.model(x * scale)
+    weights = torch.tensor([1.0, 1, 2, 2, 3])
+    kfac.update(outputs, weights=weights, active=active, accepted=accepted)
 
 
 def true_inverses(block: KroneckerBlock) -> tuple[Tensor, Tensor]:
@@ -82,11 +90,11 @@ def into_pool(kfac: KFAC) -> FactorPool:
 def captured(monkeypatch: pytest.MonkeyPatch) -> Callable[[KFAC, int, Tensor | None], None]:
     """An update as it is recorded for a graph."""
 
-    def run(curvature: KFAC, seed: int, active: Tensor | None = None) -> None:
+    def run(curvature: KFAC, seed: int, active: Tensor | None = None, **options: object) -> None:
         monkeypatch.setattr(kfac, "is_capturing", lambda device: True)
         monkeypatch.setattr(kfac, "Lanes", OneStream)
         curvature.clock = torch.tensor(1.0)
-        update(curvature, seed, active)
+        update(curvature, seed, active, **options)  # type: ignore[arg-type]
         assert curvature._finish is not None
         curvature._finish()
         monkeypatch.undo()
@@ -124,6 +132,28 @@ def test_as_one_layer_after_another(
     for name, block in kronecker(theirs).items():
         assert_close(kronecker(ours)[name]._inverse, true_inverses(block), **EXACT)
     assert ours._trouble.tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("norm_layers", [False, True])
+@pytest.mark.parametrize(("accepted", "scale"), [(False, 1.0), (True, 1e200), (False, 1e200)])
+def test_what_is_not_accepted_leaves_the_averages(
+    captured: Callable[..., None], accepted: bool, scale: float, norm_layers: bool
+) -> None:
+    kfac = make_kfac(make_model(), norm_layers=norm_layers)
+    update(kfac, 1, some(4))
+    kfac.refresh()
+    into_pool(kfac)
+    before = {n: {k: t.clone() for k, t in b.averages.items()} for n, b in kfac.blocks.items()}
+    inverses = {n: [t.clone() for t in b._inverse] for n, b in kronecker(kfac).items()}
+    captured(kfac, 2, some(5), accepted=torch.tensor(accepted), scale=scale)
+    # A block that is not in the pool stands for itself, and its statistics may be finite.
+    for name, block in (kronecker(kfac) if accepted else kfac.blocks).items():
+        assert_close(dict(block.averages), before[name], rtol=0, atol=0)
+    for name, block in kronecker(kfac).items():
+        assert_close(list(block._inverse), inverses[name], **EXACT)
+    assert kfac._trouble.tolist() == [0, 0]
+    captured(kfac, 3, some(5), accepted=torch.tensor(True))
+    assert not torch.equal(kfac.blocks["3"].averages["A"], before["3"]["A"])
 
 
 def test_a_pool_changes_nothing_by_itself() -> None:

@@ -39,6 +39,11 @@ def with_penalty(model: nn.Module, x: Tensor) -> Tensor:
     return plain(model, x) + weights.square().sum()
 
 
+def with_penalty_on_biases(model: nn.Module, x: Tensor) -> Tensor:
+    biases = [p for name, p in model.named_parameters() if name.endswith("bias")]
+    return plain(model, x) + 1e-3 * torch.cat(biases).square().sum()
+
+
 def with_another_backward(model: nn.Module, x: Tensor) -> Tensor:
     value = plain(model, x)
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -63,7 +68,9 @@ def step(
     return kfac
 
 
-@pytest.mark.parametrize("loss", [plain, two_passes, with_penalty, with_another_backward])
+@pytest.mark.parametrize(
+    "loss", [plain, two_passes, with_penalty, with_penalty_on_biases, with_another_backward]
+)
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("frozen", [None, "0.bias", "2.bias"])
 @pytest.mark.parametrize("samples", [6, 40])
@@ -88,6 +95,7 @@ def test_the_step_is_the_same(
         (two_passes, 6, True),
         (plain, 40, False),  # more rows than outputs
         (with_penalty, 6, False),  # a part of the gradient that is no product
+        (with_penalty_on_biases, 6, False),
     ],
 )
 def test_rows_are_used_where_they_are_the_gradient(

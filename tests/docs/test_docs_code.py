@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import pkgutil
 import re
 import shlex
@@ -45,6 +46,10 @@ def run_chain(chain: Sequence[Block], folder: Path, monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: chain[0].where)
 def test_python_runs(chain: list[Block], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs = [word.removeprefix("needs-") for block in chain for word in block.words]
+    for package in needs:
+        if package != "continues" and importlib.util.find_spec(package) is None:
+            pytest.skip(f"{package} is not installed")
     run_chain(chain, tmp_path, monkeypatch)
 
 

@@ -10,9 +10,6 @@ from types import ModuleType
 import pytest
 import torch
 
-from ocar.errors import ConfigError
-from ocar.streams import ClassIncremental, DomainIncremental
-
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 
@@ -32,6 +29,7 @@ def call(module: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) -
 
 def test_every_example_is_tested() -> None:
     tested = {"digits", "drifting_regression", "image_folder", "ocar_in_one_file"}
+    tested |= {"service", "service_journal", "service_load"}  # in test_service.py
     assert {path.stem for path in EXAMPLES.glob("*.py")} == tested
 
 
@@ -57,48 +55,3 @@ def test_readings_are_those_of_their_seed() -> None:
     first, again, other = (list(module.readings(4, seed)) for seed in (0, 0, 1))
     assert all(torch.equal(a, b) for a, b in zip(first[3], again[3], strict=True))
     assert not torch.equal(first[3][0], other[3][0])
-
-
-def test_a_folder_of_domains(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    module = load("image_folder")
-    folder = module.draw_folder(tmp_path / "shapes", images=10)
-    stream = module.make_stream(folder, size=16, tasks=None, seed=0)
-    assert isinstance(stream, DomainIncremental)
-    assert stream.domains == ("day", "night")
-    call(module, monkeypatch, str(folder), "--size", "16")
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[-2:]] == ["er", "ocar"]
-    assert "Acc" in lines[-1]
-
-
-def test_a_folder_of_classes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    module = load("image_folder")
-    folder = module.draw_folder(tmp_path / "shapes", images=10) / "day"
-    stream = module.make_stream(folder, size=16, tasks=3, seed=0)
-    assert isinstance(stream, ClassIncremental)
-    assert (stream.tasks, stream.classes) == (3, 3)
-    assert stream.test(0)[0].shape == (2, 3, 16, 16)
-    call(module, monkeypatch, str(folder), "--size", "16", "--tasks", "3", "--methods", "ocar")
-    out = capsys.readouterr().out
-    assert "3 classes (cross, disc, square), 30 images" in out
-    assert out.splitlines()[-1].startswith("ocar")
-    with pytest.raises(ConfigError, match="divide the 3 classes"):
-        call(module, monkeypatch, str(folder), "--tasks", "2")
-
-
-def test_a_folder_of_neither_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SystemExit, match="must hold images"):
-        call(load("image_folder"), monkeypatch, str(tmp_path))
-
-
-def test_without_a_folder_one_is_drawn(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    module = load("image_folder")
-    monkeypatch.setattr(module.draw_folder, "__kwdefaults__", {"images": 8, "size": 24})
-    call(module, monkeypatch, "--methods", "er", "--size", "24")
-    assert "2 domains (day, night)" in capsys.readouterr().out

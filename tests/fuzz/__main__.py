@@ -17,6 +17,7 @@ from random import Random
 
 from fuzz.guard import SECONDS, Guard
 from fuzz.targets import TARGETS, make_target
+from ocar.runs.provenance import now, versions
 
 _STATE = struct.Struct("<QQQ")  # the input that is being tried; refused and accepted before it
 
@@ -51,9 +52,20 @@ class Campaign:
         self.state = mmap.mmap(-1, _STATE.size)
         self.failures: list[dict[str, object]] = []
         self.tried = self.refused = self.accepted = 0
+        self.took = 0.0
 
     def run(self) -> None:
         """Try them all."""
+        begun = time.monotonic()
+        self._run()
+        self.took = time.monotonic() - begun
+
+    def counts(self) -> dict[str, object]:
+        """What became of the inputs."""
+        names = ("tried", "refused", "accepted", "failures")
+        return {"target": self.name, **{name: getattr(self, name) for name in names}}
+
+    def _run(self) -> None:
         where = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
         with tempfile.TemporaryDirectory(prefix="ocar-fuzz-", dir=where) as folder:
             start = 0
@@ -151,6 +163,21 @@ class Campaign:
         self.failures.append({"number": number, "why": why, "path": str(path)})
 
 
+def save(campaign: Campaign, path: Path) -> None:
+    """Add what became of a target's inputs to a file, in place of what it said of it before."""
+    known = json.loads(path.read_text()) if path.exists() else {}
+    known[campaign.name] = {
+        **campaign.counts(),
+        "seed": campaign.seed,
+        "seconds": round(campaign.took, 1),
+        "command": f"make fuzz TARGETS={campaign.name} COUNT={campaign.count} SEED={campaign.seed}",
+        "versions": versions(),
+        "time": now(),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(known, indent=1) + "\n")
+
+
 def main() -> int:
     """Run the targets that are named."""
     parser = argparse.ArgumentParser(prog="fuzz", description=__doc__)
@@ -161,6 +188,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("build/fuzz"), help="for those that fail")
     parser.add_argument("--most", type=int, default=20, help="failures after which to give up")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--save", type=Path, help="file to add the counts to, target by target")
     args = parser.parse_args()
     names = args.targets or list(TARGETS)
     if unknown := set(names) - set(TARGETS):
@@ -169,7 +197,6 @@ def main() -> int:
     if not args.json:
         print(f"{'target':<12}{'tried':>9}{'refused':>9}{'accepted':>9}{'failures':>9}{'s':>7}")
     for name in names:
-        begun = time.monotonic()
         campaign = Campaign(
             name,
             count=args.count,
@@ -180,13 +207,14 @@ def main() -> int:
         )
         campaign.run()
         failed = failed or bool(campaign.failures)
+        if args.save is not None:
+            save(campaign, args.save)
         if args.json:
-            counts = {k: getattr(campaign, k) for k in ("tried", "refused", "accepted", "failures")}
-            print(json.dumps({"target": name, **counts}), flush=True)
+            print(json.dumps(campaign.counts()), flush=True)
             continue
         numbers = (campaign.tried, campaign.refused, campaign.accepted, len(campaign.failures))
         line = "".join(f"{number:>9,}" for number in numbers)
-        print(f"{name:<12}{line}{time.monotonic() - begun:>7.0f}", flush=True)
+        print(f"{name:<12}{line}{campaign.took:>7.0f}", flush=True)
         for failure in campaign.failures:
             print(f"  {failure['path']}: {failure['why']}", flush=True)
     return int(failed)

@@ -14,6 +14,8 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
+from ocar.state import seal
+
 Mutator = Callable[[bytes, Random], bytes]
 
 NUMBERS = (0, 1, 2, 7, 127, 128, 255, 256, 65535, 1 << 20, 2**31 - 1, 2**31, 2**32 - 1)
@@ -195,9 +197,14 @@ def by_safetensors(data: bytes, rng: Random) -> bytes:
                 entry["shape"] = [*entry["shape"], rng.choice((1, 1, 0, 2))]
             case _:
                 header[rng.choice(("memory.columns.y", "objective.x", ""))] = header.pop(name)
-    text = json.dumps(header).encode(errors="surrogatepass")
+    text = json.dumps(header, separators=(",", ":")).encode(errors="surrogatepass")
     text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text + data[8 + size :]
+    return seal(struct.pack("<Q", len(text)) + text + data[8 + size :])
+
+
+def by_sealed_bytes(data: bytes, rng: Random) -> bytes:
+    """A checkpoint with bytes changed and a checksum that is right, if it still has a place."""
+    return seal(by_bytes(data, rng))
 
 
 def by_gzip(inner: Mutator) -> Mutator:

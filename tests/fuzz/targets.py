@@ -40,7 +40,6 @@ from ocar.errors import DataError
 from ocar.runs import read_run
 from ocar.runs.folder import CONFIG, METRICS, STATUS
 from ocar.runs.results import keep, read_result
-from ocar.state import load_state
 from ocar.tune.preset import Preset, read_preset, write_preset
 
 MB = 1 << 20
@@ -122,10 +121,11 @@ def _checkpoint(folder: Path) -> Target:
 
     def read(data: bytes) -> None:
         (folder / "file").write_bytes(data)
-        load_state(folder / "file")
         ocar.load(folder / "file", copy.deepcopy(net))
 
-    return Target(read, seeds, [mutate.by_safetensors] * 3, base=96 * MB)
+    (folder / "file.previous").unlink()  # it would be taken where the other is refused
+    ways = [mutate.by_safetensors] * 3 + [mutate.by_sealed_bytes]
+    return Target(read, seeds, ways, base=96 * MB)
 
 
 # --- configurations and metrics ---

@@ -17,6 +17,9 @@ from toys import seeded
 
 from ocar.errors import ConfigError
 from ocar.learners import METHODS, PRESETS, TRANSFORMS, Learner
+from ocar.learners.guard import Guard
+
+DEFAULT = Guard()
 
 DEFAULTS: dict[str, Any] = {"lr": 0.1, "memory": 30, "passes": 2, "replay_batch": 8}
 """Settings of every method, where it has them."""
@@ -89,13 +92,14 @@ class Case:
         assert not missing, f"{self} needs {missing}: add them to {__file__}."
         return kind(**{name: selected[name] for name in needed}, **own)
 
-    def make(self, model: nn.Module, **given: Any) -> Learner:
+    def make(self, model: nn.Module, *, guard: Guard | None = DEFAULT, **given: Any) -> Learner:
         """A learner for a toy problem."""
         own, *transform = self.settings(**given)
         unknown = set(given) - {f.name for kind in self.kinds for f in fields(kind)}
         assert not unknown, unknown
         learner = METHODS[self.method].learner
-        return learner(model, own, transform=transform[0] if transform else None)
+        rewriting = transform[0] if transform else None
+        return learner(model, own, transform=rewriting, guard=guard)
 
     @property
     def average(self) -> dict[str, str]:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 import ocar
 from ocar.errors import NumericalError
 from ocar.learners.base import Learner
+from ocar.learners.guard import Guard
 from ocar.learners.registry import make_settings
 from ocar.models.resnet import SlimResNet18
 
@@ -22,6 +23,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS"),
 ]
 
+DEFAULT = Guard()
 OCAR = {"lr": 1e-3, "tau_step": 1e-6, "ema": 0.2}
 METHODS = {
     "er": ("er", {"lr": 0.05}),
@@ -63,12 +65,12 @@ def batches(count: int) -> list[tuple[Tensor, Tensor]]:
     return result
 
 
-def make(kind: str, *, capture: bool) -> Learner:
+def make(kind: str, *, capture: bool, guard: Guard | None = DEFAULT) -> Learner:
     name, settings = METHODS[kind]
     own, transform = make_settings(
         name, memory=40, replay_batch=5, augment=ocar.CropFlip(), **settings
     )
-    return Learner(network(), own, transform=transform, capture=capture)
+    return Learner(network(), own, transform=transform, capture=capture, guard=guard)
 
 
 def state(learner: Learner) -> dict[str, Tensor]:
@@ -197,7 +199,7 @@ def test_learning_does_not_wait_for_the_device() -> None:
 
 
 def test_a_curvature_that_is_not_finite_is_reported_late() -> None:
-    learner = make("ocar", capture=True)
+    learner = make("ocar", capture=True, guard=None)
     stream = batches(4)
     for x, y in stream:
         learner.learn(x, y)
@@ -207,6 +209,48 @@ def test_a_curvature_that_is_not_finite_is_reported_late() -> None:
     learner.learn(*stream[3])
     with pytest.raises(NumericalError, match="not finite"):
         learner.check()
+
+
+@pytest.mark.parametrize("kind", ["er", "ocar", "ewc", "lpr"])
+@pytest.mark.filterwarnings("ignore::ocar.learners.guard.GuardWarning")
+def test_the_guard_backs_off_in_a_graph_as_it_does_eagerly(kind: str) -> None:
+    stream = [(x.double() / 255, y) for x, y in batches(16)]
+    for index, scale in ((6, 1e6), (11, 1e6), (12, float("inf"))):
+        x, y = stream[index]
+        stream[index] = (x * scale, y) if scale < 1e9 else (torch.full_like(x, 1e200), y)
+    learners = [make(kind, capture=capture, guard=Guard(kl=1e-3)) for capture in (True, False)]
+    for learner in learners:
+        for x, y in stream:
+            learner.learn(x, y)
+        learner.check()
+    captured, eager = learners
+    assert captured.guarded.out_of_scale == eager.guarded.out_of_scale == 3
+    assert captured.guarded.shortened == eager.guarded.shortened
+    assert (captured.guarded.shortened > 0) == (kind != "er")
+    for one, other in zip(captured.model.parameters(), eager.model.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
+    held = captured.memory.gather(captured.memory.slots)
+    assert held.x.abs().max() <= 1
+    assert torch.equal(held.y.cpu(), captured.memory.labels)
+
+
+@pytest.mark.filterwarnings("ignore::ocar.learners.guard.GuardWarning")
+def test_what_is_not_finite_is_taken_back_in_a_graph() -> None:
+    learner = make("ocar", capture=True)
+    stream = batches(8)
+    for x, y in stream[:7]:
+        learner.learn(x, y)
+    head = list(learner.model.parameters())[-1]
+    before = [p.detach().clone() for p in learner.model.parameters()]
+    head.grad = None
+    handle = head.register_hook(lambda gradient: gradient * float("nan"))
+    learner._steps.forget()  # the hook is to be in the graph
+    for _ in range(3):
+        learner.learn(*stream[7])
+    handle.remove()
+    assert learner.guarded.not_finite == 3
+    for old, new in zip(before, learner.model.parameters(), strict=True):
+        assert torch.equal(old, new)
 
 
 def test_side_by_side_in_threads_is_one_after_another() -> None:

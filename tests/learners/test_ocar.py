@@ -16,6 +16,7 @@ from toys import assert_same, convnet, everything, images, mlp, vectors
 import ocar
 from ocar.errors import ConfigError
 from ocar.learners import ERSettings, OCARSettings
+from ocar.learners.guard import Guard
 
 SETTINGS = {"lr": 0.05, "tau_step": 1e-3, "ema": 0.2}
 
@@ -195,6 +196,7 @@ def test_every_argument_is_a_setting_with_the_same_default() -> None:
         parameters = dict(inspect.signature(function).parameters)
         parameters.pop("model")
         expected = {f.name: f.default for cls in classes for f in fields(cls)}
+        expected["guard"] = Guard()
         given = {
             name: MISSING if p.default is inspect.Parameter.empty else p.default
             for name, p in parameters.items()

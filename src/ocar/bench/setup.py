@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ocar.config import require
 from ocar.errors import ConfigError
 from ocar.learners.base import Learner
+from ocar.learners.guard import Guard
 from ocar.learners.registry import make_settings, preset_settings
 from ocar.models.resnet import SlimResNet18
 from ocar.rng import derive_seed
@@ -108,13 +109,19 @@ def slim_resnet(setup: Setup, *, classes: int = 16, seed: int = 0) -> nn.Module:
 
 
 def slim_learner(
-    method: str, *, classes: int, setup: Setup, capture: bool = True, seed: int = 0
+    method: str,
+    *,
+    classes: int,
+    setup: Setup,
+    capture: bool = True,
+    guard: Guard | None = Guard(),  # noqa: B008 (it is frozen)
+    seed: int = 0,
 ) -> Learner:
     """A learner in the middle of Split-CIFAR100, with so many classes and a full memory."""
     values = {**preset_settings(PRESET, method), "classes": range(classes), "seed": seed}
     settings, transform = make_settings(method, **values)
     model = slim_resnet(setup, seed=seed)
-    learner = Learner(model, settings, transform=transform, capture=capture)
+    learner = Learner(model, settings, transform=transform, capture=capture, guard=guard)
     x, y = noise(settings.memory, classes=classes, device=setup.device, seed=seed)
     learner.remember(x, y)
     return learner

@@ -11,10 +11,13 @@ import torch
 from ocar.bench.concurrent import measure_concurrent
 from ocar.bench.floor import measure_floor
 from ocar.bench.graphs import measure_graphs
+from ocar.bench.guard import measure_guard
 from ocar.bench.libraries import measure_nngeometry
 from ocar.bench.mlp import measure_mlp
 from ocar.bench.parts import measure_parts
 from ocar.bench.results import Result
+from ocar.bench.saving import measure_saving
+from ocar.bench.serving import measure_serving
 from ocar.bench.setup import Setup
 from ocar.bench.steps import measure_steps
 from ocar.errors import ConfigError
@@ -37,8 +40,11 @@ GROUPS = {
     "captured": Group(measure_graphs, "steps as CUDA graphs against eager ones"),
     "concurrent": Group(measure_concurrent, "five runs at once on a GPU against one"),
     "mlp": Group(measure_mlp, "a small stream against a bare loop and Avalanche"),
+    "serving": Group(measure_serving, "learning while other threads ask, against learning alone"),
     "parts": Group(measure_parts, "where the time of an OCAR batch goes"),
     "floor": Group(measure_floor, "an OCAR batch against what the device could do"),
+    "guard": Group(measure_guard, "a stream batch with the guard against one without"),
+    "saving": Group(measure_saving, "what part of a run's time goes into checkpoints"),
 }
 """What there is to measure."""
 

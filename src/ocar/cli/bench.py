@@ -41,8 +41,8 @@ class Options:
     """Small networks and two turns: whether it works, not how fast it is."""
 
     only: tuple[str, ...] = ()
-    """What to measure: steps, nngeometry, captured, concurrent, mlp, parts, floor. All by
-    default."""
+    """What to measure: steps, nngeometry, captured, concurrent, mlp, serving, parts, floor, guard,
+    saving. All by default."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to measure; auto is the GPU if there is one."""

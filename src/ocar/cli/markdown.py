@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ocar.cli.tables import group_rows, main_metrics
 from ocar.errors import ConfigError
+from ocar.files import write_whole
 from ocar.runs import Group
-from ocar.state import write_whole
 
 BEGIN, END = "<!-- ocar show: begin -->", "<!-- ocar show: end -->"
 """The lines of a document between which the tables stand."""

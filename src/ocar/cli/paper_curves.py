@@ -12,7 +12,7 @@ from ocar.cli.arguments import parse
 from ocar.cli.paper_figures import command_line, numbers_file
 from ocar.cli.paper_options import CurvesOptions
 from ocar.cli.stored import read_folders
-from ocar.errors import RunError
+from ocar.errors import ConfigError, RunError
 from ocar.experiment import Job
 from ocar.learners.registry import METHODS
 from ocar.paper.figures import curves, drawing
@@ -37,6 +37,11 @@ def main(name: str, arguments: list[str], *, debug: bool) -> int:
     run_command.check_names(
         options.benchmark, [m for m in labels if m.removesuffix(IID) not in METHODS]
     )
+    if get_benchmark(options.benchmark).kind == "regression":
+        raise ConfigError(
+            f"Invalid --benchmark {options.benchmark}: it has losses and no accuracy, and "
+            "ocar paper convex draws them over time. Must be a benchmark with classes."
+        )
     stem = options.out / f"curves-{options.benchmark}"
     kept = read_document(numbers_file(stem))["parts"] if numbers_file(stem).exists() else {}
     jobs = _missing(options, _stored(options), kept)

@@ -11,11 +11,11 @@ from pathlib import Path
 from ocar.cli.arguments import parse
 from ocar.cli.stored import read_all
 from ocar.errors import ConfigError, RunError
+from ocar.files import write_whole
 from ocar.report.page import make_page
 from ocar.report.sections import make_report, plain
 from ocar.runs import Measured
 from ocar.runs.provenance import now
-from ocar.state import write_whole
 
 NAME = "report.html"
 

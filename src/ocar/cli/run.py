@@ -96,6 +96,9 @@ class Options:
     capture: bool = True
     """On a GPU, capture the steps as CUDA graphs: the same up to rounding, many times faster."""
 
+    guard: bool = True
+    """Back off from batches that would spoil the learner, and say so."""
+
     threads: int | None = None
     """Threads of each run on the CPU; by default the cores shared among the workers, and one on a
     Ray cluster."""
@@ -231,6 +234,7 @@ def make_jobs(
                 max_batches=options.max_batches,
                 device=device,
                 capture=options.capture,
+                guard=options.guard,
                 threads=threads,
                 checkpoint_every=options.checkpoint_every,
                 data_root=options.data_root,

@@ -139,6 +139,7 @@ class Curvature(ABC):
         weights: Tensor | None = None,
         targets: Tensor | None = None,
         active: Tensor | None = None,
+        accepted: Tensor | None = None,
     ) -> None:
         """Take the curvature of a batch into the moving average.
 
@@ -148,6 +149,9 @@ class Curvature(ABC):
             weights: One non-negative weight a sample, ``(n,)``; 1 by default.
             targets: The labels, needed by ``fisher="empirical"`` alone.
             active: Which outputs exist, ``(outputs,)`` of bool; all by default.
+            accepted: A scalar of bool on the device; where it is False the averages stay as they
+                are. In a captured step they do too if the curvature is not finite, and
+                :meth:`check` says nothing of it.
         """
 
     @abstractmethod

@@ -261,6 +261,9 @@ class KroneckerBlock(Block):
         return vectors_a, vectors_g, denominator
 
     def _apply(self, inverse: tuple[Tensor, ...], rows: Rows | None) -> None:
+        if rows is not None and self.kind == "factored":
+            self._apply_to_rows(inverse, rows)
+            return
         weight, bias = self.layer.weight, self.layer.bias if self.has_bias else None
         bias_grad = None if bias is None else bias.grad
         assert weight.grad is not None
@@ -271,12 +274,7 @@ class KroneckerBlock(Block):
             if in_place and not grad.is_cpu:
                 torch.bmm(inverse[1] @ grad @ inverse[0].mT, inverse[0], out=grad)
                 return
-            if rows is None:
-                result = _times_inverse_a(inverse, inverse[1] @ grad.to(dtype))
-            else:
-                x, g = (part.to(dtype) for part in rows)
-                inputs = factors.linear_inputs(x, bias=self.has_bias).permute(1, 3, 0, 2)[0]
-                result = (inverse[1] @ g.mT) @ _times_inverse_a(inverse, inputs)
+            result = _times_inverse_a(inverse, inverse[1] @ grad.to(dtype))
         else:
             vectors_a, vectors_g, denominator = inverse
             rotated = vectors_g.mT @ grad.to(dtype) @ vectors_a
@@ -285,6 +283,17 @@ class KroneckerBlock(Block):
         weight.grad.copy_(new_weight)
         if bias_grad is not None and new_bias is not None:
             bias_grad.copy_(new_bias)
+
+    def _apply_to_rows(self, inverse: tuple[Tensor, ...], rows: Rows) -> None:
+        """Write G⁻¹ΔᵀXA⁻¹ over the gradients of a linear layer, without another copy of it."""
+        x, g = (part.to(inverse[0].dtype) for part in rows)
+        inputs = torch.cat([x, x.new_ones(len(x), 1)], dim=1) if self.has_bias else x
+        left = inverse[1][0] @ g.mT
+        right = _times_inverse_a(inverse, inputs.unsqueeze(0))[0]
+        _product_(self.layer.weight.grad, left, right[:, : x.shape[1]])
+        if self.has_bias:
+            assert self.layer.bias is not None
+            _product_(self.layer.bias.grad, left, right[:, -1])
 
     def _split(self, damping: Tensor | float) -> tuple[Tensor, Tensor]:
         a, g = self.averages["A"], self.averages["G"]
@@ -314,6 +323,15 @@ class KroneckerBlock(Block):
 
 def _differ(one: Tensor, other: Tensor) -> bool:
     return one.shape != other.shape
+
+
+def _product_(place: Tensor | None, left: Tensor, right: Tensor) -> None:
+    """Write a product into a gradient."""
+    assert place is not None
+    if place.dtype == left.dtype:
+        torch.matmul(left, right, out=place)
+    else:
+        place.copy_(left @ right)
 
 
 def _times_inverse_a(inverse: tuple[Tensor, ...], rows: Tensor) -> Tensor:

@@ -92,6 +92,7 @@ class DenseFisher(Curvature):
         weights: Tensor | None = None,
         targets: Tensor | None = None,
         active: Tensor | None = None,
+        accepted: Tensor | None = None,
     ) -> None:
         """Take the Fisher of a batch, 1/n Σ wᵢFᵢ, into the moving average.
 
@@ -100,12 +101,15 @@ class DenseFisher(Curvature):
             weights: One non-negative weight a sample, ``(n,)``; 1 by default.
             targets: The labels, needed by ``fisher="empirical"`` alone.
             active: Which outputs exist, ``(outputs,)`` of bool; all by default.
+            accepted: A scalar of bool; where it is False the average stays as it is.
 
         Raises:
             NumericalError: The batch gives a curvature that is not finite.
         """
         if is_capturing(self._device):
             raise NotImplementedError("a full Fisher is looked at in every step")
+        if accepted is not None and not accepted:
+            return
         draws = self.generator.get_state()
         columns = separate(self._columns(outputs, weights, targets, active))
         parameters = self.parameters

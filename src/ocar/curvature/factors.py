@@ -115,9 +115,9 @@ def gram(t: Tensor, *, scale: float = 1.0, out: Tensor | None = None) -> Tensor:
     if alone and len(rows) == 1:
         # NumPy sees that both sides are the same, and does half of the work. With more threads
         # those of the two libraries would get in each other's way.
-        matrix = rows[0].numpy()
+        matrix = (rows[0] * math.sqrt(scale)).numpy()
         with np.errstate(all="ignore"):  # what is not finite is found by others
-            return torch.from_numpy(matrix @ matrix.T).unsqueeze(0).mul_(scale)
+            return torch.from_numpy(matrix @ matrix.T).unsqueeze(0)
     with _tensor_cores(rows):
         if out is None:
             return (rows @ rows.mT).mul_(scale)

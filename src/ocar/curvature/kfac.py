@@ -188,6 +188,7 @@ class KFAC(Curvature):
         weights: Tensor | None = None,
         targets: Tensor | None = None,
         active: Tensor | None = None,
+        accepted: Tensor | None = None,
     ) -> None:
         """Take the curvature of a batch into the moving average.
 
@@ -200,6 +201,9 @@ class KFAC(Curvature):
             targets: The labels, needed by ``fisher="empirical"`` alone.
             active: Which outputs exist, ``(outputs,)`` of bool; all by default. When
                 their number changes, the G of the head starts again.
+            accepted: A scalar of bool on the device; where it is False the averages stay as they
+                are. In a captured step they do too if the curvature is not finite, and
+                :meth:`check` says nothing of it.
 
         Raises:
             ModelError: No forward pass was captured, or the outputs are not its.
@@ -209,7 +213,10 @@ class KFAC(Curvature):
             raise ModelError("No forward pass was captured. Call the model inside capture().")
         input_weights = weights if self.weighting == "both" else None
         if is_capturing(self._device):
-            self._update_side_by_side(outputs, weights, targets, active)
+            self._update_side_by_side(outputs, weights, targets, active, accepted)
+            return
+        if accepted is not None and not accepted:
+            self._capture.clear()
             return
         draws = self.generator.get_state()
         layers = self._layers(outputs, weights, targets, active)
@@ -255,7 +262,12 @@ class KFAC(Curvature):
         block.average(estimate, rates)
 
     def _update_side_by_side(
-        self, outputs: Tensor, weights: Tensor | None, targets: Tensor | None, active: Tensor | None
+        self,
+        outputs: Tensor,
+        weights: Tensor | None,
+        targets: Tensor | None,
+        active: Tensor | None,
+        accepted: Tensor | None,
     ) -> None:
         """As :meth:`update`, then the inverse, on streams of a graph that is being captured.
 
@@ -297,14 +309,21 @@ class KFAC(Curvature):
         def average() -> None:
             assert pool is not None
             head = pooled.get(self.head or "")
-            pool.average(ema, ema if head is None else self._head_rate(head, active, ema))
+            taken = None if accepted is None else pool.accept(accepted)
+            head_rate = ema if head is None else self._head_rate(head, active, ema, taken)
+            pool.average(ema, head_rate, accepted=taken)
             infinite.insert(0, pool.damp(damping))
 
         def take(name: str, x: Tensor, g: Tensor) -> None:
             block = self.blocks[name]
             estimate = block.estimate(x, g, input_weights)
-            block.average(estimate, dict.fromkeys(estimate, ema))
-            infinite.append((~_total(estimate).isfinite()).long())
+            finite, rate = _total(estimate).isfinite(), ema
+            if accepted is not None:
+                estimate = {key: value.nan_to_num() for key, value in estimate.items()}
+                rate = (accepted & finite) * ema
+                finite = torch.ones_like(finite)
+            block.average(estimate, dict.fromkeys(estimate, rate))
+            infinite.append((~finite).long())
             failed.append(block.renew_inverse_(damping).long())
 
         jobs = [
@@ -356,7 +375,11 @@ class KFAC(Curvature):
         )
 
     def _head_rate(
-        self, block: KroneckerBlock, active: Tensor | None, ema: float | Tensor
+        self,
+        block: KroneckerBlock,
+        active: Tensor | None,
+        ema: float | Tensor,
+        accepted: Tensor | None = None,
     ) -> Tensor | float:
         """The weight of a new G of the head: 1 when the number of classes has changed.
 
@@ -373,7 +396,8 @@ class KFAC(Curvature):
         if known is None or count is None:
             block.active_outputs = count
         else:
-            known.copy_(count)  # in place, for a captured graph to find it there
+            taken = count if accepted is None else torch.where(accepted, count, known)
+            known.copy_(taken)  # in place, for a captured graph to find it there
         return rate
 
     def _pull_back(self, outputs: Tensor, columns: Tensor) -> dict[str, Tensor]:

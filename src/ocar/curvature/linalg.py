@@ -1,7 +1,7 @@
 """Guarded linear algebra for symmetric positive semi-definite matrices.
 
 Matrices come as stacks of shape ``(groups, d, d)``; ``groups`` is 1 except for
-grouped convolutions. Every function is pure: no argument is changed.
+grouped convolutions. Every function is pure: when it returns, no argument has changed.
 
 Each factorization is guarded in the same way: damp, try in the given precision,
 try again in float64, and raise a :class:`~ocar.errors.NumericalError` that names
@@ -11,7 +11,8 @@ the layer when nothing helps. Only the lower triangle of a matrix is read.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
@@ -236,6 +237,24 @@ def _all_finite(tensor: Tensor) -> bool:
     return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
 
 
+@contextmanager
+def _damped(matrix: Tensor, value: Tensor | float) -> Iterator[Tensor]:
+    """``matrix + value · I``; on a CPU for a while in the place of the matrix itself.
+
+    A factorization copies what it is given, and one copy of a large matrix is enough.
+    """
+    if not matrix.is_cpu:
+        yield add_to_diagonal(matrix, value)
+        return
+    diagonal = matrix.diagonal(dim1=-2, dim2=-1)
+    before = diagonal.clone()
+    diagonal += value.unsqueeze(-1) if isinstance(value, Tensor) else value
+    try:
+        yield matrix
+    finally:
+        diagonal.copy_(before)
+
+
 def _guarded(
     attempt: Callable[[Tensor], tuple[Tensor, ...] | None],
     matrix: Tensor,
@@ -246,7 +265,8 @@ def _guarded(
     """Run ``attempt`` on the damped matrix in its own precision, then in float64."""
     for dtype in dict.fromkeys((matrix.dtype, torch.float64)):
         level = damping.to(dtype) if isinstance(damping, Tensor) else damping
-        result = attempt(add_to_diagonal(matrix.to(dtype), level))
+        with _damped(matrix.to(dtype), level) as damped:
+            result = attempt(damped)
         if result is not None:
             return tuple(part.to(matrix.dtype) for part in result)
     finite = matrix.isfinite().all()

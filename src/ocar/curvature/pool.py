@@ -90,13 +90,31 @@ class FactorPool:
         """Where the next estimate of each factor of a layer is to be written, by its key."""
         return {s.key: s.view(self._scratch) for s in self._slots if s.layer == layer}
 
-    def average(self, ema: Tensor | float, head_rate: Tensor | float) -> None:
+    def accept(self, accepted: Tensor) -> Tensor:
+        """Make the estimates that were written finite, if they are not.
+
+        Args:
+            accepted: A scalar of bool.
+
+        Returns:
+            The same, but False if they were not.
+        """
+        finite = self._scratch[self._table].sum().isfinite()  # the diagonals bound the rest
+        self._scratch.nan_to_num_()
+        return accepted & finite
+
+    def average(
+        self, ema: Tensor | float, head_rate: Tensor | float, *, accepted: Tensor | None = None
+    ) -> None:
         """Mix the estimates that were written into the averages.
 
         Args:
             ema: Weight of the estimates.
             head_rate: That of the head's G.
+            accepted: A scalar of bool; where it is False the averages stay as they are.
         """
+        if accepted is not None:
+            ema, head_rate = (accepted * rate for rate in (ema, head_rate))
         cut = self._head_start
         for part, rate in ((slice(0, cut), ema), (slice(cut, -1), head_rate)):
             old, new = self._values[part], self._scratch[part]

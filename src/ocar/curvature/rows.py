@@ -7,8 +7,10 @@ X·A⁻¹ is cheaper than Δᵀ·X·A⁻¹.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -74,26 +76,42 @@ class RowRecorder:
         if not calls:
             return None
         layer = self._layers[name]
-        x = torch.cat([x.flatten(0, -2) for x, _ in calls])
-        g = torch.cat([g.flatten(0, -2) for _, g in calls])
-        if len(x) >= layer.out_features or not _is_product(layer.weight.grad, g, x):
+        x, g = (_joined(parts) for parts in zip(*calls, strict=True))
+        trained = layer.bias is not None and layer.bias.requires_grad
+        bias = layer.bias.grad if trained else None
+        if len(x) >= layer.out_features or (trained and bias is None):
             return None
-        bias = layer.bias
-        if bias is not None and bias.requires_grad and not _are_close(bias.grad, g.sum(0)):
-            return None
-        return x, g
+        return (x, g) if _is_product(layer.weight.grad, bias, g, x) else None
 
 
-def _is_product(gradient: Tensor | None, g: Tensor, x: Tensor) -> bool:
-    """Whether the gradient is gᵀx, seen by what both do to one vector of no special direction."""
+def _joined(parts: Sequence[Tensor]) -> Tensor:
+    """What all calls of a layer saw, one row after the other."""
+    flat = [part.flatten(0, -2) for part in parts]
+    return flat[0] if len(flat) == 1 else torch.cat(flat)
+
+
+def _is_product(gradient: Tensor | None, bias: Tensor | None, g: Tensor, x: Tensor) -> bool:
+    """Whether gradients are gᵀx and gᵀ1, seen by what they do to a vector of no special direction.
+
+    Args:
+        gradient: Of the weight.
+        bias: Of the bias, if there is one to train.
+        g: Gradient at what went out, ``(m, d_out)``.
+        x: What came in, ``(m, d_in)``.
+    """
     if gradient is None or gradient.dtype != g.dtype:
         return False
-    vector = torch.arange(x.shape[1], dtype=x.dtype).add_(0.5).sin_()
-    return _are_close(gradient @ vector, (x @ vector) @ g)
+    vector, one = _direction(x.shape[1], x.dtype)
+    found, onto = gradient @ vector, x @ vector
+    if bias is not None:
+        found, onto = found.add_(bias, alpha=one), onto.add_(one)
+    product = onto @ g
+    largest = float(torch.linalg.vector_norm(product, math.inf))
+    error = float(torch.linalg.vector_norm(found.sub_(product), math.inf))
+    return error <= 1000 * torch.finfo(product.dtype).eps * largest
 
 
-def _are_close(gradient: Tensor | None, product: Tensor) -> bool:
-    if gradient is None:
-        return False
-    error = (product - gradient).abs().max()
-    return bool(error <= 1000 * torch.finfo(product.dtype).eps * product.abs().max())
+@lru_cache(maxsize=64)
+def _direction(size: int, dtype: torch.dtype) -> tuple[Tensor, float]:
+    """A vector of no special direction, and how much a bias counts beside it."""
+    return torch.arange(size, dtype=dtype).add_(0.5).sin_(), math.sqrt(size)

@@ -29,7 +29,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from ocar.state import PARTIAL, write_whole
+from ocar.files import PARTIAL, write_whole
 
 if sys.platform != "win32":
     import fcntl

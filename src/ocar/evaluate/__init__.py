@@ -5,6 +5,7 @@ is printed. Progress bars, logs and checkpoints listen to the events. The one to
 stream on is ``AtRest``: all that was learned has been evaluated.
 """
 
+from ocar.evaluate.history import History
 from ocar.evaluate.loop import OnlineLearner, evaluate
 from ocar.evaluate.summary import summarize
 from ocar.events import (
@@ -13,6 +14,7 @@ from ocar.events import (
     Evaluated,
     Event,
     Finished,
+    Guarded,
     Learned,
     StepReport,
     Summary,
@@ -26,6 +28,8 @@ __all__ = [
     "Evaluated",
     "Event",
     "Finished",
+    "Guarded",
+    "History",
     "Learned",
     "OnlineLearner",
     "StepReport",

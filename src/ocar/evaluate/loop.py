@@ -9,10 +9,20 @@ import torch
 from torch import Tensor
 
 from ocar.errors import ConfigError
+from ocar.evaluate.history import History
 from ocar.evaluate.measure import Answer, Classification, Measure, Predictor, Regression
 from ocar.evaluate.stopwatch import Lap, Stopwatch
 from ocar.evaluate.summary import summarize
-from ocar.events import AtRest, Evaluated, Event, Finished, Learned, StepReport, TaskEnded
+from ocar.events import (
+    AtRest,
+    Evaluated,
+    Event,
+    Finished,
+    Guarded,
+    Learned,
+    StepReport,
+    TaskEnded,
+)
 from ocar.probe import check_probe, probe_stream
 from ocar.streams.base import StreamBatch, TaskStream
 
@@ -24,8 +34,9 @@ class OnlineLearner(Predictor, Protocol):
     """What the loop needs of a learner.
 
     A learner may also have an attribute ``wants_boundaries``; where it is true, its method
-    ``boundary()`` is called whenever a task has ended and another follows. And it may have a
-    ``device``, to which held-out data is then moved once.
+    ``boundary()`` is called whenever a task has ended and another follows. It may have a
+    ``device``, to which held-out data is then moved once. And it may have ``guarded``, counts of
+    what its guard has done, see :class:`ocar.learners.guard.GuardCounts`.
     """
 
     def learn(self, x: Tensor, y: Tensor, /) -> StepReport:
@@ -45,7 +56,7 @@ def evaluate(
     stream: TaskStream,
     *,
     every: int | Literal["task"] = 1,
-    history: Sequence[Evaluated] = (),
+    history: Sequence[Evaluated] | History = (),
     block: int | None = None,
     test_batch: int = 1000,
     online: bool = False,
@@ -68,7 +79,8 @@ def evaluate(
             L_s sums over evaluations.
         block: So many evaluations are told together, so that a GPU is not waited for each time;
             by default 32 on a GPU, else 1. A task's last always ends a block.
-        history: The evaluations before, where the stream goes on from the middle.
+        history: The evaluations before, where the stream goes on from the middle. A ``History``
+            is carried on: it has every evaluation that was told.
         test_batch: Most test samples to predict at once.
         online: Also predict each batch before it is learned; a stream without validation data
             can be evaluated by this alone.
@@ -77,14 +89,16 @@ def evaluate(
         seed: Seed of the probe's augmentation.
 
     Yields:
-        ``Learned`` for each complete batch, ``Evaluated``, ``AtRest`` when what was learned has all
+        ``Learned`` for each complete batch, ``Evaluated``, ``Guarded`` if the learner's guard has
+        backed off, ``AtRest`` when what was learned has all
         been evaluated, ``TaskEnded``, and ``Finished`` once.
     """
     if (every != "task" and every < 1) or test_batch < 1 or (block is not None and block < 1):
         raise ConfigError(f"Invalid {every=}, {block=}, {test_batch=}. Must all be at least 1.")
     if probe:
         check_probe(learner)
-    loop = _Loop(learner, stream, list(history), online=online)
+    past = history if isinstance(history, History) else History(history)
+    loop = _Loop(learner, stream, past, online=online)
     if block is None:
         block = BLOCK if loop.watch.on_cuda else 1
     return loop.events(every=every, block=block, test_batch=test_batch, probe=probe, seed=seed)
@@ -94,19 +108,20 @@ class _Loop:
     """One run through what is left of a stream."""
 
     def __init__(
-        self, learner: OnlineLearner, stream: TaskStream, history: list[Evaluated], *, online: bool
+        self, learner: OnlineLearner, stream: TaskStream, history: History, *, online: bool
     ) -> None:
         self.learner = learner
         self.stream = stream
         self.history = history
         self.online = online
+        self.guarded = _guarded(learner)
         device: torch.device | None = getattr(learner, "device", None)
-        self.watch = Stopwatch(device, history[-1].seconds if history else 0.0)
+        self.watch = Stopwatch(device, 0.0 if history.last is None else history.last.seconds)
 
     def events(
         self, *, every: int | Literal["task"], block: int, test_batch: int, probe: bool, seed: int
     ) -> Iterator[Event]:
-        regression = bool(self.history) and self.history[-1].l_s is not None
+        regression = self.history.last is not None and self.history.last.l_s is not None
         measure: Measure | None = None
         waiting: list[tuple[Lap, Answer]] = []
         for batch in self.stream:
@@ -123,9 +138,10 @@ class _Loop:
             if waiting and (len(waiting) == block or batch.last):
                 yield from self._wait_for(waiting)
                 waiting.clear()
+                yield from self._backed_off(batch.index)
                 yield AtRest(index=batch.index)
-            if batch.last:
-                seconds = self.history[-1].seconds
+            if batch.last and self.history.last is not None:
+                seconds = self.history.last.seconds
                 yield TaskEnded(index=batch.index, task=batch.task, seconds=seconds)
         measure = measure or self._measure(regression)
         test = measure.test(test_batch)
@@ -141,11 +157,27 @@ class _Loop:
         if check is not None:
             check()
         for lap, answer in waiting:
-            self.history.append(answer(self.watch.seconds(lap)))
-            yield self.history[-1]
+            event = answer(self.watch.seconds(lap))
+            self.history.add(event)
+            yield event
+
+    def _backed_off(self, index: int) -> Iterator[Guarded]:
+        """What the learner's guard has done since it was last asked, if anything."""
+        before, self.guarded = self.guarded, _guarded(self.learner)
+        new = [now - then for now, then in zip(self.guarded[:4], before[:4], strict=True)]
+        if any(new):
+            not_finite, out_of_scale, shortened, copies = new
+            yield Guarded(
+                index=index,
+                not_finite=not_finite,
+                out_of_scale=out_of_scale,
+                shortened=shortened,
+                copies=copies,
+                in_a_row=self.guarded[4],
+            )
 
     def _measure(self, regression: bool) -> Measure:
-        before = self.history[-1] if self.history else None
+        before = self.history.last
         if regression:
             return Regression(self.learner, self.stream, before)
         return Classification(self.learner, self.stream, before, online=self.online)
@@ -164,3 +196,12 @@ class _Loop:
         if between_tasks and getattr(self.learner, "wants_boundaries", False):
             cast(_BoundaryLearner, self.learner).boundary()
         return learned
+
+
+def _guarded(learner: object) -> tuple[int, ...]:
+    """What a learner's guard has done so far; nothing if it has none."""
+    counts = getattr(learner, "guarded", None)
+    if counts is None:
+        return (0,) * 5
+    named = (counts.not_finite, counts.out_of_scale, counts.shortened, counts.copies)
+    return (*named, counts.in_a_row)

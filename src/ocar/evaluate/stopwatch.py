@@ -15,6 +15,10 @@ class Lap:
     """A moment: all stretches that had been timed by then."""
 
     stretches: int
+    """How many."""
+
+    seconds: float | None = None
+    """Their seconds, where these are known already."""
 
 
 class Stopwatch:
@@ -34,7 +38,7 @@ class Stopwatch:
         self._total = before
         self._known = 0  # stretches in the total
         self._stretches = 0
-        self._pending: list[tuple[torch.cuda.Event, torch.cuda.Event] | float] = []
+        self._pending: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -49,23 +53,21 @@ class Stopwatch:
         else:
             begun = time.perf_counter()
             yield
-            self._pending.append(time.perf_counter() - begun)
+            self._total += time.perf_counter() - begun
         self._stretches += 1
 
     def lap(self) -> Lap:
         """This moment."""
-        return Lap(self._stretches)
+        return Lap(self._stretches, None if self.on_cuda else self._total)
 
     def seconds(self, lap: Lap) -> float:
         """Seconds of all stretches up to a moment; moments are asked for in their order."""
+        if lap.seconds is not None:
+            return lap.seconds
         count = lap.stretches - self._known
-        for stretch in self._pending[:count]:
-            if isinstance(stretch, float):
-                self._total += stretch
-            else:
-                start, end = stretch
-                end.synchronize()
-                self._total += start.elapsed_time(end) / 1000
+        for start, end in self._pending[:count]:
+            end.synchronize()
+            self._total += start.elapsed_time(end) / 1000
         del self._pending[:count]
         self._known = lap.stretches
         return self._total

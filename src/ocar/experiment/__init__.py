@@ -4,6 +4,7 @@ from ocar.experiment.config import RunConfig
 from ocar.experiment.events import AlreadyFinished, Recorded, RunEvent, Saved, Started, Stopped
 from ocar.experiment.loop import run, run_events
 from ocar.experiment.many import Ended, Job, Message, Progress, run_many
+from ocar.experiment.session import Session
 from ocar.experiment.tensorboard import TensorBoard
 
 __all__ = [
@@ -16,6 +17,7 @@ __all__ = [
     "RunConfig",
     "RunEvent",
     "Saved",
+    "Session",
     "Started",
     "Stopped",
     "TensorBoard",

@@ -80,6 +80,9 @@ class RunConfig:
     capture: bool = True
     """On a GPU, capture the steps as CUDA graphs: the same up to rounding, many times faster."""
 
+    guard: bool = True
+    """Back off from batches that would spoil the learner, see :mod:`ocar.learners.guard`."""
+
     threads: int | None = None
     """Threads on the CPU; by default as many as PyTorch takes. A run that goes on keeps those
     that it began with, since their number can change the last bits of a sum."""
@@ -171,6 +174,8 @@ class RunConfig:
             "max_batches": self.max_batches,
             # One that is named may be of another machine, on a cluster.
             "device": self.resolve_device().type if self.device == "auto" else self.device,
+            # A guard that has nothing to do changes nothing.
+            **({} if self.guard else {"guard": False}),
         }
 
     def changed(self) -> dict[str, Any]:
@@ -181,7 +186,7 @@ class RunConfig:
         usual |= base_settings(self.benchmark, self.method, self.transform)
         names = [name for name in self.settings if chosen[name] != usual.get(name, MISSING)]
         plain = to_plain(own) | ({} if transform is None else to_plain(transform))
-        own_names = ("blurry", "max_tasks", "max_batches")
+        own_names = ("blurry", "max_tasks", "max_batches", "guard")
         protocol = {f.name: f.default for f in fields(self) if f.name in own_names}
         others = {n: getattr(self, n) for n, v in protocol.items() if getattr(self, n) != v}
         if self.interval != usual_interval(self.method):

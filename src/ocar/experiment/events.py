@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ocar.events import Evaluated, Finished, TaskEnded
+from ocar.events import Evaluated, Finished, Guarded, TaskEnded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,18 +23,27 @@ class Started:
     """Batches done before."""
 
     history: tuple[Evaluated, ...]
-    """The evaluations before."""
+    """The evaluations before; of a long stream those that were written down."""
+
+    evaluated: int
+    """How many evaluations there were before."""
+
+    aaa: float
+    """Mean accuracy over all of these; NaN where there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """An evaluation has been written down."""
+    """The learner has been evaluated, and that has been written down if it is to be."""
 
     evaluated: Evaluated
     """The evaluation."""
 
     reported: Mapping[str, float]
     """What the learner said of the last batch: ``loss``, ``classes``, ``tau``, ..."""
+
+    kept: bool = True
+    """Whether it has a line in the metrics; of a long stream not each has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,4 +73,4 @@ class AlreadyFinished:
     """The run folder."""
 
 
-RunEvent = Started | Recorded | Saved | TaskEnded | Finished | Stopped | AlreadyFinished
+RunEvent = Started | Recorded | Guarded | Saved | TaskEnded | Finished | Stopped | AlreadyFinished

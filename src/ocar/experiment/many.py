@@ -196,8 +196,8 @@ class _Watch:
             yield Ended(job=self.job, state="already finished")
         elif isinstance(event, Started):
             self._start = event
-            self._total = sum(past.accuracy for past in event.history)
-            self._count = len(event.history)
+            self._count = event.evaluated
+            self._total = event.aaa * self._count if self._count else 0.0
             yield self._progress(None)
         elif isinstance(event, Recorded):
             self._total += event.evaluated.accuracy

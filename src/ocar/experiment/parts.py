@@ -10,6 +10,7 @@ import torch
 from ocar.experiment.config import RunConfig
 from ocar.experiment.limit import Limited
 from ocar.learners.base import Learner
+from ocar.learners.guard import Guard
 from ocar.learners.registry import METHODS
 from ocar.models import make_model
 from ocar.streams.base import TaskStream
@@ -47,7 +48,13 @@ def make_config_learner(config: RunConfig, device: torch.device) -> Learner:
     model = make_model(**benchmark.model_settings(), seed=config.seed)
     settings, transform = config.resolve()
     kind = METHODS[config.method].learner
-    return kind(model.to(device), settings, transform=transform, capture=config.capture)
+    return kind(
+        model.to(device),
+        settings,
+        transform=transform,
+        capture=config.capture,
+        guard=Guard() if config.guard else None,
+    )
 
 
 @contextmanager

@@ -42,8 +42,8 @@ class TensorBoard:
         if isinstance(event, Started):
             folder = str(event.path / FOLDER)
             self._writer = self._make_writer(folder, purge_step=event.position + 1)
-            self._total = sum(past.accuracy for past in event.history)
-            self._count = len(event.history)
+            self._count = event.evaluated
+            self._total = event.aaa * self._count if self._count else 0.0
         elif isinstance(event, Recorded):
             self._record(event)
         elif isinstance(event, Finished):
@@ -58,6 +58,8 @@ class TensorBoard:
         self._step = evaluated.index + 1
         self._total += evaluated.accuracy
         self._count += 1
+        if not event.kept:
+            return
         scalars: dict[str, float] = {"time/training_seconds": evaluated.seconds}
         if evaluated.correct:
             scalars["accuracy/now"] = evaluated.accuracy

@@ -6,6 +6,7 @@ from ocar.learners.methods.er import ER, ERSettings
 from ocar.learners.methods.ocar import OCAR, OCARSettings
 from ocar.learners.presets import PRESETS
 from ocar.learners.registry import METHODS, TRANSFORMS, make_learner
+from ocar.learners.serving import Answer, Serving
 from ocar.learners.settings import LearnerSettings
 
 __all__ = [
@@ -14,11 +15,13 @@ __all__ = [
     "OCAR",
     "PRESETS",
     "TRANSFORMS",
+    "Answer",
     "ERSettings",
     "Learner",
     "LearnerSettings",
     "OCARSettings",
     "Report",
+    "Serving",
     "load",
     "make_learner",
 ]

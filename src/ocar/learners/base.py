@@ -9,9 +9,11 @@ to the memory. It can be asked for predictions at any moment.
 from __future__ import annotations
 
 import os
+import threading
+import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +21,12 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ocar import state
 from ocar.config import to_plain
-from ocar.errors import CheckpointError, ConfigError, InputError, ModelError
+from ocar.errors import CheckpointError, ConfigError, InputError, ModelError, NumericalError
 from ocar.images import scale_to_unit
+from ocar.learners.alone import alone
 from ocar.learners.captured import Captured
 from ocar.learners.context import Context
+from ocar.learners.guard import Guard, GuardCounts, Verdict, make_guard
 from ocar.learners.inputs import Item, check_labels, check_length, check_samples, check_targets
 from ocar.learners.objective import Step
 from ocar.learners.optimizer import fit_optimizer_, load_optimizer, save_optimizer
@@ -33,6 +37,9 @@ from ocar.learners.transform import Transform, TransformSettings
 from ocar.memory import MEMORIES
 from ocar.models.head import GrowingHead
 from ocar.rng import make_generator
+
+if TYPE_CHECKING:
+    from ocar.learners.serving import Serving
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,7 +59,9 @@ class Report:
 class Learner:
     """Learns from a stream, one batch at a time.
 
-    Use :func:`ocar.OCAR`, :func:`ocar.ER` or :func:`ocar.make_learner` to make one.
+    Use :func:`ocar.OCAR`, :func:`ocar.ER` or :func:`ocar.make_learner` to make one. It may be used
+    from several threads; a call waits for the one at hand. See :class:`ocar.Serving` for
+    predictions that do not.
 
     Args:
         model: Any module; its device is where everything happens.
@@ -60,10 +69,12 @@ class Learner:
         transform: What to do to the gradient; nothing by default.
         capture: On a GPU, capture the steps as CUDA graphs. A model that is changed by others
             while it learns, other than by values in its parameters, needs False.
+        guard: When to back off from a batch, see :mod:`ocar.learners.guard`; None for never.
 
     Attributes:
         batches: Stream batches learned.
         steps: Gradient steps taken.
+        lock: Held by every call; hold it where several calls belong together.
     """
 
     def __init__(
@@ -73,6 +84,7 @@ class Learner:
         *,
         transform: TransformSettings | None = None,
         capture: bool = True,
+        guard: Guard | None = Guard(),  # noqa: B008 (it is frozen)
     ) -> None:
         parameter = next((p for p in model.parameters() if p.requires_grad), None)
         if parameter is None:
@@ -80,6 +92,8 @@ class Learner:
                 f"{type(model).__name__} has no parameter that requires a gradient; "
                 "there is nothing to learn."
             )
+        self.lock = threading.RLock()
+        self._servings: weakref.WeakSet[Serving] = weakref.WeakSet()
         self.model = model
         self.settings = settings
         self.transform_settings = transform
@@ -96,6 +110,8 @@ class Learner:
         self._objective = settings.make_objective(self._context)
         self._transform = self._make_transform()
         self._optimizer = settings.make_optimizer(self._parameters())
+        self._guard_settings = guard
+        self._guard = make_guard(guard, self._context, bounded=transform is not None)
         self._gradients = SideGradients(model, self.device)
         drawing = [self._augment_generator, *self._objective.generators]
         self._steps = Captured(
@@ -125,6 +141,17 @@ class Learner:
         """Whether :meth:`boundary` is to be called; see :func:`ocar.evaluate.evaluate`."""
         return self._objective.wants_boundaries
 
+    @property
+    def has_guard(self) -> bool:
+        """Whether bad batches are backed off."""
+        return self._guard_settings is not None
+
+    @property
+    def guarded(self) -> GuardCounts:
+        """What the guard has done so far; on a GPU this waits for the device."""
+        return self._guard.counts()
+
+    @alone
     def boundary(self) -> None:
         """Say that a task has ended and another follows, to a method that wants to know."""
         if self.wants_boundaries:
@@ -132,6 +159,7 @@ class Learner:
 
     # Learning
 
+    @alone
     def learn(self, x: Tensor, y: Tensor) -> Report:
         """Take a few gradient steps on a new batch and replayed samples, then remember the batch.
 
@@ -147,25 +175,31 @@ class Learner:
         numbers = self._transform.begin(units, known=known)
         own_numbers = self._objective.begin(units, known=known)
         capacity = 0 if self._head is None else self._head.capacity
-        if capacity != self._capacity:
+        grown = capacity != self._capacity
+        if grown:
             self._steps.forget()
             fit_optimizer_(self._optimizer)
             self._capacity = capacity
+        trusted = self._guard.trust(x)
         if self.settings.remembers_first:
-            self._remember(x, y, units)
+            self._remember(x, y, units, accepted=trusted)
         active = torch.empty(0) if self._head is None else self._head.active
         changing = [torch.tensor(n, dtype=torch.float64) for n in (numbers, own_numbers)]
         slots, draws = self._draw()
-        loss, replayed = self._steps(x, y, slots, *changing, active, key=draws)
+        given = (x, y, slots, *changing, active)
+        loss, replayed = self._take_guarded_steps(given, draws, trusted, look=grown)
         if replayed:
             self._transform.replayed(self.settings.passes)
         self.steps += self.settings.passes
         if not self.settings.remembers_first:
-            self._remember(x, y, units)
+            self._remember(x, y, units, accepted=self._guard.accepted)
         self._objective.learned()
         self.batches += 1
+        for serving in self._servings:
+            serving.learned()
         return Report(loss=loss, classes=known, values=self._transform.report())
 
+    @alone
     def remember(self, x: Tensor, y: Tensor) -> None:
         """Offer a batch to the memory without learning from it now.
 
@@ -176,7 +210,10 @@ class Learner:
         Raises:
             InputError: The batch cannot be stored. Nothing has changed.
         """
-        self._remember(*self._admit(x, y))
+        x, y, units = self._admit(x, y)
+        trusted = self._guard.trust(x)
+        self._remember(x, y, units, accepted=trusted)
+        self._guard.refuse(trusted)
 
     def check(self) -> None:
         """Raise what went wrong in steps that were not waited for, if anything did.
@@ -187,6 +224,9 @@ class Learner:
             NumericalError: A step gave numbers that are not finite.
         """
         self._transform.check()
+        if self._guard.look():
+            # On a GPU the memory has taken note of a batch that the device then refused.
+            self.memory.reconcile()
 
     def _draw(self) -> tuple[Tensor, tuple[int, ...]]:
         """Slots of the memory to replay, ``(passes, n)`` on the host, and the size of each draw."""
@@ -205,6 +245,35 @@ class Learner:
             return self.memory.draw(passes * size).view(passes, size)
         return torch.stack([self.memory.draw(size) for _ in range(passes)])
 
+    def _take_guarded_steps(
+        self,
+        given: tuple[Tensor, ...],
+        draws: tuple[int, ...],
+        trusted: Verdict,
+        *,
+        look: bool,
+    ) -> tuple[Tensor, bool]:
+        """The loss of all steps on a stream batch, NaN if they broke off, and whether a graph ran.
+
+        Args:
+            given: What :meth:`_take_steps` takes first.
+            draws: The size of each draw from memory.
+            trusted: Whether the new samples are of a sane size.
+            look: Whether to look at that also if the device must be waited for.
+        """
+        nothing = torch.full((), float("nan"), device=self.device), False
+        if (isinstance(trusted, bool) or look) and not trusted:
+            self._guard.refuse(trusted)
+            return nothing
+        try:
+            on_device = torch.empty(0) if isinstance(trusted, bool) else trusted
+            return self._steps(*given, on_device, key=draws)
+        except NumericalError:
+            if not self.has_guard:
+                raise
+            self._guard.take_back()
+            return nothing
+
     def _take_steps(
         self,
         x: Tensor,
@@ -213,6 +282,7 @@ class Learner:
         numbers: Tensor,
         own_numbers: Tensor,
         active: Tensor,
+        trusted: Tensor,
         *,
         key: tuple[int, ...],
     ) -> Tensor:
@@ -225,12 +295,14 @@ class Learner:
             numbers: What the transform's ``begin`` returned.
             own_numbers: What the objective's ``begin`` returned.
             active: Which outputs stand for a class; empty in regression.
+            trusted: Whether the new samples are of a sane size; empty if that is known.
             key: The size of each draw from memory.
 
         Returns:
             The loss of the last pass.
         """
         train_mode_(self.model)
+        self._guard.begin(self._parameters(), self._statistics())
         for index, chosen in enumerate(slots):
             replay, extras = self.memory.gather(chosen), {}
             raw, ys = x, y
@@ -248,8 +320,10 @@ class Learner:
                 active=None if self._head is None else active,
                 numbers=numbers,
                 own_numbers=own_numbers,
+                trusted=trusted if trusted.numel() else None,
             )
             loss = self._take_step(step)
+        self._guard.settle(loss, trusted)
         return loss
 
     def _take_step(self, step: Step) -> Tensor:
@@ -258,7 +332,10 @@ class Learner:
             parameter.grad = None
         with self._gradients.prepared(), self._transform.watch(step):
             outcome = self._objective(self.model, step)
-        self._transform.observe(outcome.step or step, outcome.outputs, self.model)
+        seen = outcome.step or step
+        outputs = self._transform.observe(seen, outcome.outputs, self.model)
+        if step.index == 0:
+            self._guard.ask(seen, outputs)
         self._gradients.backward(outcome.loss)
         self._transform.rewrite_()
         if self._optimizer is not None:
@@ -281,12 +358,29 @@ class Learner:
         """All that learns: of the model, then of the objective."""
         return [*self._trainable().values(), *self._objective.parameters()]
 
-    def _remember(self, x: Tensor, y: Tensor, units: list[int]) -> None:
+    def _statistics(self) -> list[Tensor]:
+        """What steps change beside what learns: of the model, optimizer, average, transform."""
+        states = () if self._optimizer is None else self._optimizer.state.values()
+        tensors = [
+            *self.model.buffers(),
+            *(value for values in states for value in values.values()),
+            *(self._average or {}).values(),
+            *self._transform.statistics(),
+        ]
+        return [t for t in tensors if isinstance(t, Tensor) and t.is_floating_point()]
+
+    def _remember(self, x: Tensor, y: Tensor, units: list[int], *, accepted: Verdict) -> None:
+        accepted = self._guard.may_remember(accepted)
+        if accepted is False:
+            return
         extras = self._objective.extras(x)
-        self.memory.add(x, y, extras, labels=units if self._head is not None else None)
+        labels = units if self._head is not None else None
+        on_device = accepted if isinstance(accepted, Tensor) else None
+        self.memory.add(x, y, extras, labels=labels, accepted=on_device)
 
     # Predicting
 
+    @alone
     @torch.no_grad()
     def predict(self, x: Tensor, *, chunk: int = 1024) -> Tensor:
         """Logits of each class seen, or the outputs of a regression; nothing changes.
@@ -330,20 +424,21 @@ class Learner:
             return RepeatedPrediction(
                 x, normalize=self._normalize, predict=self._evaluate, device=self.device
             )
-        weights = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         return SideBySidePrediction(
-            x,
-            normalize=self._normalize,
-            model=self.model,
-            weights=weights | (self._average or {}),
+            x, normalize=self._normalize, model=self.model, weights=self._averaged()
         )
 
+    @alone
     def _evaluate(self, x: Tensor) -> Tensor:
         with self._context.evaluating():
             return self._outputs_of(x)
 
     def _predict_chunk(self, x: Tensor) -> Tensor:
-        return self._outputs_of(self._normalize(x.to(self.device, non_blocking=True)))
+        return self._outputs_of(self._prepare(x))
+
+    def _prepare(self, x: Tensor) -> Tensor:
+        """From raw samples on any device to inputs of the model."""
+        return self._normalize(x.to(self.device, non_blocking=True))
 
     def _outputs_of(self, x: Tensor) -> Tensor:
         if self._objective.scores:
@@ -351,6 +446,17 @@ class Learner:
         if self._average is None:
             return self.model(x)
         return torch.func.functional_call(self.model, self._average, (x,))
+
+    def _weights(self) -> dict[str, Tensor] | None:
+        """What predicts, by name; None where that is more than the model with some weights."""
+        if self._objective.scores or self.settings.trains_when_asked:
+            return None
+        return self._averaged()
+
+    def _averaged(self) -> dict[str, Tensor]:
+        """Parameters and buffers of the model, their moving average where there is one."""
+        weights = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        return weights | (self._average or {})
 
     def _augment(self, x: Tensor) -> Tensor:
         augment = self.settings.augment
@@ -460,6 +566,7 @@ class Learner:
 
     # Saving
 
+    @alone
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write all of the learner to one file: weights, memory, curvature, generators.
 
@@ -472,6 +579,7 @@ class Learner:
         tensors, values = self.state()
         state.save_state(path, tensors, values)
 
+    @alone
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Everything that a restored learner needs: tensors by name, and plain values.
 
@@ -486,6 +594,7 @@ class Learner:
             **state.with_prefix("transform", self._transform.state_dict()),
             **state.with_prefix("optimizer", save_optimizer(self._optimizer)),
             **state.with_prefix("average", self._average or {}),
+            **state.with_prefix("guard", self._guard.state_dict()),
             "generator.augment": self._augment_generator.get_state(),
             "generator.head": self._head_generator.get_state(),
         }
@@ -495,6 +604,7 @@ class Learner:
             "settings": to_plain(self.settings),
             "transform": None if transform is None else type(transform).__name__,
             "transform_settings": None if transform is None else to_plain(transform),
+            "guard": to_plain(self._guard_settings) if self._guard_settings else None,
             "classes": list(self.classes),
             "seen": [] if self._head is None else sorted(self._head.seen),
             "batches": self.batches,
@@ -504,6 +614,7 @@ class Learner:
         }
         return tensors, values
 
+    @alone
     def load_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Restore what :meth:`state` gave, on a learner with the same settings.
 
@@ -524,6 +635,7 @@ class Learner:
         self._objective.load_state_dict(state.without_prefix("objective", tensors))
         self._transform.load_state_dict(state.without_prefix("transform", tensors))
         load_optimizer(self._optimizer, state.without_prefix("optimizer", tensors))
+        self._guard.load_state_dict(state.without_prefix("guard", tensors))
         self._steps.forget()
         self._augment_generator.set_state(tensors["generator.augment"])
         self._head_generator.set_state(tensors["generator.head"])
@@ -533,6 +645,8 @@ class Learner:
             shape, dtype = values["item"]
             self._item = Item(torch.Size(shape), getattr(torch, dtype.removeprefix("torch.")))
         self._outputs = int(values["outputs"])
+        for serving in self._servings:
+            serving.publish()
 
     def _fit_head(
         self, weights: Mapping[str, Tensor], classes: list[int], *, seen: list[int]

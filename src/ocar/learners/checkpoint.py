@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,11 +16,12 @@ from ocar.config import CUSTOM, from_plain
 from ocar.errors import CheckpointError, ConfigError, OcarError
 from ocar.images import CropFlip, Normalize
 from ocar.learners.base import Learner
+from ocar.learners.guard import Guard
 from ocar.learners.methods.scr import SCRSettings
 from ocar.learners.registry import METHODS, TRANSFORMS
 from ocar.learners.settings import Augmenter, LearnerSettings, Normalizer
 from ocar.learners.transform import TransformSettings
-from ocar.state import load_state, without_prefix
+from ocar.state import load_newest, load_state, without_prefix
 
 _METHODS = {m.settings.__name__: m for m in METHODS.values()}
 _KINDS = (Normalize, CropFlip, *AUGMENTATIONS)
@@ -36,6 +38,11 @@ def load(
 ) -> Learner:
     """The learner that :meth:`Learner.save` wrote; it goes on exactly where that one was.
 
+    A file that is cut short, altered in any byte, of another model, of a newer version or with
+    NaN in it is refused. Where the one that was saved before it is still beside it, under its name
+    and ``.previous``, and is good, that one is used, with a :class:`~ocar.errors.CheckpointWarning`
+    that says so.
+
     Args:
         path: The checkpoint.
         model: A model of the same architecture. Its weights are replaced, its head enlarged.
@@ -46,9 +53,13 @@ def load(
         CheckpointError: The file is damaged, too new, or of another model.
         ModelError: The model has no such head as the file names.
     """
-    tensors, values = load_state(path)
     functions = {"normalize": normalize, "augment": augment}
     given: dict[str, Any] = {name: f for name, f in functions.items() if f is not None}
+    return load_newest(path, lambda file: _load(file, model, given))
+
+
+def _load(path: Path, model: nn.Module, given: Mapping[str, Any]) -> Learner:
+    tensors, values = load_state(path)
     try:
         plain = {**values["settings"], **dict.fromkeys(given)}
         _reject_custom(plain)
@@ -60,7 +71,13 @@ def load(
             transform = from_plain(kind, values["transform_settings"])
         _check_sizes(settings, tensors, model)
         _check_item(values["item"])
-        learner = method.learner(model, settings, transform=transform)
+        guard = values.get("guard", {})
+        learner = method.learner(
+            model,
+            settings,
+            transform=transform,
+            guard=None if guard is None else from_plain(Guard, guard),
+        )
         learner.load_state(tensors, values)
     except OcarError as error:
         if not isinstance(error, ConfigError):

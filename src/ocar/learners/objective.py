@@ -55,6 +55,10 @@ class Step:
     own_numbers: Tensor
     """What the objective's ``begin`` returned, as float64 on the model's device."""
 
+    trusted: Tensor | None = None
+    """Whether the new samples are of a sane size, a scalar; None where nobody looked. If not,
+    the batch will be taken back, and what is kept of it must stay as it was."""
+
     @property
     def replayed(self) -> int:
         """How many samples are replayed."""

@@ -16,6 +16,7 @@ from torch import nn
 from ocar.config import reject_unknown
 from ocar.errors import ConfigError
 from ocar.learners.base import Learner
+from ocar.learners.guard import Guard
 from ocar.learners.methods.agem import AGEMLearnerSettings, AGEMSettings
 from ocar.learners.methods.der import DERPlusPlusSettings, DERSettings
 from ocar.learners.methods.er import ERSettings
@@ -152,6 +153,7 @@ def make_learner(
     *,
     preset: str | None = None,
     transform: str | None = None,
+    guard: Guard | None = Guard(),  # noqa: B008 (it is frozen)
     **settings: Any,
 ) -> Learner:
     """A learner by the name of its method.
@@ -161,6 +163,7 @@ def make_learner(
         model: Any module.
         preset: A benchmark whose selected settings to start from, such as ``"split-cifar100"``.
         transform: A gradient transform to use with the method's objective, such as ``"ocar"``.
+        guard: When to back off from a batch; None for never.
         **settings: Settings of the method and of its transform, over those of the preset.
 
     Raises:
@@ -168,7 +171,7 @@ def make_learner(
     """
     values = {**preset_settings(preset, method), **settings} if preset is not None else settings
     own, rewriting = make_settings(method, transform=transform, **values)
-    return METHODS[method].learner(model, own, transform=rewriting)
+    return METHODS[method].learner(model, own, transform=rewriting, guard=guard)
 
 
 def make_settings(

@@ -45,14 +45,18 @@ class Transform:
         """A context for the forward pass of the objective."""
         return nullcontext()
 
-    def observe(self, step: Step, outputs: Tensor | None, forward: Forward) -> None:
+    def observe(self, step: Step, outputs: Tensor | None, forward: Forward) -> Tensor | None:
         """The forward pass is done and its graph is there.
 
         Args:
             step: The joint batch.
             outputs: Its outputs, or None if the objective has no joint forward pass.
             forward: The model, for a pass of the transform's own.
+
+        Returns:
+            The outputs of that pass where one was made, else those given.
         """
+        return outputs
 
     def rewrite_(self) -> None:
         """The gradients are there, to be changed in place."""
@@ -62,6 +66,13 @@ class Transform:
 
     def check(self) -> None:
         """Raise what went wrong in captured steps, if anything; this waits for the device."""
+
+    def statistics(self) -> Sequence[Tensor]:
+        """Tensors that a step changes, few and small, to be put back if a batch is taken back.
+
+        What is too large for that looks at ``step.trusted`` by itself.
+        """
+        return ()
 
     def report(self) -> dict[str, float]:
         """Numbers worth watching, by name."""

@@ -19,7 +19,13 @@ from ocar.metrics.accuracy import (
 from ocar.metrics.history import Floats, current_tasks, history_array, task_accuracy
 from ocar.metrics.interval import Interval, mean_interval, student_quantile
 from ocar.metrics.loss import cumulative_loss
-from ocar.metrics.running import AnytimeAccuracy, CumulativeLoss, Forgetting, WorstCaseAccuracy
+from ocar.metrics.running import (
+    AnytimeAccuracy,
+    CumulativeLoss,
+    Forgetting,
+    StabilityGap,
+    WorstCaseAccuracy,
+)
 from ocar.metrics.stability import Gap, mean_gap, mean_recovery, stability_gaps
 
 __all__ = [
@@ -29,6 +35,7 @@ __all__ = [
     "Forgetting",
     "Gap",
     "Interval",
+    "StabilityGap",
     "WorstCaseAccuracy",
     "accuracy",
     "anytime_accuracy",

@@ -15,20 +15,13 @@ import numpy.typing as npt
 
 from ocar.errors import InputError, MissingPackageError
 from ocar.events import Evaluated
+from ocar.looks import for_matplotlib, looks
 from ocar.runs import Run
 
 Floats = npt.NDArray[np.float64]
 
 STEPS = 50
 """Points in time a task."""
-
-STYLES: tuple[tuple[str, str, str], ...] = (
-    ("#000000", "-", "o"),
-    ("#d95f02", "--", "s"),
-    ("#1b6ca8", "-.", "^"),
-    ("#7a7a7a", ":", "D"),
-)
-"""Colour, line and marker of each method; told apart without colour by the other two."""
 
 
 class Curve(NamedTuple):
@@ -120,11 +113,12 @@ def draw_accuracy(runs: Sequence[Run], path: Path) -> None:
     FigureCanvasAgg(figure)
     axes = figure.subplots(2, 1, sharex=True, sharey=True)
     for ax, (about, curves) in zip(axes, panels, strict=True):
-        for one, (colour, line, marker) in zip(curves, STYLES * len(curves), strict=False):
+        for one, look in zip(curves, looks([one.label for one in curves]), strict=True):
+            colour, line, marker = for_matplotlib(look)
             ax.plot(
                 one.times,
                 100 * one.mean,
-                line,
+                linestyle=line,
                 color=colour,
                 marker=marker,
                 markevery=STEPS // 2,

@@ -29,7 +29,7 @@ POINTS = 480
 TASK_POINTS = 160
 """Most points of a line of one task; there are as many of these as tasks."""
 
-LINES = 1000
+LINES = 400
 """From so many lines in a figure on, each has fewer points."""
 
 STRETCHES = 240
@@ -210,10 +210,16 @@ def task_bands(methods: Methods, tasks: int) -> list[dict[int, Band]]:
         for method, runs in enumerate(methods):
             own = [one for one in runs if not one.iid and one.columns.correct.shape[1] > task]
             if own:
-                values = [100 * one.columns.accuracy_on(task) for one in own]
-                bands[method] = band([one.times for one in own], values)
+                bands[method] = band(*zip(*(_on_task(one, task) for one in own), strict=True))
         found.append(bands)
     return found
+
+
+def _on_task(one: Timed, task: int) -> tuple[Floats, Floats]:
+    """When a task was evaluated, and the accuracy on it in per cent."""
+    values = 100 * one.columns.accuracy_on(task)
+    begun = int((~np.isnan(values)).argmax())
+    return one.times[begun:], values[begun:]
 
 
 def accuracy_choices(

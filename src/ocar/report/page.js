@@ -1,21 +1,21 @@
 "use strict";
 (function () {
   const data = JSON.parse(document.getElementById("data").textContent);
-  const DASHES = ["solid", "dash", "dot", "dashdot", "longdash", "longdashdot"];
-  const SYMBOLS = ["circle", "square", "diamond", "triangle-up", "cross", "x", "star", "hexagon"];
-  const COLOURS = 7;
+  const WIDTH = 2;
   const config = { responsive: true, displayModeBar: false, displaylogo: false, doubleClick: "reset" };
   const narrow = matchMedia("(max-width: 40rem)");
   const touch = matchMedia("(pointer: coarse)");
+  const dark = matchMedia("(prefers-color-scheme: dark)");
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
   const escaped = (text) => text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
   const short = (text) => (text.length > 34 ? text.slice(0, 33) + "…" : text);
 
-  function style(place) {
+  function style(section, place) {
+    const look = section.looks[place];
     return {
-      colour: css("--c" + (place % COLOURS)),
-      dash: DASHES[place % DASHES.length],
-      symbol: SYMBOLS[place % SYMBOLS.length],
+      colour: dark.matches ? look.dark : look.light,
+      dashes: look.dashes.map((length) => WIDTH * length),
+      symbol: look.marker,
     };
   }
 
@@ -35,12 +35,12 @@
     };
   }
 
-  function lineTrace(line, name) {
-    const look = style(line.method);
+  function lineTrace(line, section) {
+    const look = style(section, line.method);
     const several = Math.max(...line.seeds) > 1;
     return {
-      x: line.x, y: line.mean, name: escaped(short(name)), mode: "lines+markers",
-      line: { color: look.colour, dash: look.dash, width: 2 },
+      x: line.x, y: line.mean, name: escaped(short(section.methods[line.method])), mode: "lines+markers",
+      line: { color: look.colour, dash: look.dashes.map((n) => n + "px").join() || "solid", width: WIDTH },
       marker: { color: look.colour, symbol: look.symbol, size: 8, maxdisplayed: 12 },
       customdata: line.x.map((_, i) => [
         line.std[i] === null ? "" : " ± " + Number(line.std[i].toPrecision(3)), line.seeds[i],
@@ -74,17 +74,16 @@
     };
   }
 
-  function swatch(place) {
-    const look = style(place);
-    const dashes = { solid: "", dash: "7 4", dot: "2 3", dashdot: "7 3 2 3", longdash: "11 4", longdashdot: "11 3 2 3" };
+  function swatch(look) {
     const shapes = {
       circle: '<circle cx="18" cy="7" r="4"/>', square: '<rect x="14" y="3" width="8" height="8"/>',
       diamond: '<path d="M18 2l5 5-5 5-5-5z"/>', "triangle-up": '<path d="M18 2l5 9H13z"/>',
+      "triangle-down": '<path d="M18 12l5-9H13z"/>',
       cross: '<path d="M16 2h4v3h3v4h-3v3h-4V9h-3V5h3z"/>',
       x: '<path d="M14 4l2-2 2 3 2-3 2 2-2 3 2 3-2 2-2-3-2 3-2-2 2-3z"/>',
       star: '<path d="M18 1l2 4h4l-3 3 1 5-4-3-4 3 1-5-3-3h4z"/>', hexagon: '<path d="M15 2h6l3 5-3 5h-6l-3-5z"/>',
     };
-    return `<path d="M0 7h36" fill="none" stroke="${look.colour}" stroke-width="2.5" stroke-dasharray="${dashes[look.dash]}"/>` +
+    return `<path d="M0 7h36" fill="none" stroke="${look.colour}" stroke-width="${WIDTH}" stroke-dasharray="${look.dashes.join(" ")}"/>` +
       `<g fill="${look.colour}">${shapes[look.symbol]}</g>`;
   }
 
@@ -95,8 +94,8 @@
     const choice = node.querySelector("select");
     return function () {
       const shown = figure.choices[choice ? Number(choice.value) : 0].lines.filter((l) => chosen().has(l.method));
-      const traces = shown.map((l) => band(l, style(l.method).colour)).concat(
-        shown.map((l) => lineTrace(l, section.methods[l.method])));
+      const traces = shown.map((l) => band(l, style(section, l.method).colour)).concat(
+        shown.map((l) => lineTrace(l, section)));
       return Plotly.react(plot, traces, layout(figure.x, figure.y, figure.tasks), config);
     };
   }
@@ -154,7 +153,11 @@
   }
 
   function swatches() {
-    document.querySelectorAll(".pick svg").forEach((svg) => { svg.innerHTML = swatch(Number(svg.dataset.place)); });
+    data.sections.forEach(function (section, place) {
+      document.querySelectorAll(`#section-${place} .pick svg`).forEach(function (svg) {
+        svg.innerHTML = swatch(style(section, Number(svg.dataset.place)));
+      });
+    });
   }
 
   function paintAll() {
@@ -175,7 +178,7 @@
     document.head.append(script);
     data.sections.forEach(connect);
     await paintAll();
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", paintAll);
+    dark.addEventListener("change", paintAll);
     narrow.addEventListener("change", paintAll);
     document.documentElement.dataset.drawn = "yes";
   }

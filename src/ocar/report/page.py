@@ -14,6 +14,7 @@ from importlib import resources
 from typing import Any
 
 from ocar.errors import MissingPackageError
+from ocar.looks import Look, looks
 from ocar.report.figures import Figure, Line
 from ocar.report.markup import code, escape, frame, json_text, paragraphs, select, table
 from ocar.report.methods import Method
@@ -90,12 +91,17 @@ def _drawn(report: Report) -> dict[str, Any]:
         "sections": [
             {
                 "methods": [method.name for method in section.methods],
+                "looks": [_drawn_look(look) for look in looks([m.label for m in section.methods])],
                 "figures": [_drawn_figure(figure) for figure in section.figures],
                 "heats": [{"x": heat.x, "rows": heat.rows} for heat in section.heats],
             }
             for section in report.sections
         ]
     }
+
+
+def _drawn_look(look: Look) -> dict[str, Any]:
+    return {**look.colour._asdict(), "dashes": look.dashes, "marker": look.marker}
 
 
 def _drawn_figure(figure: Figure) -> dict[str, Any]:

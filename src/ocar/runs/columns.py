@@ -39,7 +39,10 @@ class HasLast(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Columns:
-    """Every evaluation of a run, one row each, in order: n rows, t tasks."""
+    """Every evaluation of a run, one row each, in order: n rows, t tasks.
+
+    Of a long stream those that were written down, see :func:`ocar.evaluate.history.is_kept`.
+    """
 
     index: Ints
     """Index of the batch before it, ``(n,)``."""
@@ -65,6 +68,11 @@ class Columns:
 
     def __len__(self) -> int:
         return len(self.index)
+
+    @property
+    def evaluations(self) -> int:
+        """Evaluations of the run up to the last row; more than rows where not each has one."""
+        return int(self.value("evaluations", -1) or len(self)) if len(self) else 0
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -131,6 +139,8 @@ class Columns:
 def summary_of(columns: Columns, result: Mapping[str, Any] | None) -> Summary | None:
     """The metrics of a run, computed anew as :func:`ocar.evaluate.summarize` does.
 
+    Where not every evaluation has a row, they are those that the run computed from all of them.
+
     Args:
         columns: Its evaluations.
         result: The record of its result; None if it is not finished.
@@ -140,6 +150,8 @@ def summary_of(columns: Columns, result: Mapping[str, Any] | None) -> Summary | 
     """
     if result is None or not len(columns):
         return None
+    if "evaluations" in result:
+        return _said(result["summary"])
     first = columns.seconds[columns.task == 0]
     online = columns.value("online_correct", -1)
     return Summary(
@@ -154,17 +166,25 @@ def summary_of(columns: Columns, result: Mapping[str, Any] | None) -> Summary | 
     )
 
 
+def _said(summary: Mapping[str, Any]) -> Summary:
+    for name, value in summary.items():
+        if value is not None and not math.isfinite(value):
+            raise ValueError(f"{name} is {value}")
+    return Summary(**summary)
+
+
 def _on_validation(columns: Columns) -> dict[str, float | None]:
     if not columns.sizes:
         return dict.fromkeys(_ON_VALIDATION)
     history, sizes = columns.accuracies(), columns.sizes
     gaps = metrics.stability_gaps(history, sizes=sizes)
+    forgotten = metrics.task_forgetting(history)
     values = (
         metrics.average_anytime_accuracy(history, sizes=sizes),
         metrics.worst_case_accuracy(history),
-        metrics.first_task_forgetting(history),
-        metrics.mean_forgetting(history),
-        metrics.last_task_accuracy(history),
+        float(forgotten[0]),
+        float(forgotten[:-1].mean()) if len(forgotten) > 1 else math.nan,
+        float(history[-1, -1]),
         metrics.mean_gap(gaps),
         metrics.mean_recovery(gaps),
     )

@@ -10,8 +10,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ocar.learners.registry import usual_interval
-
 PROTOCOL: dict[str, Any] = {
     "iid": False,
     "blurry": 0.0,
@@ -49,7 +47,7 @@ def run_command(
     words += flag_words("seeds", seeds)
     if given["transform"] is not None:
         words += flag_words("transform", given["transform"])
-    protocol = PROTOCOL | {"every": usual_interval(given["method"])}
+    protocol = PROTOCOL | {"every": _usual_interval(config, given)}
     for name, usual in protocol.items():
         if config[name] != usual:
             words += flag_words(name, config[name])
@@ -59,6 +57,15 @@ def run_command(
     if threads is not None and config["device"] == "cpu":
         words += flag_words("threads", threads)
     return shlex.join(words)
+
+
+def _usual_interval(config: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
+    """After how many batches a run evaluates if nothing is said."""
+    if "every" in given and given["every"] is None:  # nothing was said
+        return config["every"]
+    from ocar.learners.registry import usual_interval  # takes as long as reading many runs
+
+    return usual_interval(given["method"])
 
 
 def flag_words(name: str, value: Any) -> list[str]:

@@ -4,7 +4,8 @@
 
     config.json             the full configuration, the seed, versions, device, revision, command
     metrics.jsonl           one line for each evaluation, one for the result; only grows
-    checkpoint.safetensors  learner, stream position, and how much of metrics.jsonl it knows
+    checkpoint.safetensors  learner, stream position, and how much of metrics.jsonl it knows; the
+                            one before it is beside it, to go on from if this one is damaged
     status.json             running, stopped, failed or finished; how far; who works in it
     .lock                   held by the process that works in it
 
@@ -24,15 +25,16 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
-
-from torch import Tensor
+from typing import IO, TYPE_CHECKING, Any
 
 from ocar.errors import RunError
+from ocar.files import PARTIAL, naming, write_whole
 from ocar.runs.lock import FolderLock
 from ocar.runs.provenance import now
 from ocar.runs.records import Record, parse_lines, to_line
-from ocar.state import PARTIAL, load_state, naming, save_state, write_whole
+
+if TYPE_CHECKING:  # whoever only reads runs does not wait for PyTorch
+    from torch import Tensor
 
 CONFIG = "config.json"
 METRICS = "metrics.jsonl"
@@ -103,13 +105,16 @@ class RunFolder:
             Tensors and values of the checkpoint and the records up to it; None at the start.
 
         Raises:
-            CheckpointError: The checkpoint is damaged.
+            CheckpointError: The checkpoint is damaged, and so is the one before it.
             RunError: The metrics are not those that the checkpoint knows.
         """
-        if not (self.path / CHECKPOINT).exists():
+        from ocar.state import load_newest, load_state, previous
+
+        checkpoint = self.path / CHECKPOINT
+        if not checkpoint.exists() and not previous(checkpoint).exists():
             self._open_metrics(b"")
             return None
-        tensors, values = load_state(self.path / CHECKPOINT)
+        tensors, values = load_newest(checkpoint, load_state)
         known = values.pop("metrics")
         path = self.path / METRICS
         data = path.read_bytes()[: known["bytes"]] if path.exists() else b""
@@ -136,6 +141,8 @@ class RunFolder:
         assert self._metrics is not None, "restore() opens the metrics"
         os.fsync(self._metrics.fileno())
         known = {"bytes": self._metrics.tell(), "digest": self._digest.hexdigest()}
+        from ocar.state import save_state
+
         save_state(self.path / CHECKPOINT, tensors, {**values, "metrics": known})
 
     @property

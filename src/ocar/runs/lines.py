@@ -24,10 +24,12 @@ from ocar.runs.columns import Columns, Floats, Ints
 from ocar.runs.records import EVALUATED, FINISHED, evaluations, parse_lines
 
 _LINE = re.compile(
-    rb'^\{"event": "evaluated", "correct": \[([0-9, ]*)\], "sizes": \[([0-9, ]*)\]'
-    rb', "index": ([0-9]+), "task": ([0-9]+), "seconds": ([0-9.e+-]+), ("[ -~]*)\}$',
-    re.M,
+    rb'\{"event": "evaluated", "correct": \[([^]]*)\], "sizes": \[([^]]*)\]'
+    rb', "index": ([^,]*), "task": ([^,]*), "seconds": ([^,]*), ("[^\n]*)\}\n'
 )
+_COUNTS = re.compile(rb"[0-9, ]*")
+_NEWLINE = 10
+_OF_NUMBERS = b"0123456789.+-"  # and e, which names have too
 _OWN = ("index", "task", "seconds")
 _OTHER = ("event", "correct", "sizes")
 
@@ -49,7 +51,8 @@ def read_columns(data: bytes, path: Path) -> tuple[Columns, Mapping[str, Any] | 
     last = whole[whole.rfind(b"\n", 0, -1) + 1 :]
     result = _result(last)
     found = _LINE.findall(whole)
-    if found and len(found) + (result is not None) == whole.count(b"\n"):
+    lines = np.count_nonzero(np.frombuffer(whole, dtype=np.uint8) == _NEWLINE)
+    if found and len(found) + (result is not None) == lines:
         columns = _fast(found, path)
         if columns is not None:
             return columns, result
@@ -72,6 +75,8 @@ def _fast(found: Sequence[tuple[bytes, ...]], path: Path) -> Columns | None:
     """Columns from the groups of each line; None if they need a closer look."""
     counted, texts, index, task, seconds, rest = zip(*found, strict=True)
     places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+    if not all(map(_COUNTS.fullmatch, places)):
+        return None
     kinds = tuple(tuple(json.loads(b"[%b]" % text)) for text in places)
     kind = np.fromiter(map(places.__getitem__, texts), np.int64, len(texts))
     lengths = np.array([len(sizes) for sizes in kinds], dtype=np.int64)[kind]
@@ -100,23 +105,35 @@ class _Values(Mapping[str, Floats]):
         if name not in self:
             raise KeyError(name)
         if name not in self._read:
-            numbers = _column(self._lines, name)
+            read = _column_of_all if self._alike else _column_of_some
+            numbers = read(self._lines, name)
             self._read[name] = self._all[name] if numbers is None else numbers
         return self._read[name]
 
     def __contains__(self, name: object) -> bool:
-        return b'"%b": ' % str(name).encode() in self._lines
+        return name in self._alike if self._alike else _key(str(name)) in self._lines
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._all)
+        return iter(self._alike or self._all)
 
     def __len__(self) -> int:
-        return len(self._all)
+        return len(self._alike or self._all)
 
     @cached_property
     def last(self) -> Mapping[str, Any]:
         """The last line alone, which costs little."""
         return self._loads(self._lines[self._lines.rfind(b"\n") + 1 :])
+
+    @cached_property
+    def _alike(self) -> tuple[str, ...]:
+        """The names, if all lines have the same in the same order, and numbers alone."""
+        names = tuple(self._loads(self._lines.split(b"\n", 1)[0]))
+        if any(character in "".join(names) for character in _OF_NUMBERS.decode()):
+            return ()
+        outline = self._lines.translate(None, _OF_NUMBERS).replace(b": e", b": ")
+        line = ", ".join(f'"{name}": ' for name in names).encode()
+        count = outline.count(b"\n") + 1
+        return names if outline == b"\n".join([line] * count) else ()
 
     @cached_property
     def _all(self) -> dict[str, Floats]:
@@ -140,11 +157,21 @@ def _number(value: Any) -> float:
     return float(value) if isinstance(value, (int, float)) else math.nan
 
 
-def _column(lines: bytes, name: str) -> Floats | None:
-    """One number of lines like ``"seen": 10, "loss": 0.5``; None if they need a closer look."""
+def _key(name: str) -> bytes:
+    return b'"%b": ' % name.encode()
+
+
+def _column_of_all(lines: bytes, name: str) -> Floats | None:
+    """One number of lines like ``"seen": 10, "loss": 0.5`` that all have the same names."""
+    found = re.findall(rb"%b([^,\n]*)" % re.escape(_key(name)), lines)
+    return _numbers(b",".join(found), len(found))
+
+
+def _column_of_some(lines: bytes, name: str) -> Floats | None:
+    """The same of lines some of which have it; None if they need a closer look."""
     if b"{" in lines or b"[" in lines or b"\\" in lines:
         return None
-    key = b'"%b": ' % name.encode()
+    key = _key(name)
     found = re.findall(rb"%b([0-9.e+-]+)(?:, |$)" % re.escape(key), lines, re.M)
     numbers = _numbers(b",".join(found), len(found))
     rows = np.array([key in line for line in lines.split(b"\n")])

@@ -9,11 +9,12 @@ import subprocess
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from ocar.version import __version__
+
+if TYPE_CHECKING:  # whoever only reads runs does not wait for PyTorch
+    import torch
 
 PACKAGES = ("numpy", "safetensors", "Pillow", "scikit-learn")
 
@@ -31,6 +32,8 @@ def describe_process(device: torch.device) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Versions of Python and of the packages that decide the numbers, where installed."""
+    import torch
+
     found = {"ocar": __version__, "python": platform.python_version(), "torch": torch.__version__}
     for name in PACKAGES:
         try:
@@ -43,6 +46,8 @@ def versions() -> dict[str, str]:
 def describe_device(device: torch.device) -> dict[str, str]:
     """Kind and name of a device."""
     if device.type == "cuda":
+        import torch
+
         return {"type": "cuda", "name": torch.cuda.get_device_name(device)}
     return {"type": device.type, "name": _processor(), "machine": platform.machine()}
 

@@ -102,8 +102,9 @@ class Run:
 
     @property
     def evaluated(self) -> int:
-        """How many evaluations that is."""
-        return len(self.columns)
+        """How many evaluations that is; of a long stream not each is written down."""
+        said = {} if self.result is None else self.result
+        return int(said.get("evaluations", self.columns.evaluations))
 
     @cached_property
     def summary(self) -> Summary | None:
@@ -149,7 +150,7 @@ def read_run(path: Path) -> Run:
         columns, result = read_columns(data, metrics)
         run = Run(path=path, document=document, columns=columns, result=result, status=status)
         _ = (run.summary, run.state, run.seed, run.label, run.hash, run.device)
-        _ = (run.benchmark, dict(run.changed))  # every value that is looked at later
+        _ = (run.benchmark, dict(run.changed), run.evaluated)  # every value that is looked at later
     except DAMAGE as error:
         raise RunError(f"{path} is damaged: {type(error).__name__}: {error}.") from error
     return run

@@ -35,9 +35,15 @@ def evaluation_record(event: Evaluated, reported: Mapping[str, float]) -> dict[s
     return {"event": EVALUATED, **_given(event), **reported}
 
 
-def result_record(event: Finished) -> dict[str, Any]:
-    """The line of the result."""
-    return {"event": FINISHED, **_given(event)}
+def result_record(event: Finished, evaluations: int | None = None) -> dict[str, Any]:
+    """The line of the result.
+
+    Args:
+        event: The result.
+        evaluations: How many there were, where not each has a line.
+    """
+    count = {} if evaluations is None else {"evaluations": evaluations}
+    return {"event": FINISHED, **_given(event), **count}
 
 
 def _given(event: Evaluated | Finished) -> dict[str, Any]:

@@ -26,11 +26,11 @@ from typing import Any
 
 from ocar.errors import RunError
 from ocar.events import Summary
+from ocar.files import write_whole
 from ocar.runs.command import run_command
 from ocar.runs.folder import CONFIG, DAMAGE, read_json
 from ocar.runs.provenance import device_names
 from ocar.runs.reading import Run
-from ocar.state import write_whole
 
 FORMAT = "ocar-result"
 VERSION = 1

@@ -136,6 +136,7 @@ class TuneConfig:
             max_batches=self.max_batches,
             device=self.device,
             capture=self.capture,
+            guard=False,  # settings with which learning diverges are to be known
             threads=self.threads,
             data_root=self.data_root,
         )

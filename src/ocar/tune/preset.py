@@ -26,7 +26,7 @@ from typing import Any
 from ocar.config import WRONG_KIND, to_plain
 from ocar.errors import ConfigError, OcarError
 from ocar.experiment.config import RunConfig, method_name
-from ocar.state import write_whole
+from ocar.files import write_whole
 
 FORMAT, VERSION = "ocar-preset", 1
 

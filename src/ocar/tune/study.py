@@ -26,11 +26,11 @@ from typing import Any, Literal
 import torch
 
 from ocar.errors import MissingPackageError, RunError
+from ocar.files import write_whole
 from ocar.rng import derive_seed
 from ocar.runs import describe_process
 from ocar.runs.folder import read_json
 from ocar.runs.lock import FolderLock
-from ocar.state import write_whole
 from ocar.tune.config import STARTUP, TuneConfig
 from ocar.tune.pruning import is_hopeless
 from ocar.tune.spaces import Choice, Range

@@ -18,6 +18,7 @@ from torch import nn
 
 from ocar.learners.base import Learner
 from ocar.learners.context import Context
+from ocar.learners.guard import Guard
 from ocar.learners.objective import CrossEntropy, Objective, SquaredError
 from ocar.learners.settings import Augmenter, LearnerSettings, Normalizer
 
@@ -49,10 +50,13 @@ def ER(
     normalize: Normalizer | None = None,
     augment: Augmenter | None = None,
     seed: int = 0,
+    guard: Guard | None = Guard(),  # noqa: B008 (it is frozen)
 ) -> Learner:
     """A learner that replays, with plain SGD.
 
-    The arguments are those of :class:`~ocar.learners.settings.LearnerSettings`.
+    The arguments are those of :class:`~ocar.learners.settings.LearnerSettings`, and the ``guard``
+    of :class:`~ocar.learners.Learner`.
     """
     given = locals()
-    return Learner(model, ERSettings(**{f.name: given[f.name] for f in fields(ERSettings)}))
+    settings = ERSettings(**{f.name: given[f.name] for f in fields(ERSettings)})
+    return Learner(model, settings, guard=guard)

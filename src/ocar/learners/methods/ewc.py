@@ -163,10 +163,10 @@ class EWCTransform(Transform):
             return Capture({}, self.context.model)
         return nullcontext()
 
-    def observe(self, step: Step, outputs: Tensor | None, forward: Forward) -> None:
+    def observe(self, step: Step, outputs: Tensor | None, forward: Forward) -> Tensor | None:
         """Take the Fisher of the batch into account."""
         if not self._estimates(step):
-            return
+            return outputs
         if outputs is None:
             with Capture({}, self.context.model):
                 outputs = forward(step.x)
@@ -176,11 +176,12 @@ class EWCTransform(Transform):
         if self.settings.accumulation == "sum":
             count.add_(1)
             self._recent.add_((estimate - self._recent) / count.to(estimate.dtype))
-            return
+            return outputs
         whole = torch.ones_like(count)
         rate = torch.where(count == 0, whole, self.settings.ema)  # the first is taken whole
         self.average.lerp_(estimate, rate.to(estimate.dtype))
         count.add_(1)
+        return outputs
 
     @torch.no_grad()
     def _fisher(self, outputs: Tensor, step: Step, first: int) -> Tensor:
@@ -246,6 +247,10 @@ class EWCTransform(Transform):
             self._recent.mul_(~due)
             estimates.mul_(~due)
         steps.add_(1)
+
+    def statistics(self) -> Sequence[Tensor]:
+        """The Fisher, w* and the counts."""
+        return list(self._tensors().values())
 
     def state_dict(self) -> dict[str, Tensor]:
         """The Fisher, w*, the counts of steps and the generator."""

@@ -28,8 +28,10 @@ from torch.nn import functional
 
 from ocar.config import require
 from ocar.errors import NumericalError
+from ocar.learners.alone import alone
 from ocar.learners.base import Learner, Report, train_mode_
 from ocar.learners.context import Context
+from ocar.learners.guard import Guard
 from ocar.learners.objective import CrossEntropy, Objective
 from ocar.learners.settings import LearnerSettings
 from ocar.learners.transform import TransformSettings
@@ -92,6 +94,7 @@ class GDumb(Learner):
         settings: The settings.
         transform: None: GDumb refuses any.
         capture: Of no use here.
+        guard: When not to remember a batch; None for never.
 
     Raises:
         ConfigError: A transform is given.
@@ -106,11 +109,13 @@ class GDumb(Learner):
         *,
         transform: TransformSettings | None = None,
         capture: bool = True,
+        guard: Guard | None = Guard(),  # noqa: B008 (it is frozen)
     ) -> None:
-        super().__init__(model, settings, transform=transform, capture=False)
+        super().__init__(model, settings, transform=transform, capture=False, guard=guard)
         self._copy = copy.deepcopy(model)
         self._copied: int | None = None  # samples that the memory had seen when it was trained
 
+    @alone
     def learn(self, x: Tensor, y: Tensor) -> Report:
         """Remember a batch.
 
@@ -128,6 +133,7 @@ class GDumb(Learner):
         self.batches += 1
         return Report(loss=torch.zeros((), device=self.device), classes=self._known(), values={})
 
+    @alone
     def load_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Restore what :meth:`state` gave, on a learner with the same settings.
 

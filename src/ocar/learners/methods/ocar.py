@@ -32,6 +32,7 @@ from ocar.curvature.base import at_step
 from ocar.curvature.fisher import parse_root
 from ocar.learners.base import Learner
 from ocar.learners.context import Context
+from ocar.learners.guard import Guard
 from ocar.learners.methods.er import ERSettings
 from ocar.learners.objective import Forward, Objective, Step
 from ocar.learners.settings import Augmenter, Normalizer
@@ -120,8 +121,28 @@ class OCARSettings(TransformSettings):
 
     def make(self, context: Context, objective: Objective) -> Transform:
         """The curvature-aware transform for a learner."""
-        model, head = context.model, context.head
-        start = context.lr if self.tau is None else self.tau
+        curvature = self.make_curvature(
+            context.model,
+            lr=context.lr,
+            head=None if context.head is None else context.head.name,
+            likelihood=context.likelihood,
+            seed=context.seed,
+        )
+        return OCARTransform(self, curvature, joint=objective.joint)
+
+    def make_curvature(
+        self, model: nn.Module, *, lr: float, head: str | None, likelihood: str, seed: int
+    ) -> Curvature:
+        """The preconditioner of a model, its damping growing with the steps.
+
+        Args:
+            model: What learns.
+            lr: The learning rate, where the damping starts unless ``tau`` says otherwise.
+            head: Name of the layer that makes the outputs; None for the last linear one.
+            likelihood: ``"categorical"`` or ``"gaussian"``.
+            seed: Seed of the random root of the Fisher.
+        """
+        start = lr if self.tau is None else self.tau
 
         def tau(step: int) -> float:
             return start + self.tau_step * step
@@ -130,22 +151,21 @@ class OCARSettings(TransformSettings):
             "damping": tau,
             "ema": self.ema,
             "fisher": self.fisher,
-            "likelihood": context.likelihood,
+            "likelihood": likelihood,
             "track_norms": self.track_norms,
-            "seed": context.seed,
+            "seed": seed,
         }
         if self.curvature == "dense":
-            return OCARTransform(self, DenseFisher(model, **common), joint=objective.joint)
-        kfac = KFAC(
+            return DenseFisher(model, **common)
+        return KFAC(
             model,
             damping_kind=self.damping_kind,
             weighting=self.weighting,
             sharing=self.sharing,
             norm_layers=self.norm_layers,
-            head=None if head is None else head.name,
+            head=head,
             **common,
         )
-        return OCARTransform(self, kfac, joint=objective.joint)
 
 
 class OCARTransform(Transform):
@@ -205,10 +225,10 @@ class OCARTransform(Transform):
             stack.enter_context(self.curvature.capture())
         return stack
 
-    def observe(self, step: Step, outputs: Tensor | None, forward: Forward) -> None:
+    def observe(self, step: Step, outputs: Tensor | None, forward: Forward) -> Tensor | None:
         """Take the curvature of the joint batch into the average."""
         if not self._renews(step):
-            return
+            return outputs
         if outputs is None or not self._shared:
             with self.curvature.capture():
                 outputs = forward(step.x)
@@ -216,7 +236,10 @@ class OCARTransform(Transform):
         self.curvature.clock = clock + step.index
         weights = outputs.new_ones(outputs.shape[0], dtype=torch.float32)
         weights[step.new :] = replay_weight
-        self.curvature.update(outputs, weights=weights, targets=step.y, active=step.active)
+        self.curvature.update(
+            outputs, weights=weights, targets=step.y, active=step.active, accepted=step.trusted
+        )
+        return outputs
 
     def rewrite_(self) -> None:
         """Precondition the gradients."""
@@ -290,11 +313,12 @@ def OCAR(
     sharing: Literal["expand", "reduce"] = "expand",
     norm_layers: bool = False,
     track_norms: bool = False,
+    guard: Guard | None = Guard(),  # noqa: B008 (it is frozen)
 ) -> Learner:
     """Online Curvature-Aware Replay on any model.
 
     The arguments are those of :class:`~ocar.learners.settings.LearnerSettings` and of
-    :class:`OCARSettings`.
+    :class:`OCARSettings`, and the ``guard`` of :class:`~ocar.learners.Learner`.
 
     Example::
 
@@ -306,4 +330,4 @@ def OCAR(
     given = locals()
     transform = OCARSettings(**{f.name: given[f.name] for f in fields(OCARSettings)})
     settings = ERSettings(**{f.name: given[f.name] for f in fields(ERSettings)})
-    return Learner(model, settings, transform=transform)
+    return Learner(model, settings, transform=transform, guard=guard)

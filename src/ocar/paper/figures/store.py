@@ -28,8 +28,8 @@ from typing import Any, TypeVar
 import torch
 
 from ocar.errors import RunError
+from ocar.files import write_whole
 from ocar.runs.provenance import describe_device, versions
-from ocar.state import write_whole
 
 P = TypeVar("P")
 

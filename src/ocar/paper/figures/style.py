@@ -1,47 +1,22 @@
-"""How every figure looks: colours that the colour-blind tell apart, dashes and markers for grey."""
+"""How every figure looks: methods as :mod:`ocar.looks` has them, little else but the lines."""
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from PIL import Image
 
+from ocar import looks as of
 from ocar.errors import MissingPackageError
 
-BLACK, ORANGE, SKY, GREEN, YELLOW, BLUE, RED, PURPLE = (
-    "#000000",
-    "#E69F00",
-    "#56B4E9",
-    "#009E73",
-    "#F0E442",
-    "#0072B2",
-    "#D55E00",
-    "#CC79A7",
+BLACK, ORANGE, GREEN, BLUE, RED, PURPLE = (
+    colour.light for colour in (of.BLACK, of.ORANGE, of.GREEN, of.BLUE, of.RED, of.PURPLE)
 )
-"""The palette of Okabe and Ito."""
 
 Look = tuple[str, Any, str]
-"""Colour, line and marker."""
-
-LOOKS: dict[str, Look] = {
-    "er": (RED, (0, (5, 2)), "s"),
-    "er-iid": (BLACK, (0, (1, 1.2)), "D"),
-    "ewc": (ORANGE, (0, (6, 2, 1, 2)), "v"),
-    "ngd": (GREEN, (0, (2, 1.5)), "^"),
-    "ocar": (BLUE, "-", "o"),
-}
-"""Of each method; the lines differ where the colours do not show."""
-
-OTHERS: tuple[Look, ...] = (
-    (PURPLE, (0, (8, 2)), "P"),
-    (SKY, (0, (4, 1, 1, 1)), "X"),
-    (GREEN, (0, (3, 3)), "<"),
-    (ORANGE, (0, (1, 2)), ">"),
-)
-"""Of methods without a look of their own, in turn."""
+"""Colour, line and marker, as matplotlib has them."""
 
 NAMES = {"er": "ER", "er-iid": "ER, i.i.d.", "ewc": "EWC", "ngd": "NGD", "ocar": "OCAR"}
 
@@ -50,8 +25,8 @@ FORMATS = ("png", "pdf", "svg")
 
 def looks(labels: Iterable[str]) -> dict[str, Look]:
     """The look of each label."""
-    others = itertools.cycle(OTHERS)
-    return {label: LOOKS.get(label) or next(others) for label in labels}
+    names = list(labels)
+    return dict(zip(names, map(of.for_matplotlib, of.looks(names)), strict=True))
 
 
 def shown(label: str) -> str:

@@ -1,0 +1,55 @@
+"""Counts of what was tried to break the package, from the files under ``results/reliability``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tables import table
+
+RELIABILITY = Path(__file__).resolve().parents[2] / "results" / "reliability"
+MISSING = "Not measured yet.\n"
+
+
+def fuzz_table() -> str:
+    """How many spoiled files each reader was fed, and what became of them."""
+    found: Mapping[str, Any] = _read("fuzz.json") or {}
+    rows = [
+        [
+            name,
+            *(f"{entry[key]:,}" for key in ("tried", "refused", "accepted")),
+            str(len(entry["failures"])),
+            f"`{entry['command']}`",
+        ]
+        for name, entry in found.items()
+    ]
+    head = ["reader", "inputs", "refused", "read", "failures", "command"]
+    return table(head, rows, numbers=4) if rows else MISSING
+
+
+def long_streams_table() -> str:
+    """The longest streams, and what had grown since the warm-up."""
+    rows = [_long_row(entry) for entry in _read("long-stream.json") or []]
+    head = ["method", "batches", "memory", "CPU time a batch", "files", "metrics differ", "command"]
+    return table(head, rows, numbers=5) if rows else MISSING
+
+
+def _long_row(entry: Mapping[str, Any]) -> list[str]:
+    grown, last = entry["growth_after_warm_up"], entry["looks"][-1]
+    difference = entry["largest_difference_to_metrics_of_all_evaluations"]
+    return [
+        entry["method"].upper() + ("" if entry["guard"] else ", no guard"),
+        f"{entry['batches']:,}",
+        f"{100 * grown['resident_mb']:+.2f} % of {last['resident_mb']:.0f} MB",
+        f"{100 * grown['cpu_ms_a_batch']:+.1f} % of {last['cpu_ms_a_batch']:.2f} ms",
+        f"{last['files_mb']:.1f} MB",
+        f"by {difference:.0e}" if difference else "not at all",
+        f"`{entry['command']}`",
+    ]
+
+
+def _read(name: str) -> Any:
+    path = RELIABILITY / name
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None

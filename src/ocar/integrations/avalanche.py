@@ -1,0 +1,235 @@
+"""OCAR inside Avalanche: a plugin that preconditions the gradient of a strategy.
+
+The strategy keeps its model, loss, memory and optimizer. The plugin watches the forward pass of
+each training iteration, takes the curvature of the mini-batch from it, with replayed samples
+weighing more than new ones, and rewrites the gradients after the backward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ocar.curvature import Curvature
+from ocar.errors import InputError, MissingPackageError, ModelError
+from ocar.learners.methods.ocar import OCARSettings, OCARTransform
+
+try:
+    from avalanche.benchmarks.utils.data_loader import ReplayDataLoader
+    from avalanche.models import IncrementalClassifier, MultiTaskModule
+    from avalanche.training.plugins import SupervisedPlugin
+except ImportError as error:
+    raise MissingPackageError(
+        f"The plugin needs Avalanche, and {error}: pip install 'ocar[avalanche]'"
+    ) from error
+
+__all__ = ["OCARPlugin", "OCARSettings", "replayed_by_loader"]
+
+
+class OCARPlugin(SupervisedPlugin):
+    """Gives a supervised strategy of Avalanche the curvature-aware gradient.
+
+    Put it behind plugins that change the loss, and before those that look at gradients. The
+    optimizer is the strategy's; OCAR is meant for plain SGD, whose learning rate at the first
+    experience is also where the damping starts unless ``settings.tau`` says otherwise.
+
+    An iteration of the first epoch over an experience is a stream batch, and further epochs are
+    further passes over it. With ``fisher_passes="first"`` the curvature is thus renewed in the
+    first epoch alone, which suits experiences of one mini-batch, as ``split_online_stream`` makes
+    them; use ``"every"`` for longer ones.
+
+    A head that grows (``IncrementalClassifier``) is followed. Models with one head a task are
+    refused.
+
+    Example::
+
+        settings = OCARSettings(tau_step=6e-7, ema=0.01, n_new=2)
+        plugins = [ReplayPlugin(mem_size=100), OCARPlugin(settings)]
+        strategy = Naive(model=model, optimizer=SGD(model.parameters(), lr=1e-4), plugins=plugins)
+
+    Args:
+        settings: Settings of the transform.
+        head: Name of the layer that makes the outputs; by default the last linear one.
+        replayed: Says which samples of ``strategy.mb_y`` are replayed, ``(n,)`` of bool. By
+            default those that a ``ReplayDataLoader`` has put behind the new ones, which is what
+            ``ReplayPlugin`` uses; without such a loader all are new.
+        seed: Seed of the random root of the Fisher.
+
+    Attributes:
+        transform: The transform; None before the first experience.
+        classes: The labels seen in new samples.
+    """
+
+    def __init__(
+        self,
+        settings: OCARSettings,
+        *,
+        head: str | None = None,
+        replayed: Callable[[Any], Tensor] | None = None,
+        seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.settings = settings
+        self.head = head
+        self.replayed = replayed
+        self.seed = seed
+        self.transform: OCARTransform | None = None
+        self.classes: set[int] = set()
+        self._parameters: list[nn.Parameter] = []
+        self._watching = ExitStack()
+
+    def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """Make the curvature, or fit it to a model that has changed."""
+        self._follow_model(strategy)
+
+    def before_forward(self, strategy: Any, **kwargs: Any) -> None:
+        """Count the classes of new samples, and watch the forward pass."""
+        assert self.transform is not None
+        self._watching.close()  # of an iteration that an error has ended
+        if strategy.clock.train_exp_epochs == 0:
+            labels = strategy.mb_y[~self._replayed(strategy)].tolist()
+            self.classes.update(labels)
+            self.transform.begin(labels, known=len(self.classes))
+        self._watching.enter_context(self.transform.curvature.follow())
+        if self._renews(strategy) and self.settings.fisher_forward == "shared":
+            self._watching.enter_context(self.transform.curvature.capture())
+
+    def after_forward(self, strategy: Any, **kwargs: Any) -> None:
+        """Take the curvature of the mini-batch into the average."""
+        self._watching.close()
+        if not self._renews(strategy):
+            return
+        assert self.transform is not None
+        curvature, outputs = self.transform.curvature, strategy.mb_output
+        if self.settings.fisher_forward == "own":
+            with curvature.capture():
+                outputs = strategy.forward()
+        weights = torch.ones(len(outputs), device=outputs.device)
+        weights[self._replayed(strategy)] = self.transform.replay_weight
+        active = active_outputs(strategy.model, outputs)
+        curvature.update(outputs, weights=weights, targets=strategy.mb_y, active=active)
+
+    def after_backward(self, strategy: Any, **kwargs: Any) -> None:
+        """Precondition the gradients."""
+        assert self.transform is not None
+        self.transform.rewrite_()
+
+    def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
+        """Raise what went wrong in steps that were not waited for, if anything did."""
+        assert self.transform is not None
+        self.transform.check()
+
+    def report(self) -> dict[str, float]:
+        """τ, the weight of replayed samples, and the ratio of norms where it is tracked."""
+        return {} if self.transform is None else self.transform.report()
+
+    def _renews(self, strategy: Any) -> bool:
+        return strategy.clock.train_exp_epochs == 0 or self.settings.fisher_passes == "every"
+
+    def _replayed(self, strategy: Any) -> Tensor:
+        if self.replayed is None:
+            return replayed_by_loader(strategy)
+        mask = self.replayed(strategy)
+        if mask.dtype != torch.bool or mask.shape != strategy.mb_y.shape[:1]:
+            raise InputError(
+                f"replayed must give a bool for each of {len(strategy.mb_y)} samples; "
+                f"given {mask.dtype} of shape {tuple(mask.shape)}."
+            )
+        return mask
+
+    def _follow_model(self, strategy: Any) -> None:
+        """Make a curvature where there is none for the parameters that the model has now."""
+        model = strategy.model
+        parameters = list(model.parameters())
+        if self.transform is not None and _same(parameters, self._parameters):
+            return
+        if any(isinstance(module, MultiTaskModule) for module in model.modules()):
+            raise ModelError(
+                f"{type(model).__name__} chooses an output layer by the task label. OCAR needs one "
+                "output layer for all samples, such as nn.Linear or IncrementalClassifier."
+            )
+        curvature = self.settings.make_curvature(
+            model,
+            lr=strategy.optimizer.param_groups[0]["lr"],
+            head=self.head,
+            likelihood="categorical",
+            seed=self.seed,
+        )
+        if self.transform is None:
+            self.transform = OCARTransform(self.settings, curvature, joint=True)
+        else:
+            carry_over(self.transform.curvature, curvature)
+            self.transform.curvature = curvature
+        self._parameters = parameters
+
+
+def replayed_by_loader(strategy: Any) -> Tensor:
+    """Which samples of the mini-batch a ``ReplayDataLoader`` took from memory, ``(n,)`` of bool.
+
+    It puts them behind the new ones, of which there are ``batch_size``, in an epoch's last
+    mini-batch perhaps fewer.
+
+    Raises:
+        InputError: The mini-batch is not as such a loader makes it; ``replayed`` has to say.
+    """
+    loader, labels = strategy.dataloader, strategy.mb_y
+    mask = torch.zeros(len(labels), dtype=torch.bool, device=labels.device)
+    if not isinstance(loader, ReplayDataLoader):
+        return mask
+    size, done = loader.batch_sizes[0], strategy.clock.train_epoch_iterations
+    new = min(size, len(loader.datasets[0]) - done * size)
+    behind = len(labels) - new
+    if loader.distributed_sampling or not 0 <= behind <= sum(loader.batch_sizes[1:]):
+        raise InputError(
+            f"Of {len(labels)} samples {new} should be new and at most "
+            f"{sum(loader.batch_sizes[1:])} replayed. Say which are: OCARPlugin(replayed=...)."
+        )
+    mask[new:] = True
+    return mask
+
+
+def active_outputs(model: nn.Module, outputs: Tensor) -> Tensor:
+    """Which outputs stand for a class, ``(outputs,)`` of bool: all that are not masked."""
+    masked = [m for m in model.modules() if isinstance(m, IncrementalClassifier) and m.masking]
+    if masked:
+        units: Tensor = masked[-1].active_units
+        return units.bool()
+    return torch.ones(outputs.shape[1], dtype=torch.bool, device=outputs.device)
+
+
+def carry_over(old: Curvature, new: Curvature) -> None:
+    """Give the curvature of a model whose head has grown what was known before.
+
+    Args:
+        old: The curvature of the model as it was.
+        new: A fresh one of the model as it is.
+
+    Raises:
+        ModelError: More than the outputs of the head has changed.
+    """
+    head = getattr(new, "head", None)
+    state = dict(old.state_dict())
+    name = f"averages.{head}.G"
+    if head is not None and name in state:
+        state[name] = _widened(state[name], new.model.get_submodule(head))
+    try:
+        new.load_state_dict(state)
+    except ValueError as error:
+        raise ModelError(
+            f"The model has changed in other ways than by outputs of {head!r}: {error}"
+        ) from error
+
+
+def _widened(factor: Tensor, head: nn.Module) -> Tensor:
+    """A factor of the outputs with rows and columns of 0 for those that are new."""
+    missing = int(head.out_features) - factor.shape[-1]  # type: ignore[arg-type]
+    return functional.pad(factor, (0, missing, 0, missing))
+
+
+def _same(ours: Sequence[nn.Parameter], theirs: Sequence[nn.Parameter]) -> bool:
+    return len(ours) == len(theirs) and all(a is b for a, b in zip(ours, theirs, strict=True))

@@ -1,0 +1,132 @@
+"""A classifier with the interface of river: one sample at a time, as a dictionary."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ocar.config import require
+from ocar.errors import InputError, MissingPackageError
+from ocar.integrations.tabular import ModelFactory, Rows, TabularLearner
+
+try:
+    from river.base import Classifier
+except ImportError as error:
+    raise MissingPackageError(
+        f"The classifier needs river, and {error}: pip install 'ocar[river]'"
+    ) from error
+
+__all__ = ["RiverClassifier"]
+
+
+class RiverClassifier(Classifier):
+    """Learns from a stream of dictionaries.
+
+    The features are those of the first sample unless ``features`` names them. One that a later
+    sample lacks counts as 0; one that comes up later is ignored, since a network has as many
+    inputs as it has. Scale them, for instance with ``river.preprocessing.StandardScaler``.
+
+    Args:
+        method: A method of this package, such as ``"ocar"`` or ``"er"``.
+        features: Names of the features, where the first sample may lack some.
+        model: From the number of features to an ``nn.Module`` that ends in an ``nn.Linear``; by
+            default an MLP with two hidden layers of 100 units, in float64.
+        preset: The benchmark whose selected settings are the default, but for those that belong
+            to its data; None for none.
+        settings: Settings of the method by name, over those of the preset.
+        batch_size: Samples that wait for each other before they are learned together.
+        seed: Decides all that is random.
+    """
+
+    def __init__(
+        self,
+        method: str = "ocar",
+        *,
+        features: Sequence[Hashable] | None = None,
+        model: ModelFactory | None = None,
+        preset: str | None = "split-digits",
+        settings: Mapping[str, Any] | None = None,
+        batch_size: int = 1,
+        seed: int = 0,
+    ) -> None:
+        require("batch_size", batch_size, batch_size >= 1, "at least 1")
+        self.method = method
+        self.features = features
+        self.model = model
+        self.preset = preset
+        self.settings = settings
+        self.batch_size = batch_size
+        self.seed = seed
+        self._names: list[Hashable] = []
+        self._learner: TabularLearner | None = None
+        self._waiting: list[tuple[Rows, Hashable]] = []
+
+    @property
+    def _multiclass(self) -> bool:
+        return True
+
+    def learn_one(self, x: Mapping[Hashable, Any], y: Hashable) -> None:
+        """Learn from a sample, or keep it until there are ``batch_size``.
+
+        Args:
+            x: Numbers by the name of their feature.
+            y: The label, of any kind.
+
+        Raises:
+            InputError: A feature is not a number, or is not finite. Nothing has changed.
+        """
+        if self._learner is None:
+            names = list(x) if self.features is None else list(self.features)
+            if not names:
+                raise InputError("The first sample has no features. Must have at least one.")
+            self._names = sorted(names, key=str)
+            self._row(x)
+            self._learner = self._make_learner()
+        self._waiting.append((self._row(x), y))
+        if len(self._waiting) >= self.batch_size:
+            rows, labels = zip(*self._waiting, strict=True)
+            self._waiting.clear()
+            self._learner.learn(np.stack(rows), labels)
+
+    def predict_proba_one(self, x: Mapping[Hashable, Any], **kwargs: Any) -> dict[Any, float]:
+        """The probability of each label learned so far; none before the first."""
+        if self._learner is None or not self._learner.labels:
+            return {}
+        (found,) = self._learner.probabilities(self._row(x)[None])
+        return dict(zip(self._learner.labels, found.tolist(), strict=True))
+
+    def _row(self, x: Mapping[Hashable, Any]) -> Rows:
+        try:
+            row = np.array([float(x.get(name, 0.0)) for name in self._names])
+        except (TypeError, ValueError) as error:
+            raise InputError(f"The features must be numbers; given {dict(x)!r}.") from error
+        if not np.isfinite(row).all():
+            raise InputError(f"The features must be finite; given {dict(x)!r}.")
+        return row
+
+    def _make_learner(self) -> TabularLearner:
+        return TabularLearner(
+            len(self._names),
+            method=self.method,
+            preset=self.preset,
+            settings=self.settings,
+            model=self.model,
+            batch_size=self.batch_size,
+            seed=self.seed,
+        )
+
+    @classmethod
+    def _unit_test_params(cls) -> Iterator[dict[str, Any]]:
+        yield {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        learned = None if self._learner is None else self._learner.state()
+        return {**self.__dict__, "_learner": learned}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state)
+        if self._learner is not None:
+            learned, self._learner = state["_learner"], self._make_learner()
+            self._learner.load_state(learned)

@@ -1,0 +1,174 @@
+"""A classifier with the interface of scikit-learn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ocar.errors import InputError, MissingPackageError
+from ocar.integrations.tabular import ModelFactory, Rows, TabularLearner
+from ocar.rng import random_kept
+
+try:
+    with random_kept():
+        from sklearn.base import BaseEstimator, ClassifierMixin
+        from sklearn.utils import check_random_state
+        from sklearn.utils.multiclass import check_classification_targets
+        from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+except ImportError as error:
+    raise MissingPackageError(
+        f"The classifier needs scikit-learn 1.6 or newer, and {error}: pip install 'ocar[sklearn]'"
+    ) from error
+
+__all__ = ["OnlineClassifier"]
+
+
+class OnlineClassifier(ClassifierMixin, BaseEstimator):
+    """Learns from a stream, and from a table as from a stream.
+
+    Scale the features, as for any network. Unlike scikit-learn's own classifiers it takes labels
+    in :meth:`partial_fit` that were not there before: ``classes_`` grows.
+
+    Args:
+        method: A method of this package, such as ``"ocar"`` or ``"er"``.
+        model: From the number of features to an ``nn.Module`` that ends in an ``nn.Linear``; by
+            default an MLP with two hidden layers of 100 units, in float64.
+        preset: The benchmark whose selected settings are the default, but for those that belong
+            to its data; None for none.
+        settings: Settings of the method by name, over those of the preset: ``{"lr": 0.01}``.
+        batch_size: Most samples in a mini-batch; each is learned in ``passes`` steps.
+        epochs: How many times :meth:`fit` goes through the samples.
+        shuffle: Whether :meth:`fit` takes the samples in random order. :meth:`partial_fit` takes
+            them as they come.
+        random_state: Decides all that is random: an integer, a ``RandomState`` or None.
+
+    Attributes:
+        classes_: The labels known, sorted.
+        n_features_in_: Features of a sample.
+        feature_names_in_: Their names, where X had any.
+    """
+
+    def __init__(
+        self,
+        method: str = "ocar",
+        *,
+        model: ModelFactory | None = None,
+        preset: str | None = "split-digits",
+        settings: Mapping[str, Any] | None = None,
+        batch_size: int = 10,
+        epochs: int = 1,
+        shuffle: bool = True,
+        random_state: Any = None,
+    ) -> None:
+        self.method = method
+        self.model = model
+        self.preset = preset
+        self.settings = settings
+        self.batch_size = batch_size
+        self.epochs = epochs
+        self.shuffle = shuffle
+        self.random_state = random_state
+
+    def fit(self, X: ArrayLike, y: ArrayLike) -> Self:
+        """Forget everything, then learn from a table.
+
+        Args:
+            X: Shape ``(n, features)``.
+            y: One label a row, of any kind.
+        """
+        rows, labels = self._checked(X, y, reset=True)
+        if self.epochs < 1:
+            raise InputError(f"Invalid epochs={self.epochs}. Must be at least 1.")
+        random = self._begin()
+        self._know(labels)
+        for _ in range(self.epochs):
+            order = random.permutation(len(rows)) if self.shuffle else np.arange(len(rows))
+            self._learner.learn(rows[order], labels[order].tolist())
+        return self
+
+    def partial_fit(self, X: ArrayLike, y: ArrayLike, classes: ArrayLike | None = None) -> Self:
+        """Learn from some more samples, in their order.
+
+        Args:
+            X: Shape ``(n, features)``.
+            y: One label a row, of any kind.
+            classes: Labels that may come, if they are known; their probability is 0 until then.
+        """
+        fresh = not hasattr(self, "classes_")
+        rows, labels = self._checked(X, y, reset=fresh)
+        if fresh:
+            self._begin()
+        self._know(labels if classes is None else np.concatenate([labels, np.asarray(classes)]))
+        self._learner.learn(rows, labels.tolist())
+        return self
+
+    def predict(self, X: ArrayLike) -> NDArray[Any]:
+        """The most probable label of each row."""
+        probabilities = self.predict_proba(X)
+        chosen: NDArray[Any] = self.classes_[probabilities.argmax(axis=1)]
+        return chosen
+
+    def predict_proba(self, X: ArrayLike) -> Rows:
+        """The probability of each of ``classes_``, ``(n, len(classes_))``."""
+        check_is_fitted(self, "classes_")
+        rows = validate_data(self, X, dtype=np.float64, reset=False)
+        found = np.zeros((len(rows), len(self.classes_)))
+        columns = np.searchsorted(self.classes_, np.asarray(self._learner.labels))
+        found[:, columns] = self._learner.probabilities(rows)
+        return found
+
+    def _checked(self, X: ArrayLike, y: ArrayLike, *, reset: bool) -> tuple[Rows, NDArray[Any]]:
+        rows, labels = validate_data(self, X, y, dtype=np.float64, reset=reset)
+        check_classification_targets(labels)
+        return rows, column_or_1d(labels)
+
+    def _begin(self) -> np.random.RandomState:
+        random: np.random.RandomState = check_random_state(self.random_state)
+        self._seed = int(random.randint(2**31 - 1))
+        self._learner = self._make_learner()
+        self.classes_ = np.empty(0)
+        return random
+
+    def _make_learner(self) -> TabularLearner:
+        return TabularLearner(
+            self.n_features_in_,
+            method=self.method,
+            preset=self.preset,
+            settings=self.settings,
+            model=self.model,
+            batch_size=self.batch_size,
+            seed=self._seed,
+        )
+
+    def _know(self, labels: NDArray[Any]) -> None:
+        """Take labels into ``classes_``, which stays sorted.
+
+        Raises:
+            InputError: Some are numbers and others are not, which have no common order.
+        """
+        known = np.unique(labels)
+        if len(self.classes_):
+            if (known.dtype.kind in "OUS") != (self.classes_.dtype.kind in "OUS"):
+                raise InputError(
+                    f"The labels so far are {self.classes_.dtype}; given {known.dtype}. "
+                    "Must all be numbers, or all be strings."
+                )
+            known = np.union1d(self.classes_, known)
+        self.classes_ = known
+
+    def __getstate__(self) -> dict[str, Any]:
+        state: dict[str, Any] = dict(super().__getstate__())
+        if "_learner" in state:
+            state["_learner"] = state["_learner"].state()
+        return state
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        state = dict(state)
+        learned = state.pop("_learner", None)
+        super().__setstate__(state)
+        if learned is not None:
+            self._learner = self._make_learner()
+            self._learner.load_state(learned)

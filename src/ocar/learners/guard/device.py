@@ -1,0 +1,128 @@
+"""The guard where nothing may wait: all is decided on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from ocar.learners.context import Context
+from ocar.learners.guard.base import BatchGuard, Verdict
+from ocar.learners.guard.settings import Guard, GuardCounts
+
+
+class DeviceGuard(BatchGuard):
+    """The guard of a learner on a GPU.
+
+    Args:
+        settings: When to back off.
+        context: The parts of the learner.
+        bounded: Whether the steps are such as have a bound on what they may change.
+    """
+
+    def __init__(self, settings: Guard, context: Context, *, bounded: bool) -> None:
+        super().__init__(settings, context, bounded=bounded)
+        # Changed in place, for a captured graph to find them there.
+        self._counts = torch.zeros(5, dtype=torch.int64, device=context.device)
+        self._largest_kl = torch.zeros((), device=context.device)
+        self._largest_square = torch.zeros((), dtype=torch.float64, device=context.device)
+        self._accepted = torch.ones((), dtype=torch.bool, device=context.device)
+        self._is_copies = torch.zeros_like(self._accepted)
+        self._skipped = 0
+
+    @property
+    def accepted(self) -> Tensor:
+        """Whether the last batch was not skipped."""
+        return self._accepted
+
+    @torch.no_grad()
+    def trust(self, x: Tensor) -> Tensor:
+        """Whether the inputs of a new batch are of a sane size."""
+        counts = self.settings.copies or len(x) < 2
+        self._is_copies = torch.zeros_like(self._accepted) if counts else (x == x[:1]).all()
+        if self.settings.scale is None:
+            return torch.ones_like(self._accepted)
+        square = self.context.normalize(x).square().mean(dtype=torch.float64)
+        largest = self._largest_square
+        first = (largest == 0) & square.isfinite()
+        trusted = (square <= largest.clamp(min=1.0) * self.settings.scale**2) | first
+        largest.copy_(torch.where(trusted, torch.maximum(largest, square), largest))
+        return trusted
+
+    @torch.no_grad()
+    def refuse(self, trusted: Verdict) -> None:
+        """A batch is not learned from, so there is nothing to take back."""
+        assert isinstance(trusted, Tensor)
+        self._accepted.copy_(trusted)
+        self._counts[1] += ~trusted
+
+    @torch.no_grad()
+    def settle(self, loss: Tensor, trusted: Tensor) -> None:
+        """The steps on a batch are done: let them stand, shorten them or take them back."""
+        assert self._kept is not None
+        measured = self._change.divergence()
+        kl = torch.zeros_like(self._largest_kl) if measured is None else measured
+        finite = (loss.double() + self._kept.size() + kl).isfinite()
+        bound = float("inf") if self.bound is None else self.bound
+        over = kl > bound
+        self._accepted.copy_(finite & trusted)
+        self._kept.settle_(self._accepted, torch.where(over, bound / kl, torch.ones_like(kl)))
+        self._count(trusted & ~finite, ~trusted, over & self._accepted)
+        measured = kl.nan_to_num(posinf=0.0).to(self._largest_kl.dtype)
+        self._largest_kl.copy_(torch.maximum(self._largest_kl, measured))
+        self._kept = None
+
+    @torch.no_grad()
+    def take_back(self) -> None:
+        """The steps on a batch broke off: everything becomes what it was before."""
+        assert self._kept is not None
+        no = torch.zeros_like(self._accepted)
+        self._accepted.copy_(no)
+        self._kept.settle_(no, torch.ones_like(self._largest_kl))
+        self._count(~no, no, no)
+        self._kept = None
+
+    @torch.no_grad()
+    def may_remember(self, accepted: Verdict) -> Tensor:
+        """Whether the batch that :meth:`trust` saw last is worth a place in the memory."""
+        self._counts[3] += self._is_copies & accepted
+        return ~self._is_copies & accepted
+
+    def counts(self) -> GuardCounts:
+        """What was done so far; this waits for the device."""
+        not_finite, out_of_scale, shortened, copies, in_a_row = self._counts.tolist()
+        return GuardCounts(
+            not_finite=not_finite,
+            out_of_scale=out_of_scale,
+            shortened=shortened,
+            copies=copies,
+            in_a_row=in_a_row,
+            largest_kl=float(self._largest_kl),
+        )
+
+    def look(self) -> bool:
+        """Look what the device has done, warn of it, and say if it refused a batch since."""
+        counts = self.counts()
+        self._warn(counts)
+        before, self._skipped = self._skipped, counts.skipped + counts.copies
+        return self._skipped > before
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The counts and the scale of the inputs."""
+        return {
+            "counts": self._counts.clone(),
+            "largest_kl": self._largest_kl.clone(),
+            "largest_square": self._largest_square.clone(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what :meth:`state_dict` gave; nothing if there is none of it."""
+        if state:
+            self._counts.copy_(state["counts"])
+            self._largest_kl.copy_(state["largest_kl"])
+            self._largest_square.copy_(state["largest_square"])
+
+    def _count(self, bad: Tensor, untrusted: Tensor, shortened: Tensor) -> None:
+        self._counts[:3] += torch.stack([bad, untrusted, shortened])
+        self._counts[4].copy_(torch.where(bad, self._counts[4] + 1, 0))

@@ -1,0 +1,56 @@
+"""What tensors were before some steps, to go back to, wholly or in part."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+
+class Kept:
+    """A copy of some tensors, in as few pieces as there are types of numbers.
+
+    Args:
+        weights: What the steps change and may be shortened.
+        others: What else they change and is to be as before if they are taken back.
+    """
+
+    def __init__(self, weights: Sequence[Tensor], others: Sequence[Tensor]) -> None:
+        self._parts = [
+            (same, _flat(same), shortens)
+            for tensors, shortens in ((weights, True), (others, False))
+            for same in _by_dtype(tensors)
+        ]
+
+    def size(self) -> Tensor:
+        """The norm of the tensors as they are now: finite only if all of them are."""
+        norms = [n.double() for same, *_ in self._parts for n in torch._foreach_norm(same)]
+        return torch.stack(norms).sum()
+
+    @torch.no_grad()
+    def settle_(self, accepted: Tensor, share: Tensor) -> None:
+        """Make the tensors what they were unless accepted, and go only part of the way.
+
+        Args:
+            accepted: Whether they may stay, a scalar.
+            share: Which part of the way the weights go, a scalar; 1 changes nothing.
+        """
+        for same, before, shortens in self._parts:
+            after = _flat(same)
+            if shortens:
+                part = before + share.to(before.dtype) * (after - before)
+                after = torch.where(share < 1, part, after)
+            kept = torch.where(accepted, after, before)
+            pieces = kept.split([t.numel() for t in same])
+            views = [piece.view_as(t) for piece, t in zip(pieces, same, strict=True)]
+            torch._foreach_copy_([t.detach() for t in same], views)
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([t.detach().reshape(-1) for t in tensors])
+
+
+def _by_dtype(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    for dtype in dict.fromkeys(t.dtype for t in tensors):
+        yield [t.detach() for t in tensors if t.dtype == dtype]

@@ -1,0 +1,76 @@
+"""When the guard backs off, and what it has done."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ocar.config import require
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guard:
+    """When a batch is backed off. A learner that is given None instead has no guard."""
+
+    kl: float | None = 10.0
+    """Most nats by which the preconditioned steps on a batch may change the predictions on its
+    replayed samples, in the mean; None for no bound. Plain SGD is not bounded."""
+
+    gaussian_kl: float | None = None
+    """The same in regression, where it is half the squared change of the outputs."""
+
+    scale: float | None = 1000.0
+    """How many times larger than any batch before the inputs may be; None for no bound. Inputs
+    below this number are never too large."""
+
+    copies: bool = False
+    """Whether to remember a batch of more than one sample that are all the same."""
+
+    def __post_init__(self) -> None:
+        for name in ("kl", "gaussian_kl", "scale"):
+            value = getattr(self, name)
+            valid = value is None or 0 < value < float("inf")
+            require(name, value, valid, "larger than 0, or None")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuardCounts:
+    """What the guard of a learner has done so far."""
+
+    not_finite: int = 0
+    """Batches skipped because their loss or the weights after them were not finite."""
+
+    out_of_scale: int = 0
+    """Batches skipped because their inputs were far larger than any before."""
+
+    shortened: int = 0
+    """Batches whose steps were shortened."""
+
+    copies: int = 0
+    """Batches that were not remembered because all of their samples were the same."""
+
+    in_a_row: int = 0
+    """Batches up to now, without one between, that were skipped for not being finite."""
+
+    largest_kl: float = 0.0
+    """The largest change of predictions that was measured, in nats, before it was shortened."""
+
+    @property
+    def skipped(self) -> int:
+        """Batches that left nothing behind."""
+        return self.not_finite + self.out_of_scale
+
+    @property
+    def total(self) -> int:
+        """Batches that were backed off in any way."""
+        return self.skipped + self.shortened + self.copies
+
+    def __str__(self) -> str:
+        return (
+            f"{self.not_finite} skipped for not being finite, {self.out_of_scale} skipped for "
+            f"inputs out of scale, {self.shortened} shortened for changing predictions too much, "
+            f"{self.copies} not remembered for being copies of one sample"
+        )
+
+
+class GuardWarning(UserWarning):
+    """A batch was backed off."""

@@ -1,0 +1,261 @@
+"""The guard leaves alone, to the bit, what it lets pass, and undoes what it refuses."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from cases import ALONE, LEGAL, Case
+from torch import Tensor, nn
+from toys import assert_same, convnet, everything, images, mlp, seeded, vectors
+
+import ocar
+from ocar.errors import ConfigError, NumericalError
+from ocar.evaluate import Guarded, evaluate
+from ocar.learners.guard import Guard, GuardCounts, GuardWarning
+from ocar.learners.guard.host import HostGuard
+from ocar.streams.arrays import ArrayStream, TaskArrays
+
+OCAR = {"lr": 0.02, "tau_step": 1e-6, "ema": 0.2, "memory": 30, "passes": 2}
+
+
+def with_dropout() -> nn.Module:
+    return seeded(lambda: nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Dropout(), nn.Linear(8, 4)))
+
+
+def without_guard(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    kept = {n: t for n, t in state.items() if not n.startswith("guard.")}
+    del kept["values"]
+    return kept
+
+
+@pytest.mark.parametrize("case", LEGAL, ids=str)
+def test_on_and_never_triggered_is_off_to_the_bit(case: Case) -> None:
+    learners = [case.make(mlp(), guard=guard) for guard in (Guard(), None)]
+    for learner in learners:
+        for x, y in vectors(8, [0, 1, 2, 3]):
+            learner.learn(x, y)
+    on, off = (without_guard(everything(learner)) for learner in learners)
+    assert learners[0].guarded.total == 0
+    assert_same(on, off)
+
+
+@pytest.mark.parametrize(("make", "stream"), [(convnet, images), (with_dropout, vectors)])
+def test_measuring_touches_neither_statistics_nor_random_numbers(make, stream) -> None:
+    states = []
+    for guard in (Guard(), None):
+        torch.manual_seed(3)
+        learner = ocar.OCAR(make(), guard=guard, **OCAR)
+        for x, y in stream(8, [0, 1, 2]):
+            learner.learn(x, y)
+        states.append(without_guard(everything(learner)) | {"global": torch.get_rng_state()})
+        if guard is not None:
+            assert 0 < learner.guarded.largest_kl < 10
+    assert_same(*states)
+
+
+@pytest.mark.parametrize("bound", [1e-4, 1e-2])
+def test_a_linear_model_stays_within_the_bound(
+    bound: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """KL is convex in the logits, and these are linear in the weights."""
+    found: list[tuple[float, float]] = []
+    settle = HostGuard.settle
+
+    def settle_and_measure(guard: HostGuard, loss: Tensor, trusted: Tensor) -> None:
+        before = guard._change.divergence()
+        settle(guard, loss, trusted)
+        if before is not None:
+            found.append((float(before), float(guard._change.divergence())))
+
+    monkeypatch.setattr(HostGuard, "settle", settle_and_measure)
+    model = seeded(lambda: nn.Sequential(nn.Flatten(), nn.Linear(6, 4))).double()
+    learner = ocar.OCAR(model, guard=Guard(kl=bound), **{**OCAR, "lr": 0.5, "tau": 0.1})
+    batches = [(x.double(), y) for x, y in vectors(12, [0, 1, 2, 3])]
+    with pytest.warns(GuardWarning, match="shortened"):
+        _learn(learner, batches)
+    over = [(before, after) for before, after in found if before > bound]
+    assert len(over) == learner.guarded.shortened > 3
+    assert all(after <= bound * (1 + 1e-6) for _, after in over)
+    assert all(after == before for before, after in found if before <= bound)
+    assert learner.guarded.largest_kl == pytest.approx(max(before for before, _ in found))
+
+
+def test_the_step_is_shortened_along_itself() -> None:
+    ends = {}
+    for guard in (None, Guard(kl=1e-3)):
+        learner = ocar.OCAR(mlp(), guard=guard, **OCAR)
+        batches = list(vectors(3, [0, 1, 2, 3]))
+        learner.learn(*batches[0])
+        start = _weights(learner)
+        if guard is None:
+            learner.learn(*batches[1])
+        else:
+            with pytest.warns(GuardWarning):
+                learner.learn(*batches[1])
+            share = guard.kl / learner.guarded.largest_kl
+        ends[guard] = _weights(learner) - start
+    whole, short = ends.values()
+    torch.testing.assert_close(short, share * whole, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("case", ALONE, ids=str)
+def test_a_batch_out_of_scale_leaves_nothing_behind(case: Case) -> None:
+    learner = case.make(mlp())
+    batches = list(vectors(6, [0, 1, 2, 3]))
+    for x, y in batches[:5]:
+        learner.learn(x, y)
+    before = _kept(learner)
+    with pytest.warns(GuardWarning, match="1 skipped for inputs out of scale"):
+        learner.learn(batches[5][0] * 1e6, batches[5][1])
+    assert_same(before, _kept(learner))
+    assert learner.guarded == GuardCounts(out_of_scale=1, largest_kl=learner.guarded.largest_kl)
+    learner.learn(*batches[5])
+    assert learner.guarded.out_of_scale == 1
+
+
+def test_what_is_not_finite_is_taken_back() -> None:
+    learner = ocar.ER(convnet(), lr=1e30, memory=30)
+    batches = list(images(3, [0, 1]))
+    before = _kept(learner)
+    with pytest.warns(GuardWarning, match="1 skipped for not being finite"):
+        learner.learn(*batches[0])
+    assert_same(before, _kept(learner))
+    assert len(learner.memory) == 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", GuardWarning)  # the next is said at ten
+        learner.learn(*batches[1])
+    assert learner.guarded == GuardCounts(not_finite=2, in_a_row=2)
+
+
+def test_a_curvature_that_is_not_finite_is_taken_back() -> None:
+    batches = list(vectors(4, [0, 1, 2, 3]))
+    huge = torch.full_like(batches[0][0], 1e25)
+    for guard in (Guard(scale=None), None):
+        learner = ocar.OCAR(mlp(), guard=guard, **OCAR)
+        for x, y in batches[:3]:
+            learner.learn(x, y)
+        before = _kept(learner)
+        if guard is None:
+            with pytest.raises(NumericalError, match="not finite"):
+                learner.learn(huge, batches[3][1])
+            continue
+        with pytest.warns(GuardWarning, match="1 skipped for not being finite"):
+            report = learner.learn(huge, batches[3][1])
+        assert_same(before, _kept(learner))
+        assert not report.loss.isfinite()
+        learner.learn(*batches[3])
+        assert learner.guarded.in_a_row == 0
+
+
+def test_the_first_batch_sets_the_scale_whatever_it_is() -> None:
+    learner = ocar.ER(mlp(), lr=1e-9, memory=30)
+    batches = list(vectors(3, [0, 1]))
+    learner.learn(batches[0][0] * 1e6, batches[0][1])
+    learner.learn(*batches[1])
+    assert learner.guarded.total == 0
+    assert len(learner.memory) == 20
+    with pytest.warns(GuardWarning):
+        learner.remember(batches[2][0] * 1e12, batches[2][1])
+    assert learner.guarded.out_of_scale == 1
+    assert len(learner.memory) == 20
+
+
+def test_a_new_class_in_a_refused_batch_is_learned_later() -> None:
+    learner = ocar.OCAR(mlp(2), **OCAR)
+    for x, y in vectors(3, [0, 1]):
+        learner.learn(x, y)
+    (x, y), sane = next(vectors(1, [2, 3])), next(vectors(1, [2, 3], seed=1))
+    with pytest.warns(GuardWarning):
+        learner.learn(x * 1e6, y)  # the head doubles here
+    learner.learn(*sane)
+    assert learner.predict(sane[0]).shape == (10, 4)
+    assert all(p.isfinite().all() for p in learner.model.parameters())
+
+
+def test_a_regression_is_bounded_where_a_bound_is_given() -> None:
+    settings = {**OCAR, "likelihood": "gaussian", "memory_kind": "reservoir", "lr": 0.5}
+    for guard, shortened in ((Guard(), False), (Guard(gaussian_kl=1e-3), True)):
+        learner = ocar.OCAR(mlp(1), guard=guard, **settings)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", GuardWarning)
+            for x, _ in vectors(4, [0, 1, 2]):
+                learner.learn(x, x[:, :1])
+        assert (learner.guarded.shortened > 0) == shortened
+
+
+def test_counts_and_settings_are_in_the_checkpoint(tmp_path: Path) -> None:
+    learner = ocar.ER(mlp(), lr=0.1, memory=30, guard=Guard(scale=5.0))
+    x, y = next(vectors(1, [0, 1]))
+    learner.learn(x, y)
+    with pytest.warns(GuardWarning):
+        learner.learn(100 * x, y)
+    learner.save(tmp_path / "a")
+    other = ocar.load(tmp_path / "a", mlp())
+    assert other.guarded == learner.guarded != GuardCounts()
+    with pytest.warns(GuardWarning):
+        other.learn(100 * x, y)
+    assert other.guarded.out_of_scale == 2
+    plain = ocar.ER(mlp(), lr=0.1, memory=30, guard=None)
+    plain.learn(x, y)
+    plain.save(tmp_path / "b")
+    assert not ocar.load(tmp_path / "b", mlp()).has_guard
+
+
+def test_the_loop_tells_of_it() -> None:
+    x, y = next(vectors(1, [0, 1], size=60))
+    bad = torch.cat([x[:30], x[30:40] * 1e9, x[40:]])
+    task = TaskArrays(name="a", x_train=bad, y_train=y, x_test=x[:10], y_test=y[:10])
+    stream = ArrayStream([task], batch_size=10, validation=0.0, shuffle=False)
+    with pytest.warns(GuardWarning):
+        events = list(evaluate(ocar.ER(mlp(), lr=0.1, memory=20), stream, online=True))
+    told = [event for event in events if isinstance(event, Guarded)]
+    expected = Guarded(index=3, not_finite=0, out_of_scale=1, shortened=0, copies=0, in_a_row=0)
+    assert told == [expected]
+
+
+@pytest.mark.parametrize("case", ALONE, ids=str)
+def test_copies_of_one_sample_are_learned_and_not_remembered(case: Case) -> None:
+    learner = case.make(mlp())
+    for x, y in vectors(4, [0, 1, 2, 3]):
+        learner.learn(x, y)
+    before, batches = learner.memory.state_dict(), learner.batches
+    x, y = next(vectors(1, [0, 1, 2, 3]))
+    with pytest.warns(GuardWarning, match="1 not remembered for being copies"):
+        learner.learn(x[:1].repeat(10, 1), y)
+    after = learner.memory.state_dict()
+    assert_same({"x": before["columns.x"]}, {"x": after["columns.x"]})
+    assert int(after["seen"]) == int(before["seen"])
+    assert learner.batches == batches + 1
+    learner.learn(x[:1], y[:1])  # a batch of one is no copy
+    assert learner.guarded.copies == 1
+    allowed = case.make(mlp(), guard=Guard(copies=True))
+    allowed.learn(x[:1].repeat(10, 1), y)
+    assert len(allowed.memory) == 10
+    assert allowed.guarded.total == 0
+
+
+@pytest.mark.parametrize("name", ["kl", "gaussian_kl", "scale"])
+@pytest.mark.parametrize("value", [0.0, -1.0, float("inf"), float("nan")])
+def test_bounds_are_positive(name: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"{name}=.*larger than 0, or None"):
+        Guard(**{name: value})
+
+
+def _learn(learner: ocar.Learner, batches: list[tuple[Tensor, Tensor]]) -> None:
+    for x, y in batches:
+        learner.learn(x, y)
+
+
+def _weights(learner: ocar.Learner) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in learner.model.parameters()])
+
+
+def _kept(learner: ocar.Learner) -> dict[str, Tensor]:
+    """What a refused batch must leave as it was: all but clocks, draws and counts."""
+    prefixes = ("model.", "memory.columns", "memory.seen", "optimizer.", "average.")
+    prefixes += ("transform.curvature.averages", "transform.average", "transform.anchor")
+    state = {n: t for n, t in everything(learner).items() if n.startswith(prefixes)}
+    return {n: t for n, t in state.items() if not n.endswith("num_batches_tracked")}
