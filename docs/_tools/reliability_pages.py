@@ -9,6 +9,8 @@ from typing import Any
 
 from tables import table
 
+from ocar.metrics import mean_interval
+
 RELIABILITY = Path(__file__).resolve().parents[2] / "results" / "reliability"
 MISSING = "Not measured yet.\n"
 
@@ -48,6 +50,40 @@ def _long_row(entry: Mapping[str, Any]) -> list[str]:
         f"by {difference:.0e}" if difference else "not at all",
         f"`{entry['command']}`",
     ]
+
+
+def hostile_streams_table() -> str:
+    """What a bad stretch in the middle of a stream leaves behind, against a run without it."""
+    found: Mapping[str, Any] = _read("hostile-streams.json") or {"runs": []}
+    sane = {_who(run): run["accuracy"] for run in found["runs"] if run["stream"] is None}
+    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
+    for run in found["runs"]:
+        if run["stream"] is not None and run["guard"]:
+            key = (run["stream"].replace("_", " "), run["method"].upper(), run["model"])
+            groups.setdefault(key, []).append(run)
+    rows = [[*key, *_hostile_cells(runs, sane)] for key, runs in groups.items()]
+    head = ["stretch", "method", "model", "seeds", "finite", "skipped", "shortened", "copies"]
+    return table([*head, "Acc", "change"], rows) if rows else MISSING
+
+
+def _hostile_cells(
+    runs: list[Mapping[str, Any]], sane: Mapping[tuple[Any, ...], float]
+) -> list[str]:
+    finite = [run for run in runs if run["finite"]]
+    changes = [100 * (run["accuracy"] - sane[_who(run)]) for run in finite]
+    counts = [
+        sum(run["guarded"][name] for run in runs for name in names) / len(runs)
+        for names in (("not_finite", "out_of_scale"), ("shortened",), ("copies",))
+    ]
+    mean = 100 * sum(run["accuracy"] for run in finite) / max(1, len(finite))
+    interval = mean_interval(changes)
+    spread = "" if interval is None else f" ({interval.low:+.1f} to {interval.high:+.1f})"
+    change = f"{sum(changes) / max(1, len(changes)):+.1f}{spread}"
+    return [f"{len(runs)}", f"{len(finite)}", *(f"{c:.0f}" for c in counts), f"{mean:.1f}", change]
+
+
+def _who(run: Mapping[str, Any]) -> tuple[Any, ...]:
+    return run["method"], run["model"], run["guard"], run["seed"]
 
 
 def _read(name: str) -> Any:

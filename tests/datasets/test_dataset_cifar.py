@@ -293,6 +293,16 @@ def test_tar_twice_the_same_and_too_large(tmp_path: Path, monkeypatch: pytest.Mo
         read_tar(path, ["a"])
 
 
+def test_a_tar_entry_that_claims_what_is_not_there(tmp_path: Path) -> None:
+    """tarfile itself would go on asking for it, block by block, for years."""
+    path = tmp_path / "set.tar.gz"
+    huge = tarfile.TarInfo("a")
+    huge.size = 1 << 62
+    path.write_bytes(gzip.compress(huge.tobuf(tarfile.GNU_FORMAT) + b"\0" * 1024))
+    with pytest.raises(DataError, match="an entry claims more bytes than the archive has"):
+        read_tar(path, ["b"])
+
+
 # --- the real files ---
 
 

@@ -12,6 +12,7 @@ from ocar.datasets.paths import cannot_read, check_inside
 from ocar.errors import DataError
 
 _MOST_BYTES = 1 << 30  # of everything in an archive: CIFAR's have 0.19e9
+_MOST_TRIES = 100  # to read on after the end: tarfile asks for all that an entry claims to have
 
 
 class _Bounded(io.RawIOBase):
@@ -20,12 +21,16 @@ class _Bounded(io.RawIOBase):
     def __init__(self, file: gzip.GzipFile, most: int) -> None:
         self._file = file
         self._left = most
+        self._tries = 0
 
     def read(self, size: int = -1) -> bytes:
         piece = self._file.read(min(size, self._left + 1) if size >= 0 else self._left + 1)
         self._left -= len(piece)
         if self._left < 0:
             raise OSError("it unpacks to more than any file of its kind")
+        self._tries += not piece
+        if self._tries > _MOST_TRIES:
+            raise OSError("an entry claims more bytes than the archive has")
         return piece
 
 

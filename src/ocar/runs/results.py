@@ -257,7 +257,7 @@ def read_result(path: Path) -> Result:
         named, meant = path.stem, f"{document['label']}-{identity_hash(document['config'])}"
     except DAMAGE as error:
         raise RunError(f"{path} is damaged: {type(error).__name__}: {error}.") from error
-    if named != meant or document["hash"] != identity_hash(document["config"]):
+    if named != meant or document.get("hash") != identity_hash(document["config"]):
         raise RunError(f"{path} is damaged: its configuration is that of {meant}.")
     if not result.runs or len(set(result.seeds)) < len(result.seeds):
         raise RunError(f"{path} is damaged: seeds {result.seeds}. Must be one run each.")

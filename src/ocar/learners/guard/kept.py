@@ -25,8 +25,8 @@ class Kept:
 
     def size(self) -> Tensor:
         """The norm of the tensors as they are now: finite only if all of them are."""
-        norms = [n.double() for same, *_ in self._parts for n in torch._foreach_norm(same)]
-        return torch.stack(norms).sum()
+        norms = [torch.stack(torch._foreach_norm(same)).double() for same, *_ in self._parts]
+        return torch.cat(norms).sum()
 
     @torch.no_grad()
     def settle_(self, accepted: Tensor, share: Tensor) -> None:
