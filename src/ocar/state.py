@@ -25,7 +25,7 @@ from safetensors.torch import save as serialize
 from torch import Tensor
 
 from ocar.errors import CheckpointError, CheckpointWarning, NumericalError
-from ocar.files import PARTIAL, write_whole
+from ocar.files import PARTIAL, naming, write_whole
 
 FORMAT = "ocar-checkpoint"
 VERSION = 2
@@ -72,7 +72,8 @@ def save_state(
     target.parent.mkdir(parents=True, exist_ok=True)
     newest = target.with_name(f".{target.name}.{os.getpid()}.newest{PARTIAL}")
     try:
-        write_whole(newest, seal(serialize(own, metadata=header)))
+        with naming(target):
+            write_whole(newest, seal(serialize(own, metadata=header)))
         _keep_previous(target)
         newest.replace(target)
     finally:

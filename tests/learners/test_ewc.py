@@ -168,7 +168,7 @@ def test_through_batchnorm_each_sample_has_a_score_of_its_own() -> None:
     model.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
     ((x, _),) = images(1, [0], size=5)
     learner.learn(x, torch.tensor([learner.classes[0]] * 5))
-    (joint,) = [t for t in seen if len(t) == 9]
+    joint = next(t for t in seen if len(t) == 9)
     assert len(held) == 4
     expected = fisher_by_hand(before, joint, len(learner.classes), first=5)
     assert_close(learner._transform.average, expected, **EXACT)
