@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from torch import Tensor
 
 import ocar
 from ocar.experiment import Ended, Job, RunConfig, run_many
+from ocar.experiment.determinism import deterministic_algorithms
 from ocar.learners import METHODS
 from ocar.runs.folder import CHECKPOINT
 from ocar.state import load_state, without_prefix
@@ -226,3 +229,39 @@ def test_nothing_touches_global_random_state() -> None:
     )
     assert ended.returncode == 0, ended.stderr[-2000:]
     assert int(ended.stdout.split()[-1]) > 100
+
+
+def test_the_switch_is_on_inside_and_as_before_outside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    usual = ocar.run(config("ocar"), out=tmp_path / "usual")
+    seen = set()
+    switched = ocar.run(
+        replace(config("ocar"), deterministic=True),
+        out=tmp_path / "switched",
+        listen=lambda _: seen.add(torch.are_deterministic_algorithms_enabled()),
+    )
+    assert seen == {True}
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    assert_same_run(usual.path, switched.path)
+
+
+def test_it_is_on_as_long_as_anyone_is_inside() -> None:
+    one, other = deterministic_algorithms(True), deterministic_algorithms(True)
+    one.__enter__()
+    other.__enter__()
+    one.__exit__(None, None, None)
+    assert torch.are_deterministic_algorithms_enabled()
+    other.__exit__(None, None, None)
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("method", ["er", "ocar"])
+def test_twice_the_same_on_a_gpu(method: str, tmp_path: Path) -> None:
+    values = {"max_batches": 40, "device": "cuda", "deterministic": True}
+    runs = [ocar.run(replace(config(method), **values), out=tmp_path / name) for name in ("a", "b")]
+    assert_same_run(*(run.path for run in runs))

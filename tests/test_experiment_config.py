@@ -36,6 +36,7 @@ OTHER: dict[str, Any] = {
 ELSEWHERE: dict[str, Any] = {
     "threads": 2,
     "capture": False,
+    "deterministic": True,
     "checkpoint_every": 5,
     "data_root": Path("elsewhere"),
     "device": "auto",

@@ -96,6 +96,9 @@ class Options:
     capture: bool = True
     """On a GPU, capture the steps as CUDA graphs: the same up to rounding, many times faster."""
 
+    deterministic: bool = False
+    """On a GPU, use only algorithms that give the same to the bit each time. A CPU always does."""
+
     guard: bool = True
     """Back off from batches that would spoil the learner, and say so."""
 
@@ -234,6 +237,7 @@ def make_jobs(
                 max_batches=options.max_batches,
                 device=device,
                 capture=options.capture,
+                deterministic=options.deterministic,
                 guard=options.guard,
                 threads=threads,
                 checkpoint_every=options.checkpoint_every,

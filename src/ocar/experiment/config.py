@@ -80,6 +80,9 @@ class RunConfig:
     capture: bool = True
     """On a GPU, capture the steps as CUDA graphs: the same up to rounding, many times faster."""
 
+    deterministic: bool = False
+    """On a GPU, use only algorithms that give the same to the bit each time. A CPU always does."""
+
     guard: bool = True
     """Back off from batches that would spoil the learner, see :mod:`ocar.learners.guard`."""
 

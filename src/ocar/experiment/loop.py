@@ -17,6 +17,7 @@ import torch
 
 from ocar.config import to_plain
 from ocar.experiment.config import RunConfig
+from ocar.experiment.determinism import deterministic_algorithms
 from ocar.experiment.events import AlreadyFinished, RunEvent
 from ocar.experiment.executors.base import never
 from ocar.experiment.parts import limited_threads, make_config_learner, make_config_stream
@@ -68,7 +69,8 @@ def run_events(
         if read_run(folder.path).summary is not None:
             yield AlreadyFinished(path=folder.path)
             return
-        with limited_threads(document["threads"]):
+        repeatable = deterministic_algorithms(config.deterministic)
+        with limited_threads(document["threads"]), repeatable:
             try:
                 session = _make_session(config, folder, device)
                 folder.begin_session({**process, "batch": session.position})
