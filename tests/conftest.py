@@ -1,6 +1,13 @@
-"""The helpers of the tests import by plain name whatever pytest's import mode is."""
+"""What holds for all tests."""
 
 import sys
 from pathlib import Path
 
+from hypothesis import HealthCheck, settings
+
+# The helpers of the tests import by plain name whatever pytest's import mode is.
 sys.path.insert(0, str(Path(__file__).parent))
+
+# A busy machine is not a failure.
+settings.register_profile("ocar", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("ocar")
