@@ -59,11 +59,11 @@ def hostile_streams_table() -> str:
     groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = {}
     for run in found["runs"]:
         if run["stream"] is not None and run["guard"]:
-            key = (run["stream"].replace("_", " "), run["method"].upper(), run["model"])
+            key = (run["stream"].replace("_", " "), f"{run['method'].upper()}, {run['model']}")
             groups.setdefault(key, []).append(run)
     rows = [[*key, *_hostile_cells(runs, sane)] for key, runs in groups.items()]
-    head = ["stretch", "method", "model", "seeds", "finite", "skipped", "shortened", "copies"]
-    return table([*head, "Acc", "change"], rows) if rows else MISSING
+    head = ["stretch", "learner", "change", "Acc", "seeds, finite", "skipped, shortened, copies"]
+    return table(head, rows) if rows else MISSING
 
 
 def _hostile_cells(
@@ -79,7 +79,8 @@ def _hostile_cells(
     interval = mean_interval(changes)
     spread = "" if interval is None else f" ({interval.low:+.1f} to {interval.high:+.1f})"
     change = f"{sum(changes) / max(1, len(changes)):+.1f}{spread}"
-    return [f"{len(runs)}", f"{len(finite)}", *(f"{c:.0f}" for c in counts), f"{mean:.1f}", change]
+    done = ", ".join(f"{count:.0f}" for count in counts)
+    return [change, f"{mean:.1f}", f"{len(runs)}, {len(finite)}", done]
 
 
 def _who(run: Mapping[str, Any]) -> tuple[Any, ...]:
