@@ -261,10 +261,9 @@ class Learner:
             trusted: Whether the new samples are of a sane size.
             look: Whether to look at that also if the device must be waited for.
         """
-        nothing = torch.full((), float("nan"), device=self.device), False
         if (isinstance(trusted, bool) or look) and not trusted:
             self._guard.refuse(trusted)
-            return nothing
+            return self._no_loss(), False
         try:
             on_device = torch.empty(0) if isinstance(trusted, bool) else trusted
             return self._steps(*given, on_device, key=draws)
@@ -272,7 +271,10 @@ class Learner:
             if not self.has_guard:
                 raise
             self._guard.take_back()
-            return nothing
+            return self._no_loss(), False
+
+    def _no_loss(self) -> Tensor:
+        return torch.full((), float("nan"), device=self.device)
 
     def _take_steps(
         self,
