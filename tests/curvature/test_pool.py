@@ -3,7 +3,7 @@
 The steps that a GPU runs as a captured graph are made here on the CPU, one stream at a time.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -102,6 +102,15 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> Callable[[KFAC, int, Tensor | N
     return run
 
 
+@pytest.fixture
+def single_by_default() -> Iterator[None]:
+    """Numbers of no type become single precision, as in a program that sets nothing."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float32)
+    yield
+    torch.set_default_dtype(before)
+
+
 def some(count: int) -> Tensor:
     return torch.arange(6) < count
 
@@ -109,12 +118,15 @@ def some(count: int) -> Tensor:
 @pytest.mark.parametrize("stacked", [1, STACKED])
 @pytest.mark.parametrize("options", [{}, {"norm_layers": True}, {"weighting": "both"}], ids=str)
 @pytest.mark.parametrize("classes", [(6, 6), (4, 4), (4, 5)])
+@pytest.mark.parametrize("accepted", [None, torch.tensor(True)], ids=["unasked", "accepted"])
+@pytest.mark.usefixtures("single_by_default")
 def test_as_one_layer_after_another(
-    captured: Callable[[KFAC, int, Tensor | None], None],
+    captured: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
     stacked: int,
     options: dict[str, object],
     classes: tuple[int, int],
+    accepted: Tensor | None,
 ) -> None:
     monkeypatch.setattr("ocar.curvature.pool.STACKED", stacked)
     ours, theirs = make_kfac(make_model(), **options), make_kfac(make_model(), **options)
@@ -123,7 +135,7 @@ def test_as_one_layer_after_another(
         each.refresh()
     into_pool(ours)
     monkeypatch.undo()
-    captured(ours, 2, some(classes[1]))
+    captured(ours, 2, some(classes[1]), accepted=accepted)
     update(theirs, 2, some(classes[1]))
     theirs.refresh()
     for name, block in ours.blocks.items():
@@ -154,6 +166,22 @@ def test_what_is_not_accepted_leaves_the_averages(
     assert kfac._trouble.tolist() == [0, 0]
     captured(kfac, 3, some(5), accepted=torch.tensor(True))
     assert not torch.equal(kfac.blocks["3"].averages["A"], before["3"]["A"])
+
+
+@pytest.mark.parametrize("fisher", ["sketched(2)", "top(2)", "sampled(2)"])
+def test_what_is_not_accepted_draws_the_same_random_numbers(
+    captured: Callable[..., None], fisher: str
+) -> None:
+    ours, theirs = (make_kfac(make_model(), fisher=fisher) for _ in range(2))
+    for each in (ours, theirs):
+        update(each, 1)
+        each.refresh()
+    into_pool(ours)
+    before = ours.generator.get_state()
+    captured(ours, 2, accepted=torch.tensor(False))
+    update(theirs, 2, accepted=torch.tensor(False))
+    assert torch.equal(ours.generator.get_state(), theirs.generator.get_state())
+    assert not torch.equal(ours.generator.get_state(), before)
 
 
 def test_a_pool_changes_nothing_by_itself() -> None:

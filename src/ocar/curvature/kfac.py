@@ -216,6 +216,7 @@ class KFAC(Curvature):
             self._update_side_by_side(outputs, weights, targets, active, accepted)
             return
         if accepted is not None and not accepted:
+            self._columns(outputs, weights, targets, active)  # draws what a captured step would
             self._capture.clear()
             return
         draws = self.generator.get_state()
@@ -320,7 +321,7 @@ class KFAC(Curvature):
             finite, rate = _total(estimate).isfinite(), ema
             if accepted is not None:
                 estimate = {key: value.nan_to_num() for key, value in estimate.items()}
-                rate = (accepted & finite) * ema
+                rate = (accepted & finite).double() * ema
                 finite = torch.ones_like(finite)
             block.average(estimate, dict.fromkeys(estimate, rate))
             infinite.append((~finite).long())

@@ -114,7 +114,7 @@ class FactorPool:
             accepted: A scalar of bool; where it is False the averages stay as they are.
         """
         if accepted is not None:
-            ema, head_rate = (accepted * rate for rate in (ema, head_rate))
+            ema, head_rate = (accepted.double() * rate for rate in (ema, head_rate))
         cut = self._head_start
         for part, rate in ((slice(0, cut), ema), (slice(cut, -1), head_rate)):
             old, new = self._values[part], self._scratch[part]

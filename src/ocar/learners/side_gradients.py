@@ -35,6 +35,7 @@ class SideGradients:
         self._model = model
         self._device = device
         self._lanes: dict[nn.Module, torch.cuda.Stream] | None = None
+        self._used: set[torch.cuda.Stream] = set()
         self._kept: list[object] = []
 
     @contextmanager
@@ -59,10 +60,11 @@ class SideGradients:
         try:
             loss.backward()
             current = torch.cuda.current_stream(self._device)
-            for stream in _streams(self._device):
+            for stream in self._used:  # another is no part of the graph
                 current.wait_stream(stream)
         finally:
             self._lanes = None
+            self._used.clear()
             self._kept.clear()
 
     @property
@@ -82,6 +84,7 @@ class SideGradients:
         self._kept.append(keep)
         lane = self._lanes[conv]
         lane.wait_stream(torch.cuda.current_stream(self._device))
+        self._used.add(lane)
         with torch.cuda.stream(lane):
             for parameter, gradient in zip((conv.weight, conv.bias), gradients(), strict=True):
                 if parameter is None or gradient is None:
