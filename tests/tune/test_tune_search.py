@@ -68,7 +68,9 @@ class Scripted(Executor):
 
 def judged(*values: float) -> list[TrialMessage]:
     """What a trial with these scores says."""
-    scores = [Scored(task=task, value=value) for task, value in enumerate(values)]
+    scores = [
+        Scored(batches=10 * task + 10, task=task, value=value) for task, value in enumerate(values)
+    ]
     return [*scores, Result(state="finished")]
 
 
@@ -151,7 +153,7 @@ def test_less_is_better_in_regression(tmp_path: Path) -> None:
 
 
 def test_trials_that_do_worse_than_most_are_stopped(tmp_path: Path) -> None:
-    """Scores fall from task to task, as they do: only those after the same task are compared."""
+    """Scores fall from task to task, as they do: only those after the same batch are compared."""
     counter = iter(range(100))
 
     def script(settings: dict[str, Any]) -> list[TrialMessage]:
@@ -162,7 +164,7 @@ def test_trials_that_do_worse_than_most_are_stopped(tmp_path: Path) -> None:
         list(search(study, Scripted(script), trials=14))
         states = [t.state for t in study.trials()]
         assert states == ["finished"] * 10 + ["pruned", "finished"] * 2
-        assert study.trials()[10].scores == {0: 1.0, 1: 0.45}
+        assert study.trials()[10].scores == {10: 1.0, 20: 0.45}
     counter = iter(range(100))
     with Study(tiny(tasks=4, max_batches=None, prune=False), tmp_path / "not") as study:
         list(search(study, Scripted(script), trials=14))

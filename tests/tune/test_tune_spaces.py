@@ -121,8 +121,8 @@ def test_a_trial_is_stopped_if_it_is_worse_than_half_of_the_others() -> None:
     for value, hopeless in ((0.4, True), (0.5, False), (0.6, False)):
         both = (value, others, False), (-value, [-other for other in others], True)
         for one, rest, lower in both:
-            for task, last, asked in ((0, 3, False), (1, 3, True), (2, 3, True), (3, 3, False)):
-                said = is_hopeless(one, rest, task=task, last=last, lower_is_better=lower)
+            for task, asked in ((0, False), (1, True), (3, True)):
+                said = is_hopeless(one, rest, task=task, lower_is_better=lower)
                 assert said == (hopeless and asked)
     few = others[: TRIALS - 1]
-    assert not is_hopeless(-1.0, few, task=1, last=3, lower_is_better=False)
+    assert not is_hopeless(-1.0, few, task=1, lower_is_better=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,15 +13,23 @@ from ocar.experiment import RunConfig
 from ocar.experiment.executors.base import never
 from ocar.streams.indexed import IndexedStream
 from ocar.tune import TuneConfig
-from ocar.tune.trial import Result, Scored, TrialMessage, TrialWork, Working
+from ocar.tune.trial import PARTS, Result, Scored, TrialMessage, TrialWork, Working
 
 
 def scores(messages: list[TrialMessage]) -> dict[int, float]:
-    return {m.task: m.value for m in messages if isinstance(m, Scored)}
+    """By batches learned."""
+    scored = [m for m in messages if isinstance(m, Scored)]
+    assert len({m.batches for m in scored}) == len(scored)
+    return {m.batches: m.value for m in scored}
+
+
+def tasks(messages: list[TrialMessage]) -> dict[int, int]:
+    """How many scores there are of each task."""
+    return dict(Counter(m.task for m in messages if isinstance(m, Scored)))
 
 
 @pytest.mark.parametrize("method", ["er", "gdumb"])
-def test_scores_are_the_accuracies_that_a_run_has_after_each_task(
+def test_scores_are_the_accuracies_that_a_run_has_after_these_batches(
     tmp_path: Path, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = {"epochs": 2} if method == "gdumb" else {}
@@ -31,14 +40,19 @@ def test_scores_are_the_accuracies_that_a_run_has_after_each_task(
     stored = ocar.run(
         small(method=method, settings={"lr": 0.05, **settings}, probe=False), out=tmp_path
     )
-    expected = {event.task: event.accuracy for event in stored.history}  # the last one of each
+    run = {event.index + 1: event.accuracy for event in stored.history}
+    ends = {event.task: event.index + 1 for event in stored.history}  # the last one of each
 
     def refuse(stream: IndexedStream, task: int) -> None:
         raise AssertionError("a search must not look at test data")
 
     monkeypatch.setattr(IndexedStream, "test", refuse)
     messages = list(TrialWork(config=trial)(never))
-    assert scores(messages) == expected
+    found = scores(messages)
+    assert found == {batches: run[batches] for batches in found}
+    assert set(ends.values()) <= found.keys()
+    allowed = {1} if method == "gdumb" else {PARTS, PARTS + 1}  # that one trains for each
+    assert set(tasks(messages).values()) <= allowed
     assert isinstance(messages[0], Working)
     assert messages[-1] == Result(state="finished")
 
@@ -53,7 +67,9 @@ def test_the_score_of_regression_is_the_sum_of_both_losses(tmp_path: Path) -> No
     assert summary.l_p is not None
     assert summary.l_s is not None
     messages = list(TrialWork(config=config.run_config({"lr": 0.01}))(never))
-    assert scores(messages)[1] == pytest.approx(summary.l_p + summary.l_s, rel=1e-12)
+    found = scores(messages)
+    assert 2 < len(found) <= 2 * PARTS + 2
+    assert found[max(found)] == pytest.approx(summary.l_p + summary.l_s, rel=1e-12)
     assert config.direction == "minimize"
 
 

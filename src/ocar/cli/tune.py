@@ -61,7 +61,7 @@ class Options:
     """Gradient transform to use with the method's loss, such as ocar."""
 
     prune: bool = True
-    """Stop trials early that do worse than most after the same task."""
+    """Stop trials early that do worse than most after the same batch."""
 
     workers: int | None = None
     """Trials side by side, each in a process, or on a GPU in a thread. By default 1, in this

@@ -50,7 +50,7 @@ class TuneConfig:
     """End each trial after so many batches, for a first look."""
 
     prune: bool = True
-    """Whether to stop trials early that do worse than most after the same task."""
+    """Whether to stop trials early that do worse than most after the same batch."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; ``"auto"`` is the GPU if there is one."""
@@ -118,8 +118,8 @@ class TuneConfig:
     def run_config(self, found: Mapping[str, Any]) -> RunConfig:
         """The run that tries some settings.
 
-        It is evaluated after each task only, since that is all that counts and much faster; but
-        in regression after every batch, since L_s is a sum over these.
+        What counts is its evaluation after the last task, so it is not evaluated after every
+        batch, which is much faster; but in regression it is, since L_s is a sum over these.
 
         Args:
             found: A value for each setting of the space.

@@ -121,8 +121,8 @@ def _hear(
     if isinstance(message, Working):
         yield Moved(number=number, done=message.done, batches=message.batches)
     elif isinstance(message, Scored):
-        trial.scores[message.task] = message.value
-        if study.report(number, task=message.task, value=message.value):
+        trial.scores[message.batches] = message.value
+        if study.report(number, message):
             trial.pruned = True
             executor.ask_to_stop(number)
     else:

@@ -34,6 +34,7 @@ from ocar.runs.lock import FolderLock
 from ocar.tune.config import STARTUP, TuneConfig
 from ocar.tune.pruning import is_hopeless
 from ocar.tune.spaces import Choice, Range
+from ocar.tune.trial import Scored
 
 STUDY, JOURNAL, PRESET = "study.json", "journal.log", "preset.json"
 
@@ -58,7 +59,7 @@ class Trial:
     """How good it was, if it finished."""
 
     scores: Mapping[int, float] = field(default_factory=dict)
-    """How good it was after each task."""
+    """How good it was, by batches learned."""
 
     seconds: float | None = None
     """How long it took."""
@@ -138,24 +139,21 @@ class Study:
         self._asked[asked.number] = asked
         return Trial(number=asked.number, state="running", settings=dict(asked.params))
 
-    def report(self, number: int, *, task: int, value: float) -> bool:
-        """A trial has been evaluated after a task.
+    def report(self, number: int, scored: Scored) -> bool:
+        """A trial has been evaluated.
 
         Returns:
-            Whether it should be stopped.
+            Whether it should be stopped, if it is not over.
         """
+        step = scored.batches
         others = [
-            t.scores[task]
+            t.scores[step]
             for t in self.trials()
-            if t.number != number and t.state in ("finished", "pruned") and task in t.scores
+            if t.number != number and t.state in ("finished", "pruned") and step in t.scores
         ]
-        self._asked[number].report(value, task)
+        self._asked[number].report(scored.value, step)
         return self.config.prune and is_hopeless(
-            value,
-            others,
-            task=task,
-            last=self.config.last_task,
-            lower_is_better=self.config.regression,
+            scored.value, others, task=scored.task, lower_is_better=self.config.regression
         )
 
     def finish(self, number: int, value: float) -> None:

@@ -1,4 +1,4 @@
-"""One trial: a run that is evaluated after each task and writes nothing."""
+"""One trial: a run that is evaluated a few times in each task and writes nothing."""
 
 from __future__ import annotations
 
@@ -34,7 +34,10 @@ class Working:
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """A task is over, and the trial has been evaluated."""
+    """A task or a part of it is over, and the trial has been evaluated."""
+
+    batches: int
+    """Batches learned."""
 
     task: int
     """The task, counted from 0."""
@@ -65,6 +68,9 @@ class Result:
 
 TrialMessage = Working | Scored | Result
 
+PARTS = 4
+"""Evaluations for each task, about: trials that do badly are to be known soon."""
+
 
 def is_scored(message: object) -> bool:
     """Whether a message shows that a trial has learned and been evaluated."""
@@ -85,7 +91,8 @@ class TrialWork:
             stop: Asked after each batch.
 
         Yields:
-            ``Working`` now and then, ``Scored`` after each task, at last one ``Result``.
+            ``Working`` now and then, ``Scored`` after each task and within it, at last one
+            ``Result``.
         """
         try:
             with limited_threads(self.config.threads or torch.get_num_threads()):
@@ -103,8 +110,13 @@ class TrialWork:
         learner = make_config_learner(self.config, device)
         batches, said = operator.length_hint(stream), time.monotonic()
         yield Working(done=0, batches=batches)
-        last, learned, evaluated = stream.tasks - 1, None, None
-        for event in evaluate(learner, stream, every=self.config.interval, seed=self.config.seed):
+        learned, evaluated, scored = None, None, -1
+        part = max(1, math.ceil(batches / (PARTS * stream.tasks)))
+        every = self.config.interval
+        if every == "task" and not learner.settings.trains_when_asked:
+            every = part
+        block = 1 if every != 1 else None
+        for event in evaluate(learner, stream, every=every, block=block, seed=self.config.seed):
             if isinstance(event, Learned):
                 learned = event
                 if time.monotonic() - said >= INTERVAL:
@@ -116,19 +128,27 @@ class TrialWork:
             elif isinstance(event, Evaluated):
                 evaluated = event
                 _check(event, learned)
+                if (event.index + 1) % part == 0:
+                    scored = event.index
+                    yield _score(event)
             elif isinstance(event, TaskEnded):
                 assert evaluated is not None
-                yield Scored(task=event.task, value=value_of(evaluated))
-                if event.task == min(last, stream.tasks - 1):
+                if scored < event.index:
+                    yield _score(evaluated)
+                if event.task == stream.tasks - 1:
                     break  # what would come now is test data, which is not to be looked at
         yield Result(state="finished")
+
+
+def _score(evaluated: Evaluated) -> Scored:
+    return Scored(batches=evaluated.index + 1, task=evaluated.task, value=value_of(evaluated))
 
 
 def value_of(evaluated: Evaluated) -> float:
     """What a trial is judged by: accuracy on all tasks so far, or the sum of both losses so far.
 
     Args:
-        evaluated: The evaluation after a task.
+        evaluated: The evaluation.
     """
     if evaluated.l_p is None or evaluated.l_s is None:
         return evaluated.accuracy
