@@ -208,3 +208,14 @@ def test_an_eigendecomposition_that_always_fails_is_named(monkeypatch):
     monkeypatch.setattr(torch.linalg, "eigh", fails)
     with pytest.raises(NumericalError, match="The curvature of layer 'fc'"):
         linalg.eigen(random_psd(1, 3), name="layer 'fc'")
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("size", [1, 27, 511, 512, 514, 1440])
+def test_a_long_product_is_the_product(groups: int, size: int) -> None:
+    a, b = torch.randn(groups, 3, size), torch.randn(groups, size, 5)
+    for right in (b, b.mT.contiguous().mT):
+        out = torch.empty(groups, 3, 5)
+        assert linalg.long_product(a, right, out=out) is out
+        assert_close(out, a @ b, rtol=1e-12, atol=1e-12)
+        assert_close(linalg.long_product(a, right), a @ b, rtol=1e-12, atol=1e-12)

@@ -158,13 +158,13 @@ def test_trials_that_do_worse_than_most_are_stopped(tmp_path: Path) -> None:
 
     def script(settings: dict[str, Any]) -> list[TrialMessage]:
         number = next(counter)
-        return judged(1.0, *((0.5, 0.4, 0.3) if number < 10 or number % 2 else (0.45, 0.9, 0.9)))
+        return judged(1.0, *((0.5, 0.4, 0.3) if number < 5 or number % 2 else (0.45, 0.9, 0.9)))
 
     with Study(tiny(tasks=4, max_batches=None), tmp_path / "pruned") as study:
-        list(search(study, Scripted(script), trials=14))
+        list(search(study, Scripted(script), trials=10))
         states = [t.state for t in study.trials()]
-        assert states == ["finished"] * 10 + ["pruned", "finished"] * 2
-        assert study.trials()[10].scores == {10: 1.0, 20: 0.45}
+        assert states == ["finished"] * 6 + ["pruned", "finished"] * 2
+        assert study.trials()[6].scores == {10: 1.0, 20: 0.45}
     counter = iter(range(100))
     with Study(tiny(tasks=4, max_batches=None, prune=False), tmp_path / "not") as study:
         list(search(study, Scripted(script), trials=14))

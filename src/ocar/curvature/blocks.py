@@ -272,7 +272,8 @@ class KroneckerBlock(Block):
         if self.kind == "factored":
             in_place = grad.dtype == dtype and grad.data_ptr() == weight.grad.data_ptr()
             if in_place and not grad.is_cpu:
-                torch.bmm(inverse[1] @ grad @ inverse[0].mT, inverse[0], out=grad)
+                half = linalg.long_product(inverse[1] @ grad, inverse[0].mT)
+                linalg.long_product(half, inverse[0], out=grad)
                 return
             result = _times_inverse_a(inverse, inverse[1] @ grad.to(dtype))
         else:

@@ -44,6 +44,29 @@ def solve_right(factor: Tensor, b: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(factor, half, upper=False, left=False)
 
 
+def long_product(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """``a · b``, a long sum in a few parts that an accelerator works on at the same time.
+
+    Each tile of a product is the work of one processor, which goes along the whole sum. Where
+    ``a`` has few rows there are few tiles, and most processors would look on.
+
+    Args:
+        a: Shape ``(groups, r, d)``.
+        b: Shape ``(groups, d, n)``.
+        out: Where to write it, ``(groups, r, n)``.
+    """
+    groups, _, size = a.shape
+    parts = next((p for p in (8, 4, 2) if size % p == 0 and size // p >= _SHORT), 1)
+    if groups > 1 or parts == 1:
+        return torch.bmm(a, b, out=out)
+    left = a[0].unflatten(1, (parts, -1)).transpose(0, 1)
+    products = torch.bmm(left, b[0].unflatten(0, (parts, -1)))
+    return torch.sum(products, dim=0, keepdim=True, out=out)
+
+
+_SHORT = 256  # terms that one processor may go along
+
+
 def mean_trace(matrix: Tensor, dim: Tensor | int) -> Tensor:
     """Trace over dimension, ``tr(matrix) / dim``, for a stack ``(groups, d, d)``.
 
@@ -169,8 +192,8 @@ def triangular_inverse(factor: Tensor, *, out: Tensor) -> Tensor:
     while side < size:
         first, second = (_diagonal_blocks(out, side, at, step=2) for at in (0, 1))
         below = _diagonal_blocks(factor, side, 0, step=2, down=1)
-        product = torch.bmm(second, torch.bmm(below, first))
-        torch.neg(product, out=_diagonal_blocks(out, side, 0, step=2, down=1))
+        place = _diagonal_blocks(out, side, 0, step=2, down=1)
+        torch.baddbmm(place, second, torch.bmm(below, first), beta=0, alpha=-1, out=place)
         side *= 2
     return out
 

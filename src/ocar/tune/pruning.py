@@ -1,7 +1,7 @@
 """When a trial is not worth going on with.
 
 From the second task on, several times in each, a trial is compared with those that got as far: if
-its value is worse than the median of theirs after the same batch, it is stopped. The first ten
+its value is worse than the median of theirs after the same batch, it is stopped. The first five
 trials are never stopped. The first task says nothing yet about forgetting, so it does not count.
 
 Optuna's own pruners look at the best value of a trial so far. Here values get worse by nature, as
@@ -13,8 +13,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 
-TRIALS = 10
-"""Trials that are judged to the end, and that there have to be for a comparison."""
+TRIALS = 5
+"""Trials that there have to be for a comparison, as in Optuna's own pruners."""
 
 FIRST = 1
 """The first task after which trials are compared."""

@@ -61,26 +61,26 @@ class DeviceGuard(BatchGuard):
     def settle(self, loss: Tensor, trusted: Tensor) -> None:
         """The steps on a batch are done: let them stand, shorten them or take them back."""
         assert self._kept is not None
-        measured = self._change.divergence()
-        kl = torch.zeros_like(self._largest_kl) if measured is None else measured
-        finite = (loss.double() + self._kept.size() + kl).isfinite()
-        bound = float("inf") if self.bound is None else self.bound
-        over = kl > bound
-        self._accepted.copy_(finite & trusted)
-        self._kept.settle_(self._accepted, torch.where(over, bound / kl, torch.ones_like(kl)))
-        self._count(trusted & ~finite, ~trusted, over & self._accepted)
-        measured = kl.nan_to_num(posinf=0.0).to(self._largest_kl.dtype)
-        self._largest_kl.copy_(torch.maximum(self._largest_kl, measured))
+        kl = self._change.divergence()
+        total = loss.double() + self._kept.sum()
+        finite = (total if kl is None else total + kl).isfinite()
+        torch.logical_and(finite, trusted, out=self._accepted)
+        share = None
+        if kl is not None and self.bound is not None:
+            share = self.bound / kl.clamp(min=self.bound)
+            self._counts[2] += (share < 1) & self._accepted
+            largest = torch.where(self._accepted, kl, 0).to(self._largest_kl.dtype)
+            torch.maximum(self._largest_kl, largest, out=self._largest_kl)
+        self._kept.settle_(self._accepted, share)
+        self._count(trusted & ~finite, ~trusted)
         self._kept = None
 
     @torch.no_grad()
     def take_back(self) -> None:
         """The steps on a batch broke off: everything becomes what it was before."""
         assert self._kept is not None
-        no = torch.zeros_like(self._accepted)
-        self._accepted.copy_(no)
-        self._kept.settle_(no, torch.ones_like(self._largest_kl))
-        self._count(~no, no, no)
+        self._kept.settle_(self._accepted.fill_(False))
+        self._count(~self._accepted, self._accepted)
         self._kept = None
 
     @torch.no_grad()
@@ -123,6 +123,6 @@ class DeviceGuard(BatchGuard):
             self._largest_kl.copy_(state["largest_kl"])
             self._largest_square.copy_(state["largest_square"])
 
-    def _count(self, bad: Tensor, untrusted: Tensor, shortened: Tensor) -> None:
-        self._counts[:3] += torch.stack([bad, untrusted, shortened])
-        self._counts[4].copy_(torch.where(bad, self._counts[4] + 1, 0))
+    def _count(self, bad: Tensor, untrusted: Tensor) -> None:
+        self._counts[:2] += torch.stack([bad, untrusted])
+        self._counts[4].add_(1).mul_(bad)

@@ -60,7 +60,7 @@ class HostGuard(BatchGuard):
         assert self._kept is not None
         measured = self._change.divergence()
         kl = 0.0 if measured is None else float(measured)
-        if not math.isfinite(float(loss) + float(self._kept.size()) + kl):
+        if not math.isfinite(float(loss) + float(self._kept.sum()) + kl):
             self.take_back()
             return
         self._accepted = True
@@ -76,7 +76,7 @@ class HostGuard(BatchGuard):
         """The steps on a batch broke off: everything becomes what it was before."""
         assert self._kept is not None
         self._accepted = False
-        self._kept.settle_(torch.tensor(False), torch.tensor(1.0))
+        self._kept.settle_(torch.tensor(False))
         self._kept = None
         self._count(not_finite=1, in_a_row=1)
 

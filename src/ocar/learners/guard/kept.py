@@ -22,23 +22,28 @@ class Kept:
             for tensors, shortens in ((weights, True), (others, False))
             for same in _by_dtype(tensors)
         ]
+        self._seen: list[Tensor] | None = None
 
-    def size(self) -> Tensor:
-        """The norm of the tensors as they are now: finite only if all of them are."""
-        norms = [torch.stack(torch._foreach_norm(same)).double() for same, *_ in self._parts]
-        return torch.cat(norms).sum()
+    def sum(self) -> Tensor:
+        """The sum of the tensors as they are now: finite only if all of them are."""
+        whole = [tensor for same, *_ in self._parts for tensor in same]
+        if not whole[0].is_cpu:  # there a kernel more costs more than a copy
+            whole = self._seen = [_flat(same) for same, *_ in self._parts]
+        wide = (torch.promote_types(t.dtype, torch.float32) for t in whole)
+        sums = [t.sum(dtype=dtype).double() for t, dtype in zip(whole, wide, strict=True)]
+        return torch.stack(sums).sum()
 
     @torch.no_grad()
-    def settle_(self, accepted: Tensor, share: Tensor) -> None:
+    def settle_(self, accepted: Tensor, share: Tensor | None = None) -> None:
         """Make the tensors what they were unless accepted, and go only part of the way.
 
         Args:
             accepted: Whether they may stay, a scalar.
-            share: Which part of the way the weights go, a scalar; 1 changes nothing.
+            share: Which part of the way the weights go, a scalar; 1, or None, is all of it.
         """
-        for same, before, shortens in self._parts:
-            after = _flat(same)
-            if shortens:
+        seen = self._seen or [_flat(same) for same, *_ in self._parts]
+        for (same, before, shortens), after in zip(self._parts, seen, strict=True):
+            if shortens and share is not None:
                 part = before + share.to(before.dtype) * (after - before)
                 after = torch.where(share < 1, part, after)
             kept = torch.where(accepted, after, before)
