@@ -72,6 +72,14 @@ class Die:
         yield "never"
 
 
+@dataclass(frozen=True)
+class SayThreads:
+    """Work that says how many threads its process was given."""
+
+    def __call__(self, stop: Stop) -> Iterator[str]:
+        yield os.environ["OMP_NUM_THREADS"]
+
+
 def threads() -> Executor:
     return Threads(2, is_ahead=lambda message: True)
 
@@ -155,6 +163,19 @@ def test_a_process_that_dies_takes_its_own_work_only() -> None:
     errors = {over.job: over.error for over in heard if isinstance(over, Over)}
     assert "died with exit code -9" in errors[0]
     assert (errors[1], errors[2]) == ("", "")
+
+
+@pytest.mark.parametrize(("set_to", "given"), [(None, "4"), ("3", "3")])
+def test_processes_share_the_cores(
+    monkeypatch: pytest.MonkeyPatch, set_to: str | None, given: str
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 9)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if set_to is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", set_to)
+    heard = list(do_all(Processes(2), {0: SayThreads(), 1: SayThreads()}, stop=never))
+    assert by_job(heard) == {0: [given], 1: [given]}
+    assert os.environ.get("OMP_NUM_THREADS") == set_to
 
 
 def test_which_executor_it_is() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from bench_pages import bench_tables, read_bench, targets
 from method_pages import method_page, methods_index, slug
 from options import command_line
-from reliability_pages import fuzz_table, hostile_streams_table, long_streams_table
+from reliability_pages import fuzz_table, hostile_streams_table, long_streams_table, presets_table
 from result_pages import (
     RESULTS,
     benchmarks_table,
@@ -42,6 +42,7 @@ def write_generated(docs: Path) -> None:
             "benchmarks.md": benchmarks_table(),
             "command-line.md": command_line(),
             "hostile-streams.md": hostile_streams_table(),
+            "presets-guarded.md": presets_table(),
             "fuzz.md": fuzz_table(),
             "long-streams.md": long_streams_table(),
             "pictures.md": pictures_table(),

@@ -1,4 +1,4 @@
-"""Counts of what was tried to break the package, from the files under ``results/reliability``."""
+"""Counts of what was tried to break the package, from the files under ``results``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Any
 from tables import table
 
 from ocar.metrics import mean_interval
+from ocar.runs.results import KeptRun, read_result, result_files
 
-RELIABILITY = Path(__file__).resolve().parents[2] / "results" / "reliability"
+RESULTS = Path(__file__).resolve().parents[2] / "results"
+RELIABILITY = RESULTS / "reliability"
 MISSING = "Not measured yet.\n"
 
 
@@ -64,6 +66,35 @@ def hostile_streams_table() -> str:
     rows = [[*key, *_hostile_cells(runs, sane)] for key, runs in groups.items()]
     head = ["stretch", "learner", "change", "Acc", "seeds, finite", "skipped, shortened, copies"]
     return table(head, rows) if rows else MISSING
+
+
+def presets_table() -> str:
+    """What the guard saw in runs of the paper's benchmark with the presets."""
+    runs = [
+        run for path in result_files(RESULTS / "split-cifar100") for run in read_result(path).runs
+    ]
+    groups: dict[str, list[KeptRun]] = {}
+    for run in runs:
+        if run.guarded is not None and not run.changed:
+            groups.setdefault(run.label, []).append(run)
+    rows = [[label, *_preset_cells(group)] for label, group in sorted(groups.items())]
+    head = ["method", "seeds", "batches", "backed off", "largest change (nats)"]
+    return table(head, rows, numbers=4) if rows else MISSING
+
+
+def _preset_cells(runs: list[KeptRun]) -> list[str]:
+    counts = [run.guarded or {} for run in runs]
+    kinds = ("not_finite", "out_of_scale", "shortened", "copies")
+    backed_off = sum(count[kind] for count in counts for kind in kinds)
+    largest = max(count["largest_kl"] for count in counts)
+    bounded = runs[0].config["transform"] is not None
+    batches = sum(run.evaluated for run in runs)
+    return [
+        str(len(runs)),
+        f"{batches:,}",
+        str(backed_off),
+        f"{largest:.1f}" if bounded else "not bounded",
+    ]
 
 
 def _hostile_cells(

@@ -14,6 +14,7 @@ import ocar
 from ocar.errors import NumericalError
 from ocar.learners.base import Learner
 from ocar.learners.guard import Guard
+from ocar.learners.methods.gdumb import GDumb
 from ocar.learners.registry import make_settings
 from ocar.models.resnet import SlimResNet18
 
@@ -99,6 +100,22 @@ def test_captured_is_eager(kind: str) -> None:
     assert captured._steps._graphs
     assert not eager._steps._graphs
     assert_same(captured, eager)
+
+
+def test_gdumb_trains_captured_as_eagerly() -> None:
+    own, _ = make_settings(
+        "gdumb", memory=40, epochs=3, train_batch=8, lr=0.05, augment=ocar.CropFlip()
+    )
+    captured, eager = (GDumb(network(), own, capture=capture) for capture in (True, False))
+    questions = batches(1)[0][0]
+    for index, (x, y) in enumerate(batches(20)):
+        captured.learn(x, y)
+        eager.learn(x, y)
+        if index in (6, 13, 19):  # the head has grown between them
+            ours, theirs = captured.predict(questions), eager.predict(questions)
+            torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-8)
+    assert captured._training._graphs
+    assert not eager._training._graphs
 
 
 def test_a_restored_learner_goes_on_the_same() -> None:

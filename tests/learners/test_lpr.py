@@ -14,9 +14,9 @@ from torch.testing import assert_close
 from toys import assert_same, convnet, everything, images, mlp, seeded, vectors
 
 import ocar
-from ocar.errors import CheckpointError, ConfigError, ModelError
+from ocar.errors import CheckpointError, ConfigError, ModelError, NumericalError
 from ocar.learners.base import Learner
-from ocar.learners.methods.lpr import LPRSettings
+from ocar.learners.methods.lpr import LPRSettings, _inverses
 
 
 def make(model: nn.Module, **settings) -> Learner:
@@ -302,3 +302,22 @@ def test_a_restored_learner_goes_on_to_the_bit(tmp_path: Path) -> None:
 def test_settings_out_of_range_are_refused(setting, message) -> None:
     with pytest.raises(ConfigError, match=message):
         LPRSettings(**setting)
+
+
+def test_inverses_looked_at_once_are_those_looked_at_one_by_one() -> None:
+    generator = torch.Generator().manual_seed(0)
+    roots = {
+        name: torch.randn(*shape, generator=generator, dtype=torch.float64)
+        for name, shape in {"wide": (1, 130, 200), "norm": (5, 2, 9), "one": (1, 1, 3)}.items()
+    }
+    moments = {name: root @ root.mT for name, root in roots.items()}
+    found, expected = (_inverses(moments, waits=waits) for waits in (False, True))
+    assert found.keys() == expected.keys()
+    for name, inverse in found.items():
+        torch.testing.assert_close(inverse, expected[name], rtol=1e-10, atol=1e-12)
+
+
+def test_one_inverse_that_is_not_finite_is_named() -> None:
+    moments = {"good": torch.eye(3).unsqueeze(0), "bad": torch.full((1, 3, 3), float("nan"))}
+    with pytest.raises(NumericalError, match="the inputs of layer 'bad' holds NaN or Inf"):
+        _inverses(moments, waits=False)

@@ -80,6 +80,10 @@ class KeptRun:
     """What each process that worked on the run said of itself, its command on one line, and the
     batch it began at."""
 
+    guarded: Mapping[str, Any] | None = None
+    """What the guard did, and the largest change of predictions that it saw; None if there was
+    none or the run does not say."""
+
     @property
     def benchmark(self) -> str:
         """Name of the benchmark."""
@@ -176,6 +180,7 @@ def _kept(run: Run, path: Path) -> KeptRun:
         threads=int(run.document["threads"]),
         wall_seconds=_wall_seconds(run),
         sessions=[_one_line(session) for session in run.sessions],
+        guarded=run.status.get("guarded"),
     )
 
 
@@ -219,6 +224,7 @@ def _to_json(result: Result) -> bytes:
                 "threads": run.threads,
                 "wall_seconds": run.wall_seconds,
                 "sessions": run.sessions,
+                **({} if run.guarded is None else {"guarded": run.guarded}),
             }
             for run in result.runs
         ],
@@ -280,4 +286,5 @@ def _read_run(run: Mapping[str, Any], document: Mapping[str, Any], path: Path) -
         threads=int(run["threads"]),
         wall_seconds=run["wall_seconds"],
         sessions=run["sessions"],
+        guarded=run.get("guarded"),
     )

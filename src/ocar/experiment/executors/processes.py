@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 
 from ocar.experiment.executors.base import INTERVAL, Executor, Heard, Over, Work, follow
+
+THREADS = "OMP_NUM_THREADS"
 
 
 class Processes(Executor):
@@ -41,7 +44,8 @@ class Processes(Executor):
         if pipe is None:
             pipe, theirs = self._context.Pipe()
             process = self._context.Process(target=_serve, args=(theirs,), daemon=True)
-            process.start()
+            with _threads_of_its_own(self.workers):
+                process.start()
             theirs.close()
             self._processes[pipe] = process
         self._running[pipe] = job
@@ -90,6 +94,23 @@ class Processes(Executor):
         if isinstance(heard, Over):
             del self._running[pipe]
         return heard
+
+
+@contextmanager
+def _threads_of_its_own(workers: int) -> Iterator[None]:
+    """Processes begun inside it share the cores, whatever library they compute with.
+
+    PyTorch's own limit does not reach all that it calls, and threads that are too many wait for
+    each other in a loop. What a user has set is left alone.
+    """
+    if THREADS in os.environ:
+        yield
+        return
+    os.environ[THREADS] = str(max(1, (os.cpu_count() or 1) // workers))
+    try:
+        yield
+    finally:
+        del os.environ[THREADS]
 
 
 def _serve(pipe: Connection) -> None:

@@ -30,6 +30,7 @@ from ocar.config import require
 from ocar.errors import NumericalError
 from ocar.learners.alone import alone
 from ocar.learners.base import Learner, Report, train_mode_
+from ocar.learners.captured import Captured
 from ocar.learners.context import Context
 from ocar.learners.guard import Guard
 from ocar.learners.objective import CrossEntropy, Objective
@@ -93,7 +94,7 @@ class GDumb(Learner):
         model: Any module; its device is where everything happens.
         settings: The settings.
         transform: None: GDumb refuses any.
-        capture: Of no use here.
+        capture: On a GPU, capture the steps of the training as CUDA graphs.
         guard: When not to remember a batch; None for never.
 
     Raises:
@@ -113,6 +114,13 @@ class GDumb(Learner):
     ) -> None:
         super().__init__(model, settings, transform=transform, capture=False, guard=guard)
         self._copy = copy.deepcopy(model)
+        self._augmenting = make_generator(settings.seed, "gdumb/augment", self.device)
+        self._training = Captured(
+            self._train_on,
+            device=self.device,
+            generators=[self._augmenting],
+            enabled=capture,
+        )
         self._copied: int | None = None  # samples that the memory had seen when it was trained
 
     @alone
@@ -155,24 +163,29 @@ class GDumb(Learner):
 
     def _train(self) -> None:
         """Train the copy, from the initial weights, on all of the memory."""
-        for mine, initial in zip(_tensors(self._copy), _tensors(self.model), strict=True):
-            mine.data = initial.detach().clone()
+        assert self._head is not None
+        self._start_again()
         train_mode_(self._copy)
-        weights = [p for p in self._copy.parameters() if p.requires_grad]
-        optimizer = torch.optim.SGD(weights, lr=self.settings.lr)
         order = make_generator(self.settings.seed, "gdumb/order")
-        augmenting = make_generator(self.settings.seed, "gdumb/augment", self.device)
+        self._augmenting.manual_seed(self._augmenting.initial_seed())
         for epoch in range(self.settings.epochs):
-            optimizer.param_groups[0]["lr"] = cosine(self.settings.lr, epoch, self.settings.epochs)
+            rate = cosine(self.settings.lr, epoch, self.settings.epochs)
             for slots in self._shuffled(order):
-                optimizer.zero_grad()
-                self._loss(slots, augmenting).backward()
-                optimizer.step()
+                self._training(slots, torch.tensor(rate, dtype=self.dtype), self._head.active)
         if not all_finite(self._copy.state_dict()):
             raise NumericalError(
                 f"GDumb has diverged on its memory of {len(self.memory)} samples with "
                 f"lr={self.settings.lr}. Try a smaller learning rate."
             )
+
+    def _start_again(self) -> None:
+        """Give the copy the initial weights, in place unless the head has grown."""
+        for mine, initial in zip(_tensors(self._copy), _tensors(self.model), strict=True):
+            if mine.shape == initial.shape:
+                mine.data.copy_(initial.detach())
+            else:
+                mine.data = initial.detach().clone()
+                self._training.forget()
 
     def _shuffled(self, order: torch.Generator) -> Iterator[Tensor]:
         """The slots of the memory in batches; a short one is left out unless it is the only."""
@@ -181,12 +194,28 @@ class GDumb(Learner):
         whole = len(slots) // size * size
         return iter(slots[: whole or len(slots)].split(size) if len(slots) else ())
 
-    def _loss(self, slots: Tensor, augmenting: torch.Generator) -> Tensor:
-        assert self._head is not None
+    def _train_on(self, slots: Tensor, rate: Tensor, active: Tensor) -> Tensor:
+        """A step of SGD; on a GPU this is what is captured as a graph.
+
+        Args:
+            slots: Of the memory, ``(n,)``.
+            rate: The learning rate, a scalar.
+            active: Which outputs stand for a class.
+
+        Returns:
+            The loss.
+        """
         batch, augment = self.memory.gather(slots), self.settings.augment
-        x = batch.x if augment is None else augment(batch.x, augmenting)
+        x = batch.x if augment is None else augment(batch.x, self._augmenting)
         outputs = self._copy(self._normalize(x))
-        return functional.cross_entropy(mask_logits(outputs, self._head.active), batch.y)
+        loss = functional.cross_entropy(mask_logits(outputs, active), batch.y)
+        weights = [p for p in self._copy.parameters() if p.requires_grad]
+        gradients = torch.autograd.grad(loss, weights, allow_unused=True)
+        pairs = [(p, g) for p, g in zip(weights, gradients, strict=True) if g is not None]
+        moved, steps = [p.detach() for p, _ in pairs], [g for _, g in pairs]
+        torch._foreach_mul_(steps, rate)
+        torch._foreach_sub_(moved, steps)
+        return loss.detach()
 
 
 def cosine(rate: float, epoch: int, epochs: int) -> float:

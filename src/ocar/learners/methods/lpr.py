@@ -43,6 +43,9 @@ from ocar.learners.transform import Transform, TransformSettings
 CHUNK = 100
 """Samples of the memory that go through the model at once."""
 
+PIXELS = 2**19
+"""On an accelerator more of them do, as long as all have no more pixels than this."""
+
 BatchNormKind = Literal["variance", "deviation", "plain"]
 
 _MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d)
@@ -117,14 +120,22 @@ class LPRTransform(Transform):
         moments: dict[str, Tensor] = {}
         locations: dict[str, int] = {}
         with self.context.evaluating(), self._adding_up(moments, locations):
-            for chunk in slots.split(CHUNK):
+            for chunk in slots.split(self._chunk(slots)):
                 raw = memory.gather(chunk).x
                 self.context.model(self.context.normalize(self.context.augment(raw)))
         for name, moment in moments.items():
             count = locations[name] / len(slots)
-            scaled = moment * (self.settings.omega0 / count**self.settings.omega_power / len(slots))
-            inverse = linalg.damped_inverse(scaled, 1.0, name=f"the inputs of layer {name!r}")
+            moment *= self.settings.omega0 / count**self.settings.omega_power / len(slots)
+        waits = self.context.device.type == "cpu"
+        for name, inverse in _inverses(moments, waits=waits).items():
             self.inverses[name].copy_(inverse)  # a captured graph looks for it there
+
+    def _chunk(self, slots: Tensor) -> int:
+        """How many samples go through the model at once."""
+        if self.context.device.type == "cpu":
+            return CHUNK
+        sample = self.context.memory.gather(slots[:1]).x[0]
+        return max(CHUNK, PIXELS // math.prod(sample.shape[1:]))
 
     @contextmanager
     def _adding_up(self, moments: dict[str, Tensor], locations: dict[str, int]) -> Iterator[None]:
@@ -132,7 +143,8 @@ class LPRTransform(Transform):
 
         def record(name: str, layer: nn.Module, given: tuple[Any, ...]) -> None:
             z = _inputs(layer, given[0], batchnorm=self.settings.batchnorm)
-            moments[name] = moments.get(name, 0) + factors.gram(z)
+            moment = factors.gram(z)
+            moments[name] = moments[name].add_(moment) if name in moments else moment
             locations[name] = locations.get(name, 0) + z.shape[0] * z.shape[-1]
 
         hooks = [
@@ -177,6 +189,26 @@ class LPRTransform(Transform):
         for name, inverse in states.without_prefix("inverses", state).items():
             self.inverses[name].copy_(inverse)
         self.step, self._due = int(state["step"]), int(state["due"])
+
+
+def _inverses(moments: Mapping[str, Tensor], *, waits: bool) -> dict[str, Tensor]:
+    """(I + M)⁻¹ of each M.
+
+    Args:
+        moments: Symmetric and positive semi-definite, ``(groups, d, d)``, by the layer's name.
+        waits: Look at each result before the next is begun, else at all of them once.
+
+    Raises:
+        NumericalError: One has no finite inverse.
+    """
+    if not waits:
+        tried = {name: linalg.try_damped_inverse(m, 1.0) for name, m in moments.items()}
+        if not bool(torch.stack([failed for _, failed in tried.values()]).any()):
+            return {name: inverse for name, (inverse, _) in tried.items()}
+    return {
+        name: linalg.damped_inverse(moment, 1.0, name=f"the inputs of layer {name!r}")
+        for name, moment in moments.items()
+    }
 
 
 def _covered(model: nn.Module, *, norms: bool) -> dict[str, nn.Module]:
