@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from ocar.bench.avalanche_stream import avalanche_stream
 from ocar.bench.bare_loop import BareReplay
@@ -66,9 +67,17 @@ def measure_mlp(setup: Setup) -> Iterator[Result]:
 
 
 def digits(count: int = PREPARED * BATCH) -> tuple[Tensor, Tensor]:
-    """Images as sparse as digits, ``(count, 1, 28, 28)`` uint8, and their labels."""
+    """Images as sparse as MNIST's, ``(count, 1, 28, 28)`` uint8, and their labels.
+
+    Of 1,000 digits of MNIST some 600 pixels are ever inked, about as many as there are without a
+    margin of 2, and 19 % of all in one of them.
+    """
     generator = torch.Generator().manual_seed(0)
-    inked = torch.rand(count, *IMAGE, generator=generator) < 0.19
+    inside = functional.pad(torch.ones(1, 24, 24), (2, 2, 2, 2))
+    inked = (
+        torch.rand(count, *IMAGE, generator=generator)
+        < 0.19 * inside.numel() / inside.sum() * inside
+    )
     ink = torch.randint(1, 256, (count, *IMAGE), generator=generator, dtype=torch.uint8)
     return ink * inked, torch.arange(count) % CLASSES
 

@@ -68,7 +68,7 @@ class Result:
 
 TrialMessage = Working | Scored | Result
 
-PARTS = 4
+PARTS = 8
 """Evaluations for each task, about: trials that do badly are to be known soon."""
 
 
