@@ -157,14 +157,15 @@ class Memory(ABC):
             raise InputError(f"Invalid {n=}. Must be at least 0.")
         return self._slots[torch.randperm(len(self), generator=self._generator)[:n]]
 
-    def gather(self, slots: Tensor) -> Batch:
+    def gather(self, slots: Tensor, *, check: bool = True) -> Batch:
         """The deterministic half of :meth:`sample`: the items in ``slots``, in their order.
 
         Args:
             slots: Occupied slots, int64 of shape ``(n,)``. On an accelerator, as in a captured
                 graph, they are used unchecked.
+            check: Whether to look if they are; those that :meth:`draw` gave are.
         """
-        if slots.is_cpu:
+        if check and slots.is_cpu:
             self._check_slots(slots)
         columns, index = self._columns, slots.to(self.device, non_blocking=True)
         if not columns:

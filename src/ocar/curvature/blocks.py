@@ -239,7 +239,7 @@ class KroneckerBlock(Block):
         if len(used) > MOSTLY * a.shape[-1]:
             return linalg.damped_factor(a, damping_a, name=names[0]), inverse_g
         # Inputs that were never anything but 0 have nothing to do with the others.
-        small = a.index_select(1, used).index_select(2, used)
+        small = _columns(a.index_select(1, used), used)
         return linalg.damped_factor(small, damping_a, name=names[0]), inverse_g, used, damping_a
 
     def move_inverse(self, key: str, place: Tensor) -> None:
@@ -344,7 +344,14 @@ def _times_inverse_a(inverse: tuple[Tensor, ...], rows: Tensor) -> Tensor:
         return linalg.solve_right(a, rows)
     used, damping = unused
     result = rows / damping.view(-1, 1, 1)
-    return result.index_copy_(2, used, linalg.solve_right(a, rows.index_select(2, used)))
+    return result.index_copy_(2, used, linalg.solve_right(a, _columns(rows, used)))
+
+
+def _columns(stack: Tensor, used: Tensor) -> Tensor:
+    """Some columns of each matrix; of one alone PyTorch takes them three times as fast."""
+    if len(stack) == 1:
+        return stack[0].index_select(1, used).unsqueeze(0)
+    return stack.index_select(2, used)
 
 
 class UnitBlock(Block):

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -304,9 +304,10 @@ class Learner:
             The loss of the last pass.
         """
         train_mode_(self.model)
-        self._guard.begin(self._parameters(), self._statistics())
+        parameters = self._parameters()
+        self._guard.begin(parameters, self._statistics())
         for index, chosen in enumerate(slots):
-            replay, extras = self.memory.gather(chosen), {}
+            replay, extras = self.memory.gather(chosen, check=False), {}
             raw, ys = x, y
             if len(replay):
                 raw, ys = torch.cat([x, replay.x]), torch.cat([y, replay.y])
@@ -324,12 +325,11 @@ class Learner:
                 own_numbers=own_numbers,
                 trusted=trusted if trusted.numel() else None,
             )
-            loss = self._take_step(step)
+            loss = self._take_step(step, parameters)
         self._guard.settle(loss, trusted)
         return loss
 
-    def _take_step(self, step: Step) -> Tensor:
-        parameters = self._parameters()
+    def _take_step(self, step: Step, parameters: Sequence[nn.Parameter]) -> Tensor:
         for parameter in parameters:
             parameter.grad = None
         with self._gradients.prepared(), self._transform.watch(step):

@@ -27,8 +27,9 @@ class DeviceGuard(BatchGuard):
         self._counts = torch.zeros(5, dtype=torch.int64, device=context.device)
         self._largest_kl = torch.zeros((), device=context.device)
         self._largest_square = torch.zeros((), dtype=torch.float64, device=context.device)
-        self._accepted = torch.ones((), dtype=torch.bool, device=context.device)
-        self._is_copies = torch.zeros_like(self._accepted)
+        self._yes = torch.ones((), dtype=torch.bool, device=context.device)
+        self._accepted = self._yes.clone()
+        self._is_copies = ~self._yes
         self._skipped = 0
 
     @property
@@ -39,10 +40,12 @@ class DeviceGuard(BatchGuard):
     @torch.no_grad()
     def trust(self, x: Tensor) -> Tensor:
         """Whether the inputs of a new batch are of a sane size."""
-        counts = self.settings.copies or len(x) < 2
-        self._is_copies = torch.zeros_like(self._accepted) if counts else (x == x[:1]).all()
-        if self.settings.scale is None:
-            return torch.ones_like(self._accepted)
+        if not self.settings.copies and len(x) > 1:
+            self._is_copies = (x == x[:1]).all()
+        else:
+            self._is_copies = ~self._yes
+        if self.settings.scale is None or not x.is_floating_point():  # 8 bits have one scale
+            return self._yes
         square = self.context.normalize(x).square().mean(dtype=torch.float64)
         largest = self._largest_square
         first = (largest == 0) & square.isfinite()
