@@ -59,7 +59,10 @@ def full_precision(
 
     @wraps(method)
     def run(self: _C, /, *args: _P.args, **kwargs: _P.kwargs) -> _R:
-        with torch.no_grad(), torch.autocast(self._device.type, enabled=False):
+        kind = self._device.type
+        rounding = torch.is_autocast_enabled(kind)  # to leave it takes longer than to look
+        outside = torch.autocast(kind, enabled=False) if rounding else nullcontext()
+        with torch.no_grad(), outside:
             return method(self, *args, **kwargs)
 
     return run
