@@ -372,6 +372,22 @@ def test_boundaries_are_told_to_those_who_want_them() -> None:
     assert ("boundary", 0) not in alone.calls
 
 
+def test_memory_is_given_back_between_the_last_evaluation_and_the_test() -> None:
+    @dataclass
+    class Releasing(NearestMean):
+        def release(self) -> None:
+            self.calls.append(("release", 0))
+
+    learner, stream = Releasing(), make_stream()
+    list(evaluate(learner, stream))
+    place = learner.calls.index(("release", 0))
+    held_out = sum(len(stream.validation(task)[1]) for task in range(stream.tasks))
+    assert learner.calls[place - 1] == ("predict", held_out)
+    tested = learner.calls[place + 1 :]
+    assert [kind for kind, _ in tested] == ["predict"] * len(tested)
+    assert sum(n for _, n in tested) == sum(len(stream.test(t)[1]) for t in range(stream.tasks))
+
+
 def test_a_boundary_counts_as_training(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])

@@ -132,6 +132,18 @@ def test_a_restored_learner_goes_on_the_same() -> None:
     assert_same(second, whole)
 
 
+def test_a_learner_that_gave_its_memory_back_goes_on_the_same() -> None:
+    learner, whole = make("ocar", capture=True), make("ocar", capture=True)
+    for index, (x, y) in enumerate(batches(16)):
+        if index == 9:
+            held = torch.cuda.memory_reserved()
+            learner.release()
+            assert torch.cuda.memory_reserved() < held
+        learner.learn(x, y)
+        whole.learn(x, y)
+    assert_same(learner, whole)
+
+
 def test_a_batch_of_another_size_in_the_middle() -> None:
     captured, eager = make("ocar", capture=True), make("ocar", capture=False)
     for index, (x, y) in enumerate(batches(16)):

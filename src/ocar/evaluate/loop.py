@@ -35,7 +35,8 @@ class OnlineLearner(Predictor, Protocol):
 
     A learner may also have an attribute ``wants_boundaries``; where it is true, its method
     ``boundary()`` is called whenever a task has ended and another follows. It may have a
-    ``device``, to which held-out data is then moved once. And it may have ``guarded``, counts of
+    ``device``, to which held-out data is then moved once, and ``release()``, called when all is
+    learned, to give back memory that only learning needs. And it may have ``guarded``, counts of
     what its guard has done, see :class:`ocar.learners.guard.GuardCounts`.
     """
 
@@ -144,6 +145,8 @@ class _Loop:
                 seconds = self.history.last.seconds
                 yield TaskEnded(index=batch.index, task=batch.task, seconds=seconds)
         measure = measure or self._measure(regression)
+        measure.release()
+        getattr(self.learner, "release", lambda: None)()
         test = measure.test(test_batch)
         probed = None
         if probe and not isinstance(measure, Regression):

@@ -67,6 +67,10 @@ class Measure(ABC):
         """
 
     @abstractmethod
+    def release(self) -> None:
+        """No evaluation follows: give back what they needed."""
+
+    @abstractmethod
     def test(self, most: int) -> Counts:
         """Try the learner on the test data, ``most`` samples at once."""
 
@@ -116,6 +120,10 @@ class Classification(Measure):
             )
 
         return answer
+
+    def release(self) -> None:
+        """Drop the validation data and what predicts it."""
+        self._held_out = None
 
     def test(self, most: int) -> Counts:
         """Count correct predictions on the test data of each task."""
@@ -177,6 +185,10 @@ class Regression(Measure):
             )
 
         return answer
+
+    def release(self) -> None:
+        """Drop the data of the stream."""
+        self._data.clear()
 
     def test(self, most: int) -> Counts:
         """Nothing is counted in regression."""

@@ -24,7 +24,7 @@ from ocar.config import to_plain
 from ocar.errors import CheckpointError, ConfigError, InputError, ModelError, NumericalError
 from ocar.images import scale_to_unit
 from ocar.learners.alone import alone
-from ocar.learners.captured import Captured
+from ocar.learners.captured import Captured, release_memory
 from ocar.learners.context import Context
 from ocar.learners.guard import Guard, GuardCounts, Verdict, make_guard
 from ocar.learners.inputs import Item, check_labels, check_length, check_samples, check_targets
@@ -214,6 +214,12 @@ class Learner:
         trusted = self._guard.trust(x)
         self._remember(x, y, units, accepted=trusted)
         self._guard.refuse(trusted)
+
+    @alone
+    def release(self) -> None:
+        """Give back memory of a GPU that only helps to learn faster; it is asked for again."""
+        self._steps.release()
+        release_memory(self.device)
 
     def check(self) -> None:
         """Raise what went wrong in steps that were not waited for, if anything did.

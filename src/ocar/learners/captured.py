@@ -77,6 +77,11 @@ class Captured:
         self._graphs.clear()
         self._seen.clear()
 
+    def release(self) -> None:
+        """Drop all graphs and the memory that they share."""
+        self.forget()
+        self._last = None
+
     def __call__(self, *tensors: Tensor, key: Hashable = None) -> tuple[Tensor, bool]:
         """Run the function.
 

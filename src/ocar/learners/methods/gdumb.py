@@ -151,6 +151,12 @@ class GDumb(Learner):
         super().load_state(tensors, values)
         self._copied = None
 
+    @alone
+    def release(self) -> None:
+        """Give back memory of a GPU that only helps to train faster; it is asked for again."""
+        self._training.release()
+        super().release()
+
     def _outputs_of(self, x: Tensor) -> Tensor:
         if self._copied != self.memory.seen:
             with torch.inference_mode(False), torch.enable_grad():
