@@ -35,7 +35,7 @@ class SideGradients:
         self._model = model
         self._device = device
         self._lanes: dict[nn.Module, torch.cuda.Stream] | None = None
-        self._used: set[torch.cuda.Stream] = set()
+        self._used: list[torch.cuda.Stream] = []
         self._kept: list[object] = []
 
     @contextmanager
@@ -84,7 +84,8 @@ class SideGradients:
         self._kept.append(keep)
         lane = self._lanes[conv]
         lane.wait_stream(torch.cuda.current_stream(self._device))
-        self._used.add(lane)
+        if lane not in self._used:
+            self._used.append(lane)
         with torch.cuda.stream(lane):
             for parameter, gradient in zip((conv.weight, conv.bias), gradients(), strict=True):
                 if parameter is None or gradient is None:

@@ -173,11 +173,13 @@ class GDumb(Learner):
         self._start_again()
         train_mode_(self._copy)
         order = make_generator(self.settings.seed, "gdumb/order")
-        self._augmenting.manual_seed(self._augmenting.initial_seed())
-        for epoch in range(self.settings.epochs):
-            rate = cosine(self.settings.lr, epoch, self.settings.epochs)
-            for slots in self._shuffled(order):
-                self._training(slots, torch.tensor(rate, dtype=self.dtype), self._head.active)
+        try:
+            for epoch in range(self.settings.epochs):
+                rate = cosine(self.settings.lr, epoch, self.settings.epochs)
+                for slots in self._shuffled(order):
+                    self._training(slots, torch.tensor(rate, dtype=self.dtype), self._head.active)
+        finally:  # the next training begins as this one did
+            self._augmenting.manual_seed(self._augmenting.initial_seed())
         if not all_finite(self._copy.state_dict()):
             raise NumericalError(
                 f"GDumb has diverged on its memory of {len(self.memory)} samples with "
