@@ -87,13 +87,12 @@ def _preset_cells(runs: list[KeptRun]) -> list[str]:
     kinds = ("not_finite", "out_of_scale", "shortened", "copies")
     backed_off = sum(count[kind] for count in counts for kind in kinds)
     largest = max(count["largest_kl"] for count in counts)
-    bounded = runs[0].config["transform"] is not None
     batches = sum(run.evaluated for run in runs)
     return [
         str(len(runs)),
         f"{batches:,}",
         str(backed_off),
-        f"{largest:.1f}" if bounded else "not bounded",
+        f"{largest:.1f}" if largest else "not measured",
     ]
 
 
