@@ -70,6 +70,8 @@ def test_a_file_says_what_the_folders_say(runs: list[Run], tmp_path: Path) -> No
         assert shlex.split(session["command"])[1:] == said["command"][1:]
         assert kept.wall_seconds is not None
         assert kept.wall_seconds >= 0
+        assert kept.guarded == json.loads((run.path / STATUS).read_text())["guarded"]
+        assert kept.guarded is not None
     names = {field.name for field in dataclasses.fields(ocar.events.Summary)}
     for run in json.loads(written.path.read_text())["runs"]:
         assert run["metrics"].keys() == names
