@@ -78,7 +78,7 @@ def presets_table() -> str:
         if run.guarded is not None and not run.changed:
             groups.setdefault(run.label, []).append(run)
     rows = [[label, *_preset_cells(group)] for label, group in sorted(groups.items())]
-    head = ["method", "seeds", "batches", "backed off", "largest change (nats)"]
+    head = ["method", "seeds", "evaluations", "backed off", "largest change (nats)"]
     return table(head, rows, numbers=4) if rows else MISSING
 
 
@@ -87,10 +87,10 @@ def _preset_cells(runs: list[KeptRun]) -> list[str]:
     kinds = ("not_finite", "out_of_scale", "shortened", "copies")
     backed_off = sum(count[kind] for count in counts for kind in kinds)
     largest = max(count["largest_kl"] for count in counts)
-    batches = sum(run.evaluated for run in runs)
+    evaluations = sum(run.evaluated for run in runs)
     return [
         str(len(runs)),
-        f"{batches:,}",
+        f"{evaluations:,}",
         str(backed_off),
         f"{largest:.1f}" if largest else "not measured",
     ]
