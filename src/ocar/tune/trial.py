@@ -34,7 +34,7 @@ class Working:
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """A task or a part of it is over, and the trial has been evaluated."""
+    """Most of a task is over, or all of the last one, and the trial has been evaluated."""
 
     batches: int
     """Batches learned."""
@@ -69,7 +69,12 @@ class Result:
 TrialMessage = Working | Scored | Result
 
 PARTS = 8
-"""Evaluations for each task, about: trials that do badly are to be known soon."""
+"""Evaluations for each task, about."""
+
+LATE = 0.75
+"""The part of a task of mean length after which a trial is scored.
+
+Soon after a task has begun those do best that learn it fastest, not those that forget least."""
 
 
 def is_scored(message: object) -> bool:
@@ -91,8 +96,8 @@ class TrialWork:
             stop: Asked after each batch.
 
         Yields:
-            ``Working`` now and then, ``Scored`` after each task and within it, at last one
-            ``Result``.
+            ``Working`` now and then, ``Scored`` late in each task and after the last, at the end
+            one ``Result``.
         """
         try:
             with limited_threads(self.config.threads or torch.get_num_threads()):
@@ -110,8 +115,10 @@ class TrialWork:
         learner = make_config_learner(self.config, device)
         batches, said = operator.length_hint(stream), time.monotonic()
         yield Working(done=0, batches=batches)
-        learned, evaluated, scored = None, None, -1
+        learned, evaluated = None, None
+        first, scored = 0, None  # batch of the task, and the last evaluation that counted
         part = max(1, math.ceil(batches / (PARTS * stream.tasks)))
+        late = LATE * batches / stream.tasks
         every = self.config.interval
         if every == "task" and not learner.settings.trains_when_asked:
             every = part
@@ -128,15 +135,20 @@ class TrialWork:
             elif isinstance(event, Evaluated):
                 evaluated = event
                 _check(event, learned)
-                if (event.index + 1) % part == 0:
-                    scored = event.index
+                is_due = scored is None or scored.task < event.task
+                if is_due and event.index + 1 - first >= late:
+                    scored = event
                     yield _score(event)
             elif isinstance(event, TaskEnded):
                 assert evaluated is not None
-                if scored < event.index:
+                is_last = event.task == stream.tasks - 1
+                is_due = scored is None or scored.task < event.task
+                if is_due or (is_last and scored is not evaluated):
+                    scored = evaluated
                     yield _score(evaluated)
-                if event.task == stream.tasks - 1:
+                if is_last:
                     break  # what would come now is test data, which is not to be looked at
+                first = event.index + 1
         yield Result(state="finished")
 
 
