@@ -15,7 +15,9 @@ BEGIN, END = "<!-- ocar show: begin -->", "<!-- ocar show: end -->"
 
 
 def markdown(together: Sequence[Group]) -> str:
-    """One table a benchmark of the metrics that the paper compares.
+    """One table a benchmark of the metrics that the paper compares, but for the time.
+
+    Seconds compare only between runs that had the same device alone, which a document cannot tell.
 
     Args:
         together: The rows, each the runs of one configuration.
@@ -23,7 +25,7 @@ def markdown(together: Sequence[Group]) -> str:
     parts = []
     for benchmark in dict.fromkeys(group.benchmark for group in together):
         here = [group for group in together if group.benchmark == benchmark]
-        metrics = main_metrics(here)
+        metrics = {name: title for name, title in main_metrics(here).items() if name != "seconds"}
         header = ["method", "seeds", *metrics.values(), "device"]
         rows = [
             [*texts, "" if group is None else ", ".join(group.devices)]

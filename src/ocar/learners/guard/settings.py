@@ -11,7 +11,7 @@ from ocar.config import require
 class Guard:
     """When a batch is backed off. A learner that is given None instead has no guard."""
 
-    kl: float | None = 10.0
+    kl: float | None = 20.0
     """Most nats by which the preconditioned steps on a batch may change the predictions on its
     replayed samples, in the mean; None for no bound. Plain SGD is not bounded."""
 
