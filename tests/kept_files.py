@@ -20,6 +20,7 @@ def write_kept(
     changed: Mapping[str, Any] | None = None,
     device: str = "cuda",
     name: str = "A GPU",
+    beside: int | None = 0,
 ) -> Path:
     """A file of results with these metrics, by seed."""
     config = {"benchmark": benchmark, "method": label, "changed": changed or {}, "device": device}
@@ -39,7 +40,7 @@ def write_kept(
                 "evaluations": 1,
                 "threads": 1,
                 "wall_seconds": None,
-                "sessions": [{"device": {"type": device, "name": name}}],
+                "sessions": [{"device": {"type": device, "name": name}, "beside": beside}],
             }
             for seed, values in metrics.items()
         ],

@@ -92,6 +92,8 @@ def test_workers(tmp_path: Path) -> None:
     assert read_run(beside[3].out / beside[3].config.folder()).state == "killed"
     for job, other in zip(alone, beside, strict=False):
         assert_same_run(job.out / job.config.folder(), other.out / other.config.folder())
+        assert read_run(job.out / job.config.folder()).alone
+        assert not read_run(other.out / other.config.folder()).alone
 
 
 def test_tensorboard_gets_what_the_metrics_get(tmp_path: Path) -> None:

@@ -205,6 +205,8 @@ def test_times_are_of_one_device_and_over_those_of_er(tmp_path: Path) -> None:
         *run("er", 4.0, changed=short),
         *run("ocar", 10.0),
         *run("mir", 12.0, changed={"max_batches": 3}),
+        *run("lpr", 12.0, beside=2),
+        *run("der++", 12.0, beside=None),
         *run("scr", 8.0),
     ]
     table = times_table(runs)

@@ -74,8 +74,8 @@ class TimesOptions(Options):
     """The paper's table of training times: the first task of Split-CIFAR100, without evaluation.
 
     The paper's seconds are of a V100, so what compares is the time over that of ER. Ours are all
-    of one device, the one with the most of the methods. A run that shared it with others took
-    longer; the commands for what is missing run one at a time.
+    of one device, the one with the most of the methods, and of runs that had none beside them, as
+    the commands for what is missing do.
     """
 
 

@@ -54,9 +54,19 @@ def run(
 
 
 def run_events(
-    config: RunConfig, *, out: Path | str = "runs", stop: Callable[[], bool] | None = None
+    config: RunConfig,
+    *,
+    out: Path | str = "runs",
+    stop: Callable[[], bool] | None = None,
+    beside: int | None = 0,
 ) -> Iterator[RunEvent]:
     """As :func:`run`, as a generator of what happens.
+
+    Args:
+        config: As there.
+        out: As there.
+        stop: As there.
+        beside: How many other runs are done at the same time, for the record; None if not known.
 
     Yields:
         ``AlreadyFinished`` alone, or ``Started``, a ``Recorded`` after each evaluation, a
@@ -73,7 +83,7 @@ def run_events(
         with limited_threads(document["threads"]), repeatable:
             try:
                 session = _make_session(config, folder, device)
-                folder.begin_session({**process, "batch": session.position})
+                folder.begin_session({**process, "beside": beside, "batch": session.position})
                 yield from session.events(stop or never)
             except (GeneratorExit, KeyboardInterrupt):
                 if folder.state != "finished":

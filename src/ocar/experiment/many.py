@@ -118,21 +118,25 @@ def run_many(
     left = {number: job for number, job in enumerate(jobs) if number not in finished}
     if left:
         wanted = Workers(count=workers) if isinstance(workers, int) else workers
-        yield from follow_jobs(left, _executor(left, wanted, stop), stop=stop)
+        beside = None if wanted.count is None else min(wanted.count, len(left)) - 1
+        yield from follow_jobs(left, _executor(left, wanted, stop), stop=stop, beside=beside)
 
 
-def follow_jobs(jobs: Mapping[int, Job], executor: Executor, *, stop: Stop) -> Iterator[Message]:
+def follow_jobs(
+    jobs: Mapping[int, Job], executor: Executor, *, stop: Stop, beside: int | None = None
+) -> Iterator[Message]:
     """Have runs done by an executor.
 
     Args:
         jobs: The runs, by the numbers that messages name them by.
         executor: Who does them.
         stop: Asked often whether to save and leave.
+        beside: How many other runs it does at the same time as one, for the record.
 
     Yields:
         The same as :func:`run_many`.
     """
-    works = {number: _Follow(number=number, job=job) for number, job in jobs.items()}
+    works = {number: _Follow(number=number, job=job, beside=beside) for number, job in jobs.items()}
     for heard in do_all(executor, works, stop=stop):
         if not isinstance(heard, Over):
             yield heard.message
@@ -168,12 +172,15 @@ class _Follow:
 
     number: int
     job: Job
+    beside: int | None
 
     def __call__(self, stop: Stop) -> Iterator[Message]:
         try:
             listener = TensorBoard() if self.job.tensorboard else None
             watch = _Watch(self.number)
-            for event in run_events(self.job.config, out=self.job.out, stop=stop):
+            for event in run_events(
+                self.job.config, out=self.job.out, stop=stop, beside=self.beside
+            ):
                 if listener is not None:
                     listener(event)
                 yield from watch.messages(event)

@@ -1,7 +1,7 @@
 """The paper's table of training times: seconds for the first task of Split-CIFAR100.
 
 The seconds are of another machine, so what compares is each method's time over that of ER. All
-of ours are of one device: the one with the most of the methods.
+of ours are of one device, the one with the most of the methods, and of runs that had it alone.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class TimesTable:
     """What ours were measured on; None if there are none."""
 
     other_devices: tuple[str, ...]
-    """Devices whose runs were left out."""
+    """Devices whose runs were left out; runs with others beside them are not even counted."""
 
     rows: tuple[TimeRow, ...]
     """The rows, in the paper's order."""
@@ -76,7 +76,9 @@ def times_table(runs: Sequence[Measured]) -> TimesTable:
     Args:
         runs: Stored runs or kept results, of any benchmark.
     """
-    there = [run for run in runs if run.benchmark == BENCHMARK and run.summary is not None]
+    there = [
+        run for run in runs if run.benchmark == BENCHMARK and run.summary is not None and run.alone
+    ]
     by_device = {
         device: _choices(groups(run for run in there if run.device == device))
         for device in dict.fromkeys(run.device for run in there)

@@ -63,6 +63,15 @@ def device_names(processes: Iterable[Mapping[str, Any]]) -> str:
     return ", ".join(dict.fromkeys(name for name in names if name))
 
 
+def were_alone(processes: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether all processes that worked on a run say that they did no other at the same time.
+
+    Args:
+        processes: What each said of itself.
+    """
+    return all(process.get("beside") == 0 for process in processes)
+
+
 def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

@@ -15,7 +15,7 @@ from ocar.events import Evaluated, Summary
 from ocar.runs.columns import Columns, summary_of
 from ocar.runs.folder import CHECKPOINT, CONFIG, DAMAGE, METRICS, STATUS, read_json
 from ocar.runs.lines import read_columns
-from ocar.runs.provenance import device_names
+from ocar.runs.provenance import device_names, were_alone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +82,11 @@ class Run:
     def device(self) -> str:
         """What the run was computed on."""
         return device_names(self.sessions)
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other run was done at the same time, as far as the run says."""
+        return were_alone(self.sessions)
 
     @property
     def checkpoint(self) -> Path:

@@ -29,7 +29,7 @@ from ocar.events import Summary
 from ocar.files import write_whole
 from ocar.runs.command import run_command
 from ocar.runs.folder import CONFIG, DAMAGE, read_json
-from ocar.runs.provenance import device_names
+from ocar.runs.provenance import device_names, were_alone
 from ocar.runs.reading import Run
 
 FORMAT = "ocar-result"
@@ -98,6 +98,11 @@ class KeptRun:
     def device(self) -> str:
         """What the run was computed on."""
         return device_names(self.sessions)
+
+    @property
+    def alone(self) -> bool:
+        """Whether no other run was done at the same time, as far as the run says."""
+        return were_alone(self.sessions)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,6 +44,10 @@ class Measured(Protocol):
         """What it was computed on."""
 
     @property
+    def alone(self) -> bool:
+        """Whether no other run was done at the same time, as far as it says."""
+
+    @property
     def state(self) -> str:
         """How the run stands."""
 
