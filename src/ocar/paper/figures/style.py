@@ -18,7 +18,14 @@ BLACK, ORANGE, GREEN, BLUE, RED, PURPLE = (
 Look = tuple[str, Any, str]
 """Colour, line and marker, as matplotlib has them."""
 
-NAMES = {"er": "ER", "er-iid": "ER, i.i.d.", "ewc": "EWC", "ngd": "NGD", "ocar": "OCAR"}
+NAMES = {
+    "er-iid": "ER, i.i.d.",
+    "er-lwf": "ER + LwF",
+    "agem": "A-GEM",
+    "gdumb": "GDumb",
+    "onpro": "OnPro",
+}
+"""Methods that are written in another way than in capitals."""
 
 FORMATS = ("png", "pdf", "svg")
 
@@ -31,7 +38,7 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
 
 def shown(label: str) -> str:
     """A method as it is written in a figure."""
-    return NAMES.get(label, label)
+    return NAMES.get(label, label.upper())
 
 
 def new_figure(width: float, height: float) -> Any:
