@@ -38,7 +38,8 @@ def looks(labels: Iterable[str]) -> dict[str, Look]:
 
 def shown(label: str) -> str:
     """A method as it is written in a figure."""
-    return NAMES.get(label, label.upper())
+    method, space, settings = label.partition(" ")
+    return NAMES.get(method, method.upper()) + space + settings
 
 
 def new_figure(width: float, height: float) -> Any:
