@@ -116,9 +116,9 @@ def test_what_is_given_is_not_searched() -> None:
         TuneConfig(benchmark="split-digits", method="er", tasks=0)
 
 
-def test_a_trial_is_stopped_if_it_is_not_in_the_best_quarter() -> None:
-    others = [0.1 * rank for rank in range(11)]  # of twelve, three go on
-    for value, hopeless in ((0.75, True), (0.8, False), (0.85, False), (2.0, False)):
+def test_a_trial_is_stopped_if_it_is_not_in_the_best_sixth() -> None:
+    others = [0.1 * rank for rank in range(11)]  # of twelve, two go on
+    for value, hopeless in ((0.85, True), (0.9, False), (0.95, False), (2.0, False)):
         both = (value, others, False), (-value, [-other for other in others], True)
         for one, rest, lower in both:
             for task, asked in ((0, False), (1, True), (3, True)):

@@ -289,7 +289,8 @@ class KroneckerBlock(Block):
         """Write G⁻¹ΔᵀXA⁻¹ over the gradients of a linear layer, without another copy of it."""
         x, g = (part.to(inverse[0].dtype) for part in rows)
         inputs = torch.cat([x, x.new_ones(len(x), 1)], dim=1) if self.has_bias else x
-        left = inverse[1][0] @ g.mT
+        # G⁻¹ is symmetric and lies by columns; PyTorch multiplies few rows with rows fastest.
+        left = (g @ inverse[1][0].mT).mT
         right = _times_inverse_a(inverse, inputs.unsqueeze(0))[0]
         _product_(self.layer.weight.grad, left, right[:, : x.shape[1]])
         if self.has_bias:

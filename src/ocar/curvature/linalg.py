@@ -98,6 +98,10 @@ def factored_damping(
     """
     scale_a = mean_trace(a, a.shape[-1])
     scale_g = mean_trace(g, g.shape[-1] if g_dim is None else g_dim)
+    if a.is_cpu and len(a) == 1:  # a few numbers are faster without tensors
+        root, numbers = math.sqrt(damping), (float(scale_a), float(scale_g))
+        pi = math.sqrt(numbers[0] / numbers[1]) if min(numbers) > 0 else 1.0
+        return a.new_tensor([pi * root]), a.new_tensor([root / pi])
     balanced = (scale_a > 0) & (scale_g > 0)
     ratio = torch.where(balanced, scale_a, 1) / torch.where(balanced, scale_g, 1)
     pi = ratio.sqrt()
@@ -223,8 +227,10 @@ def damped_factor(matrix: Tensor, damping: Tensor | float, *, name: str) -> Tens
 
     def factorize(damped: Tensor) -> tuple[Tensor, ...] | None:
         factor, info = torch.linalg.cholesky_ex(damped)
-        # A matrix with NaN may be reported as a success.
-        return None if bool(info.any()) or not _all_finite(factor) else (factor,)
+        # A matrix with NaN may be reported as a success. Each number of the factor is part of the
+        # diagonal one in its row.
+        diagonal = factor.diagonal(dim1=-2, dim2=-1)
+        return None if bool(info.any()) or not _all_finite(diagonal) else (factor,)
 
     return _guarded(factorize, matrix, damping, name=name)[0]
 

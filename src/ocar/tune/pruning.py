@@ -1,7 +1,7 @@
 """When a trial is not worth going on with.
 
 From the second task on, late in each, a trial is compared with those that got as far: only the
-best quarter goes on. The first five trials are never stopped. The first task says nothing yet
+best sixth goes on. The first five trials are never stopped. The first task says nothing yet
 about forgetting, so it does not count.
 
 This is successive halving as Li et al. do it for trials side by side (A System for Massively
@@ -21,7 +21,7 @@ TRIALS = 5
 FIRST = 1
 """The first task in which trials are compared."""
 
-KEPT = 1 / 4
+KEPT = 1 / 6
 """The part of the trials that goes on from each task."""
 
 RULE = (
