@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+from scripts import ROOT, call_script, load_script
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+EXAMPLES = ROOT / "examples"
 
 
 def load(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def call(module: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-    monkeypatch.setattr(sys, "argv", [f"{module.__name__}.py", *arguments])
-    module.main()
+    return load_script(f"examples/{name}.py")
 
 
 def test_every_example_is_tested() -> None:
@@ -34,7 +22,7 @@ def test_every_example_is_tested() -> None:
 
 
 def test_digits(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    call(load("digits"), monkeypatch, "--seeds", "0")
+    call_script(load("digits"), monkeypatch, "--seeds", "0")
     er, ocar = capsys.readouterr().out.splitlines()[-2:]
     assert (er.split()[0], ocar.split()[0]) == ("ER", "OCAR")
     assert float(ocar.split()[2]) > float(er.split()[2]), "accuracy over time"
@@ -43,7 +31,7 @@ def test_digits(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[s
 def test_a_drifting_regression(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    call(load("drifting_regression"), monkeypatch, "--batches", "150")
+    call_script(load("drifting_regression"), monkeypatch, "--batches", "150")
     er, ocar = (line.split() for line in capsys.readouterr().out.splitlines()[1:])
     assert (er[0], ocar[0]) == ("ER", "OCAR")
     assert float(ocar[1]) < float(er[1]), "before learning"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import shlex
@@ -15,10 +14,10 @@ from types import ModuleType
 import numpy as np
 import pytest
 from PIL import Image
+from scripts import ROOT, call_script, load_script
 
 from ocar.streams import ArrayStream, DomainIncremental
 
-ROOT = Path(__file__).resolve().parents[2]
 GUIDE = (ROOT / "docs" / "guides" / "own-images.md").read_text(encoding="utf-8")
 SHELL = re.findall(r"(?ms)^```sh\n(.*?)^```", GUIDE)
 PRINTED = re.findall(r"(?ms)^```text\n(.*?)^```", GUIDE)
@@ -29,17 +28,7 @@ CLASSES = ("dog", "elephant", "giraffe", "guitar", "horse", "house", "person")
 
 @pytest.fixture(scope="module")
 def example() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("folder", ROOT / "examples" / "image_folder.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def call(module: ModuleType, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
-    monkeypatch.setattr(sys, "argv", ["image_folder.py", *arguments])
-    module.main()
+    return load_script("examples/image_folder.py")
 
 
 def tiny_pictures(folder: Path) -> Path:
@@ -108,7 +97,7 @@ def test_a_folder_of_domains(
     stream, tasks, classes = example.make_stream(folder, size=16, at_a_time=2, seed=0)
     assert isinstance(stream, DomainIncremental)
     assert (tasks, classes) == (["day", "night"], ["cross", "disc", "square"])
-    call(example, monkeypatch, str(folder), "--size", "16")
+    call_script(example, monkeypatch, str(folder), "--size", "16")
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("3 classes in 2 tasks")
     assert [line for line in lines if not line.startswith(" ")][1:] == ["ER", "OCAR"]
@@ -133,11 +122,11 @@ def test_what_is_saved_answers_as_what_was_trained(
     folder = tiny_pictures(tmp_path / "pictures")
     trained = tmp_path / "trained"
     options = ("--at-a-time", "4", "--methods", "er", "--save", str(trained), "--size", "16")
-    call(example, monkeypatch, str(folder), *options)
+    call_script(example, monkeypatch, str(folder), *options)
     said = capsys.readouterr().out
     images = [folder / name / "00001.jpg" for name in CLASSES]  # the first of five is for test
     images += [folder / name / f"{number:05}.jpg" for name in CLASSES for number in (6, 11)]
-    call(example, monkeypatch, "--ask", str(trained / "er"), *map(str, images))
+    call_script(example, monkeypatch, "--ask", str(trained / "er"), *map(str, images))
     answers = [line.split(": ")[1].split()[0] for line in capsys.readouterr().out.splitlines()]
     right = [a == path.parent.name for a, path in zip(answers, images, strict=True)]
     assert f"at the end: {sum(right) / len(right):.1%}" in said
@@ -149,19 +138,19 @@ def test_what_is_no_image_is_named(
     folder = tiny_pictures(tmp_path / "pictures")
     (folder / "horse" / "00002.jpg").write_text("not an image")
     with pytest.raises(SystemExit, match=r"Cannot read .*00002\.jpg as an image"):
-        call(example, monkeypatch, str(folder))
+        call_script(example, monkeypatch, str(folder))
 
 
 def test_a_folder_of_neither_is_refused(
     example: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(SystemExit, match="must hold images"):
-        call(example, monkeypatch, str(tmp_path))
+        call_script(example, monkeypatch, str(tmp_path))
 
 
 def test_without_a_folder_one_is_drawn(
     example: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(example.draw_folder, "__kwdefaults__", {"images": 8, "size": 24})
-    call(example, monkeypatch, "--methods", "er", "--size", "24")
+    call_script(example, monkeypatch, "--methods", "er", "--size", "24")
     assert "after night" in capsys.readouterr().out

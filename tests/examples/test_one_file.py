@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import copy
-import importlib.util
 import re
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
+from scripts import ROOT, load_script
 from torch import Tensor, nn
 
 import ocar
 
-FILE = Path(__file__).resolve().parents[2] / "examples" / "ocar_in_one_file.py"
+FILE = "examples/ocar_in_one_file.py"
 LONGEST = 250
 BATCHES = 200
 CLOSE = 1e-6
@@ -24,12 +23,7 @@ CLOSE = 1e-6
 
 @pytest.fixture(scope="module")
 def one_file() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("ocar_in_one_file", FILE)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script(FILE)
 
 
 class SameDraws:
@@ -112,7 +106,7 @@ def test_its_memory_is_a_uniform_sample_of_a_class(one_file: ModuleType) -> None
 
 
 def test_it_is_short_and_stands_alone() -> None:
-    text = FILE.read_text(encoding="utf-8")
+    text = (ROOT / FILE).read_text(encoding="utf-8")
     assert len(text.splitlines()) <= LONGEST
     imported = re.findall(r"^\s*(?:from|import) (\w+)", text, flags=re.MULTILINE)
     assert set(imported) == {"__future__", "typing", "torch"}

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
 from types import ModuleType
 
 import pytest
+from scripts import load_script
 
 from ocar.learners.guard import Guard
-
-SCRIPT = Path(__file__).parents[2] / "experiments" / "hostile_streams.py"
 
 
 @pytest.fixture(scope="module")
 def hostile() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("hostile_streams", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_script("experiments/hostile_streams.py")
 
 
 @pytest.fixture

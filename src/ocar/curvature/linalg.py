@@ -99,14 +99,19 @@ def factored_damping(
     scale_a = mean_trace(a, a.shape[-1])
     scale_g = mean_trace(g, g.shape[-1] if g_dim is None else g_dim)
     if a.is_cpu and len(a) == 1:  # a few numbers are faster without tensors
-        root, numbers = math.sqrt(damping), (float(scale_a), float(scale_g))
-        pi = math.sqrt(numbers[0] / numbers[1]) if min(numbers) > 0 else 1.0
-        return a.new_tensor([pi * root]), a.new_tensor([root / pi])
+        parts = _split_damping(float(scale_a), float(scale_g), float(damping))
+        return a.new_tensor(parts[:1]), a.new_tensor(parts[1:])
     balanced = (scale_a > 0) & (scale_g > 0)
     ratio = torch.where(balanced, scale_a, 1) / torch.where(balanced, scale_g, 1)
     pi = ratio.sqrt()
     root = damping.to(a.dtype).sqrt() if isinstance(damping, Tensor) else math.sqrt(damping)
     return pi * root, root / pi
+
+
+def _split_damping(scale_a: float, scale_g: float, damping: float) -> tuple[float, float]:
+    """As :func:`factored_damping`, of numbers."""
+    pi = math.sqrt(scale_a / scale_g) if scale_a > 0 and scale_g > 0 else 1.0
+    return pi * math.sqrt(damping), math.sqrt(damping) / pi
 
 
 def damped_inverse(matrix: Tensor, damping: Tensor | float, *, name: str) -> Tensor:
