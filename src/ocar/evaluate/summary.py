@@ -5,20 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from ocar import metrics
 from ocar.errors import InputError
 from ocar.evaluate.history import History
 from ocar.events import Counts, Evaluated, Summary
-
-_ON_VALIDATION = (
-    "aaa",
-    "wc_acc",
-    "forgetting",
-    "forgetting_mean",
-    "plasticity",
-    "stability_gap",
-    "recovery",
-)
+from ocar.metrics import history_array
+from ocar.metrics.validation import NAMES, by_name, validation_metrics
 
 
 def summarize(
@@ -43,7 +34,7 @@ def summarize(
     online = None if last.online_correct is None else last.online_correct / last.seen
     return Summary(
         acc=_defined(test.accuracy),
-        **(_on_validation(past) if last.sizes else dict.fromkeys(_ON_VALIDATION)),
+        **(_on_validation(past) if last.sizes else dict.fromkeys(NAMES)),
         seconds=seconds,
         probe=probe,
         online_acc=online,
@@ -54,23 +45,10 @@ def summarize(
 
 
 def _on_validation(history: History) -> dict[str, float | None]:
-    values = _of_events(history.events) if history.whole else _of_sums(history)
-    return dict(zip(_ON_VALIDATION, map(_defined, values), strict=True))
-
-
-def _of_events(events: Sequence[Evaluated]) -> tuple[float, ...]:
-    array = metrics.history_array([event.accuracies for event in events])
-    sizes = events[-1].sizes
-    gaps = metrics.stability_gaps(array, sizes=sizes)
-    return (
-        metrics.average_anytime_accuracy(array, sizes=sizes),
-        metrics.worst_case_accuracy(array),
-        metrics.first_task_forgetting(array),
-        metrics.mean_forgetting(array),
-        metrics.last_task_accuracy(array),
-        metrics.mean_gap(gaps),
-        metrics.mean_recovery(gaps),
-    )
+    if not history.whole:
+        return by_name(_of_sums(history))
+    array = history_array([event.accuracies for event in history.events])
+    return validation_metrics(array, sizes=history.events[-1].sizes)
 
 
 def _of_sums(history: History) -> tuple[float, ...]:

@@ -10,22 +10,12 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from ocar import metrics
 from ocar.events import Evaluated, Summary
+from ocar.metrics.validation import NAMES, validation_metrics
 from ocar.runs.records import read_counts
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
-
-_ON_VALIDATION = (
-    "aaa",
-    "wc_acc",
-    "forgetting",
-    "forgetting_mean",
-    "plasticity",
-    "stability_gap",
-    "recovery",
-)
 
 
 @runtime_checkable
@@ -175,20 +165,8 @@ def _said(summary: Mapping[str, Any]) -> Summary:
 
 def _on_validation(columns: Columns) -> dict[str, float | None]:
     if not columns.sizes:
-        return dict.fromkeys(_ON_VALIDATION)
-    history, sizes = columns.accuracies(), columns.sizes
-    gaps = metrics.stability_gaps(history, sizes=sizes)
-    forgotten = metrics.task_forgetting(history)
-    values = (
-        metrics.average_anytime_accuracy(history, sizes=sizes),
-        metrics.worst_case_accuracy(history),
-        float(forgotten[0]),
-        float(forgotten[:-1].mean()) if len(forgotten) > 1 else math.nan,
-        float(history[-1, -1]),
-        metrics.mean_gap(gaps),
-        metrics.mean_recovery(gaps),
-    )
-    return dict(zip(_ON_VALIDATION, map(_defined, values), strict=True))
+        return dict.fromkeys(NAMES)
+    return validation_metrics(columns.accuracies(), sizes=columns.sizes)
 
 
 def _defined(value: float) -> float | None:
