@@ -117,7 +117,7 @@ def test_another_configuration_is_refused_with_the_reason(tmp_path: Path) -> Non
         ({"max_batches": 5}, "max_batches is 4 there and 5 here"),
         ({"settings": {"memory": 7}}, "settings: memory is 100 there and 7 here"),
         ({"seed": 1}, "seed is 0 there and 1 here"),
-        ({"prune": False}, "search: pruning is after the same batch not in the best 17%"),
+        ({"prune": False}, "search: pruning is after the same batch not in the best 12.5%"),
         ({"method": "er-ace"}, "method is er there and er-ace here"),
     ):
         with pytest.raises(RunError, match=reason), Study(tiny(**values), tmp_path):

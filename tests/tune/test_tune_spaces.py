@@ -116,7 +116,7 @@ def test_what_is_given_is_not_searched() -> None:
         TuneConfig(benchmark="split-digits", method="er", tasks=0)
 
 
-def test_a_trial_is_stopped_if_it_is_not_in_the_best_sixth() -> None:
+def test_a_trial_is_stopped_if_it_is_not_in_the_best_eighth() -> None:
     others = [0.1 * rank for rank in range(11)]  # of twelve, two go on
     for value, hopeless in ((0.85, True), (0.9, False), (0.95, False), (2.0, False)):
         both = (value, others, False), (-value, [-other for other in others], True)

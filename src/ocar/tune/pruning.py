@@ -1,7 +1,7 @@
 """When a trial is not worth going on with.
 
 From the second task on, late in each, a trial is compared with those that got as far: only the
-best sixth goes on. The first five trials are never stopped. The first task says nothing yet
+best eighth goes on. The first five trials are never stopped. The first task says nothing yet
 about forgetting, so it does not count.
 
 This is successive halving as Li et al. do it for trials side by side (A System for Massively
@@ -21,11 +21,11 @@ TRIALS = 5
 FIRST = 1
 """The first task in which trials are compared."""
 
-KEPT = 1 / 6
+KEPT = 1 / 8
 """The part of the trials that goes on from each task."""
 
 RULE = (
-    f"after the same batch not in the best {KEPT:.0%}, late in each task from task {FIRST + 1}, "
+    f"after the same batch not in the best {KEPT:.1%}, late in each task from task {FIRST + 1}, "
     f"{TRIALS} trials"
 )
 """The rule in words."""

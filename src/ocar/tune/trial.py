@@ -71,7 +71,7 @@ TrialMessage = Working | Scored | Result
 PARTS = 8
 """Evaluations for each task, about."""
 
-LATE = 0.6
+LATE = 0.5
 """The part of a task of mean length after which a trial is scored.
 
 Soon after a task has begun those do best that learn it fastest, not those that forget least."""
