@@ -4,7 +4,7 @@ PYTHON ?= python3
 WORKERS ?= 2
 UV ?= uv
 
-# Of `make fuzz`: inputs for each reader, what decides them, which readers (all of them), and the file
+# Of `make fuzz` and `make fuzz-guided`: inputs for each reader, what decides them, which readers (all of them), and the file
 # to add the counts to (none).
 COUNT ?= 100000
 SEED ?= 0
@@ -30,10 +30,10 @@ LOCK_TITLE := \# Hashes of the files that CI installs, all but torch; see CONTRI
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run locked lock test test-long test-avalanche test-gpu check fuzz format readme docs browser bench dist clean
+.PHONY: help venv run locked lock test test-long test-avalanche test-gpu check fuzz fuzz-guided format readme docs browser bench dist clean
 
 help:  ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 venv: $(STAMP)  ## make .venv and install the package with its development tools
 
@@ -90,6 +90,13 @@ check: venv  ## lint, formatting, types, import layers, licences, known vulnerab
 fuzz: venv  ## feed spoiled files to every reader: COUNT=100000 SEED=0 TARGETS="zip idx" SAVE=FILE
 	OMP_NUM_THREADS=1 PYTHONPATH=tests $(BIN)/python -m fuzz $(TARGETS) --count $(COUNT) --seed $(SEED) \
 		$(if $(SAVE),--save $(SAVE))
+
+build/atheris: | venv
+	$(BIN)/python -m pip install --quiet --no-deps --target $@ atheris==3.0.0
+
+fuzz-guided: venv build/atheris  ## the same under atheris, built with Clang, whose inputs follow the code
+	OMP_NUM_THREADS=1 PYTHONPATH=tests:build/atheris $(BIN)/python -m fuzz.guided $(TARGETS) \
+		--count $(COUNT) --seed $(SEED) $(if $(SAVE),--save $(SAVE))
 
 format: venv  ## format the code and mend what ruff can
 	$(BIN)/ruff check --fix

@@ -163,14 +163,16 @@ class Campaign:
         self.failures.append({"number": number, "why": why, "path": str(path)})
 
 
-def save(campaign: Campaign, path: Path) -> None:
+def save_counts(
+    path: Path, key: str, counts: dict[str, object], *, seed: int, took: float, command: str
+) -> None:
     """Add what became of a target's inputs to a file, in place of what it said of it before."""
     known = json.loads(path.read_text()) if path.exists() else {}
-    known[campaign.name] = {
-        **campaign.counts(),
-        "seed": campaign.seed,
-        "seconds": round(campaign.took, 1),
-        "command": f"make fuzz TARGETS={campaign.name} COUNT={campaign.count} SEED={campaign.seed}",
+    known[key] = {
+        **counts,
+        "seed": seed,
+        "seconds": round(took, 1),
+        "command": command,
         "versions": versions(),
         "time": now(),
     }
@@ -208,7 +210,11 @@ def main() -> int:
         campaign.run()
         failed = failed or bool(campaign.failures)
         if args.save is not None:
-            save(campaign, args.save)
+            command = f"make fuzz TARGETS={name} COUNT={args.count} SEED={args.seed}"
+            counts = campaign.counts()
+            save_counts(
+                args.save, name, counts, seed=args.seed, took=campaign.took, command=command
+            )
         if args.json:
             print(json.dumps(campaign.counts()), flush=True)
             continue
