@@ -69,6 +69,18 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         load_state(tmp_path / "newer")
 
 
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.complex64])
+def test_numbers_of_a_strange_type_are_refused(tmp_path: Path, kind: torch.dtype) -> None:
+    strange = {"weight": torch.zeros(2, dtype=kind)}
+    with pytest.raises(CheckpointError, match=r"'weight'.*Must be one of bfloat16, bool"):
+        save_state(tmp_path / "mine", strange, {})
+    assert not (tmp_path / "mine").exists()
+    header = {"format": "ocar-checkpoint", "version": "1", "values": json.dumps({})}
+    save_file(strange, tmp_path / "theirs", metadata=header)
+    with pytest.raises(CheckpointError, match=rf"'weight'.*of type {kind}"):
+        load_state(tmp_path / "theirs")
+
+
 def test_names_and_shapes_are_checked() -> None:
     with pytest.raises(CheckpointError, match=r"another model: missing \['b.c'\], unknown \['d'\]"):
         check_names("model", {"a": TENSORS["a"], "d": TENSORS["a"]}, TENSORS)

@@ -38,6 +38,13 @@ T = TypeVar("T")
 
 _ZEROS = b"0" * 64
 _CHECKSUM = re.compile(rb'"checksum":"([0-9a-f]{64})"')  # quotes in a text have a backslash
+_TYPES = frozenset(
+    {
+        *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+        *(torch.bool, torch.int8, torch.int16, torch.int32, torch.int64),
+        *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
+    }
+)  # of numbers; of others, such as those of 8 bits with a point, nobody can say if they are finite
 _LONGEST_HEADER = 100_000_000  # as safetensors has it
 
 
@@ -55,6 +62,7 @@ def save_state(
 
     Raises:
         NumericalError: A tensor holds NaN or Inf; nothing was written.
+        CheckpointError: A tensor has numbers of a type that is not kept; nothing was written.
     """
     target = Path(path)
     header = {
@@ -65,6 +73,7 @@ def save_state(
     }
     # safetensors refuses tensors that share memory or are not contiguous.
     own = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
+    _check_types(own, target)
     if broken := not_finite(own):
         raise NumericalError(
             f"{str(target)!r} was not written: {', '.join(broken)} would hold NaN or Inf."
@@ -171,6 +180,7 @@ def load_state(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[st
     if not isinstance(values, dict):
         kind = type(values).__name__
         raise CheckpointError(f"{str(target)!r} has a damaged header: its values are a {kind}.")
+    _check_types(tensors, target)
     if broken := not_finite(tensors):
         raise CheckpointError(f"{str(target)!r} holds NaN or Inf in {', '.join(broken)}.")
     return tensors, values
@@ -218,6 +228,17 @@ def _check_shapes(shapes: Mapping[str, list[int]], path: Path) -> None:
             raise CheckpointError(
                 f"{str(path)!r} is not a whole checkpoint: {name!r} has shape {tuple(shape)} in a "
                 f"file of {size} bytes."
+            )
+
+
+def _check_types(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Refuse numbers that are not such as a learner has."""
+    for name, tensor in tensors.items():
+        if tensor.dtype not in _TYPES:
+            kinds = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in _TYPES))
+            raise CheckpointError(
+                f"{str(path)!r} cannot hold {name!r}: its numbers are of type {tensor.dtype}. "
+                f"Must be one of {kinds}."
             )
 
 
