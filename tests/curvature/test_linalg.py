@@ -187,6 +187,17 @@ def test_what_is_not_finite_is_named(function, bad, dtype):
         function(matrix, name="layer 'fc'")
 
 
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_no_number_that_is_read_may_be_infinite(bad: float) -> None:
+    """The factor is looked at on its diagonal only."""
+    for row in range(70):  # more than one block of the library
+        for column in range(0, row + 1, 7):
+            matrix = torch.eye(70).unsqueeze(0)
+            matrix[0, row, column] = bad
+            with pytest.raises(NumericalError, match="holds NaN or Inf"):
+                linalg.damped_factor(matrix, 0.1, name="layer 'fc'")
+
+
 def test_an_eigendecomposition_that_fails_is_tried_in_float64(monkeypatch):
     real = torch.linalg.eigh
 

@@ -34,7 +34,7 @@ class Working:
 
 @dataclass(frozen=True, kw_only=True)
 class Scored:
-    """Most of a task is over, or all of the last one, and the trial has been evaluated."""
+    """Half of a task is over, or all of the last one, and the trial has been evaluated."""
 
     batches: int
     """Batches learned."""
