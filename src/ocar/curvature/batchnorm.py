@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
+from ocar.models.fused_norm import can_fuse, normalize
+
 _aten = torch.ops.aten
 _ALL = [True, True, True]  # gradients of input, weight and bias
 
@@ -51,6 +53,8 @@ def _forward(module: nn.BatchNorm2d, x: Tensor) -> Tensor:
         raise ValueError(
             f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}"
         )
+    if can_fuse(module, x):
+        return normalize(module, x)
     if module.num_batches_tracked is not None:
         module.num_batches_tracked.add_(1)
     running = module.running_mean, module.running_var

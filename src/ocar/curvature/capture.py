@@ -9,7 +9,7 @@ in-place activation after the layer does no harm.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
@@ -36,6 +36,8 @@ class Capture:
         self.layers = layers
         self.model = model
         self.inputs: dict[str, Tensor] = {}
+        self.listener: Callable[[str, Tensor], object] | None = None
+        """Told of the input of each layer as soon as there is one, in the next forward pass."""
         self._edges: dict[str, GradientEdge] = {}
         self._handles: list[RemovableHandle] = []
         self._context = ExitStack()
@@ -58,6 +60,7 @@ class Capture:
             handle.remove()
         self._handles.clear()
         self._context.close()
+        self.listener = None
 
     def _recorder(self, name: str) -> Any:
         def record(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -74,6 +77,8 @@ class Capture:
                 )
             self.inputs[name] = inputs[0].detach()
             self._edges[name] = get_gradient_edge(output)
+            if self.listener is not None:
+                self.listener(name, self.inputs[name])
 
         return record
 

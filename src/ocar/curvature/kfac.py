@@ -121,6 +121,9 @@ class KFAC(Curvature):
         self._rows = RowRecorder(layers)
         self._batched = True
         self._pool: FactorPool | None = None
+        self._lanes: Lanes | None = None  # those of the step that is being recorded
+        self._rewritten: set[nn.Module] = set()  # in the step that is being recorded
+        self._begun: set[str] = set()  # layers whose A is being estimated on them
         self._finish: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
@@ -174,7 +177,23 @@ class KFAC(Curvature):
 
     def capture(self) -> Capture:
         """A context manager for the forward pass that :meth:`update` will use."""
+        self._lanes = None
+        self._begun.clear()
+        if is_capturing(self._device) and self.weighting == "gradients":
+            self._lanes = Lanes(self._device)
+            self._capture.listener = self._begin_estimate
         return self._capture
+
+    def _begin_estimate(self, name: str, x: Tensor) -> None:
+        """Estimate the A of a convolution beside the forward pass that is being recorded."""
+        block, pool = self._poolable().get(name), self._pool
+        if block is None or pool is None or x.dim() != 4 or not pool.fits(self._poolable()):
+            return
+        assert self._lanes is not None
+        x = self._by_sample(name, x, x.unsqueeze(0), len(x))[0]
+        place = pool.places(name)["A"]
+        self._lanes.start(block.cost, partial(block.estimate_inputs, x, None, out=place), keep=x)
+        self._begun.add(name)
 
     def follow(self) -> AbstractContextManager[None]:
         """For the forward pass of the loss, inside or outside of :meth:`capture`."""
@@ -282,13 +301,14 @@ class KFAC(Curvature):
         pool, pooled, samples = self._pool, self._poolable(), outputs.shape[0]
         if pooled and (pool is None or not pool.fits(pooled)):
             raise NotImplementedError("The factors have other shapes than those inverted last.")
-        lanes = Lanes(self._device)
+        lanes = self._lanes or Lanes(self._device)
         inputs = {
             name: self._by_sample(name, x, x.unsqueeze(0), samples)[0]
             for name, x in self._capture.inputs.items()
-            if name in pooled
+            if name in pooled and name not in self._begun
         }
-        places = {} if pool is None else {name: pool.places(name) for name in inputs}
+        captured = pooled.keys() & self._capture.inputs.keys()
+        places = {} if pool is None else {name: pool.places(name) for name in captured}
         estimates = [
             (x.numel(), partial(pooled[n].estimate_inputs, x, input_weights, out=places[n]["A"]))
             for n, x in inputs.items()
@@ -429,14 +449,28 @@ class KFAC(Curvature):
         if pooled and (self._pool is None or not self._pool.fits(pooled)):
             self._pool = FactorPool(pooled, head=self.head)
 
+    @full_precision
+    def precondition_layer_(self, layer: nn.Module) -> None:
+        """Rewrite the gradients of one layer in a step that is being recorded.
+
+        It is done on the current stream, with the inverse as it is; :meth:`precondition_` leaves
+        the layer alone then.
+        """
+        block = next((b for b in self.blocks.values() if b.module is layer), None)
+        if block is not None:
+            block.precondition_()
+            self._rewritten.add(layer)
+
     def _rewrite_gradients(self) -> None:
         if is_capturing(self._device):
             if self._finish is not None:
                 self._finish()
                 self._finish = None
             lanes = Lanes(self._device)
-            lanes.run((block.cost, block.precondition_) for block in self.blocks.values())
+            left = [b for b in self.blocks.values() if b.module not in self._rewritten]
+            lanes.run((block.cost, block.precondition_) for block in left)
             lanes.join()
+            self._rewritten.clear()
             return
         for name, block in self.blocks.items():
             block.precondition_(self._rows.rows(name))

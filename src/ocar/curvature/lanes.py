@@ -56,6 +56,8 @@ class Lanes:
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._streams = _streams(device)[:_lanes]
+        self._loads = [0] * len(self._streams)
+        self._used: set[torch.cuda.Stream] = set()  # another is no part of a graph
         self._kept: list[object] = []
 
     def run(self, jobs: Iterable[tuple[int, Callable[[], object]]], *, keep: object = None) -> None:
@@ -69,6 +71,7 @@ class Lanes:
         current = torch.cuda.current_stream(self._device)
         for stream in self._streams:
             stream.wait_stream(current)
+        self._used.update(self._streams)
         loads = [0] * len(self._streams)
         for cost, job in sorted(jobs, key=lambda sized: -sized[0]):
             least = loads.index(min(loads))
@@ -76,8 +79,25 @@ class Lanes:
             with torch.cuda.stream(self._streams[least]):
                 job()
 
+    def start(self, cost: int, job: Callable[[], object], *, keep: object = None) -> None:
+        """Start one job beside the current stream, after all that this has been given so far.
+
+        Args:
+            cost: About how much work it is, in the unit of the other jobs that are started so.
+            job: What to call.
+            keep: What to hold on to until :meth:`join`.
+        """
+        self._kept.append(keep)
+        least = self._loads.index(min(self._loads))
+        self._loads[least] += cost
+        stream = self._streams[least]
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        self._used.add(stream)
+        with torch.cuda.stream(stream):
+            job()
+
     def run_between(self, job: Callable[[], object]) -> None:
-        """Start a job that waits for all before it, and that all after it wait for."""
+        """Start a job that waits for all of :meth:`run` before it, and all after it wait for."""
         first, *others = self._streams
         for stream in others:
             first.wait_stream(stream)
@@ -89,9 +109,21 @@ class Lanes:
     def join(self) -> None:
         """Let the current stream wait for all jobs."""
         current = torch.cuda.current_stream(self._device)
-        for stream in self._streams:
+        for stream in self._used:
             current.wait_stream(stream)
+        self._used.clear()
         self._kept.clear()
+
+
+class Here:
+    """In place of :class:`Lanes` where nothing is being recorded: jobs are done at once."""
+
+    def start(self, cost: int, job: Callable[[], object], *, keep: object = None) -> None:
+        """Do a job; arguments as for :meth:`Lanes.start`."""
+        job()
+
+    def join(self) -> None:
+        """There is nothing to wait for."""
 
 
 def is_capturing(device: torch.device) -> bool:

@@ -28,7 +28,8 @@ class FoldedResNet:
     def __init__(self, model: ResNet, dtype: torch.dtype | None = None) -> None:
         self._dtype = dtype or model.head.weight.dtype
         stem = cast("nn.Sequential", model.stem)  # convolution, BatchNorm, ReLU, perhaps a pooling
-        self._stem, self._after_stem = _Folded(stem[0], stem[1], self._dtype), stem[3:]
+        self._stem = _Folded(stem[0], stem[1], self._dtype)
+        self._after_stem = nn.Sequential(*list(stem)[3:])
         blocks = (cast("BasicBlock", block) for block in model.blocks)
         self._blocks = [_FoldedBlock(block, self._dtype) for block in blocks]
         self._pool, self._head = model.pool, model.head

@@ -8,13 +8,13 @@ float, already normalised. Initialisation is PyTorch's own.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from ocar.errors import ConfigError
+from ocar.models.fused_norm import norm_relu
 
 _STAGES = ((1, 1), (2, 2), (4, 2), (8, 2))  # (multiple of the width, stride) of each stage
 _POOL = 4  # side of the average pooling of the slim network
@@ -44,9 +44,19 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``(n, in_channels, h, w)`` to ``(n, out_channels, ⌈h/stride⌉, ⌈w/stride⌉)``."""
-        out = functional.relu(self.bn1(self.conv1(x)), inplace=True)
-        out = self.bn2(self.conv2(out))
-        return functional.relu(out + self.shortcut(x), inplace=True)
+        out = norm_relu(self.bn1, self.conv1(x))
+        return norm_relu(self.bn2, self.conv2(out), self.shortcut(x))
+
+
+class Stem(nn.Sequential):
+    """A convolution, BatchNorm, ReLU, and what else is given."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """As one after another."""
+        out = norm_relu(cast("nn.BatchNorm2d", self[1]), self[0](x))
+        for layer in list(self)[3:]:
+            out = layer(out)
+        return out
 
 
 class ResNet(nn.Module):
@@ -118,7 +128,7 @@ class SlimResNet18(ResNet):
             raise ConfigError(f"Invalid {image_size=}. Must be at least {8 * _POOL - 7}.")
         _require_positive(channels=channels, width=width, classes=classes)
         super().__init__(
-            nn.Sequential(
+            Stem(
                 nn.Conv2d(channels, width, 3, padding=1, bias=False),
                 nn.BatchNorm2d(width),
                 nn.ReLU(inplace=True),
@@ -142,7 +152,7 @@ class ResNet18(ResNet):
         _require_positive(channels=channels, classes=classes)
         width = 64
         super().__init__(
-            nn.Sequential(
+            Stem(
                 nn.Conv2d(channels, width, 7, stride=2, padding=3, bias=False),
                 nn.BatchNorm2d(width),
                 nn.ReLU(inplace=True),
