@@ -13,6 +13,7 @@ import pytest
 
 from ocar.errors import OcarError, RunError
 from ocar.experiment.executors import Executor, Heard, Inline, Over, Processes, Said, Work
+from ocar.learners.registry import preset_settings
 from ocar.tune import Begun, Ended, Moved, Study, Trial, TuneConfig, read_preset, search
 from ocar.tune.study import JOURNAL
 from ocar.tune.trial import Result, Scored, TrialMessage
@@ -236,3 +237,37 @@ def test_a_worker_that_is_killed_loses_one_trial(tmp_path: Path) -> None:
     assert killed
     assert states.count("finished") == 5
     assert "died with exit code -9" in lost.error
+
+
+def test_what_is_in_use_is_tried_first(tmp_path: Path) -> None:
+    config = tiny(method="ocar")
+    assert config.first == {
+        name: preset_settings("split-digits", "ocar")[name] for name in config.space
+    }
+    with Study(config, tmp_path / "study") as study:
+        events = search(study, Scripted(lambda _: judged(0.5)), trials=3)
+        assert next(events).trial.settings == config.first
+        study.forget(0)  # cut short: it is tried again
+        assert study.ask().settings == config.first
+        assert study.ask().settings != config.first
+
+
+def test_a_study_that_was_killed_before_its_first_trial_goes_on(tmp_path: Path) -> None:
+    config = tiny()
+    with Study(config, tmp_path / "study") as study:
+        study._study.enqueue_trial(config.first)  # as far as it had got
+        assert study.trials() == []
+    with Study(config, tmp_path / "study") as study:
+        list(search(study, Scripted(lambda _: judged(0.5)), trials=2))
+        first, second = study.trials()
+    assert first.settings == config.first != second.settings
+
+
+def test_without_a_preset_that_fits_all_trials_are_drawn() -> None:
+    assert tiny(try_preset=False).first == {}
+    assert tiny(method="er-ace", transform="ocar").first == {}
+    assert tiny(method="gdumb", settings={"memory": 50}).first == {"lr": 1.0}
+    assert TuneConfig(benchmark="pacs", method="er", device="cpu").first == {}
+    kept = tiny(method="ocar", settings={"lr": 0.3})
+    assert "lr" not in kept.first
+    assert kept.first.keys() == kept.space.keys()

@@ -60,6 +60,9 @@ class Options:
     transform: str | None = None
     """Gradient transform to use with the method's loss, such as ocar."""
 
+    try_preset: bool = True
+    """Try the settings of the benchmark's preset for the method first, if there is one."""
+
     prune: bool = True
     """Stop trials early that do worse than most after the same batch."""
 
@@ -160,6 +163,7 @@ def make_config(
         tasks=options.tasks,
         max_batches=options.max_batches,
         prune=options.prune,
+        try_preset=options.try_preset,
         device=device,
         capture=options.capture,
         threads=threads,

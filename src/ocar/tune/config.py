@@ -11,6 +11,7 @@ from typing import Any, Literal
 from ocar.config import require, to_plain
 from ocar.errors import ConfigError
 from ocar.experiment.config import RunConfig, method_name
+from ocar.learners.presets import PRESETS
 from ocar.streams.benchmarks import get_benchmark
 from ocar.tune.pruning import RULE
 from ocar.tune.spaces import Choice, Space, search_space
@@ -51,6 +52,10 @@ class TuneConfig:
 
     prune: bool = True
     """Whether to stop trials early that do worse than most after the same batch."""
+
+    try_preset: bool = True
+    """Whether the first trial takes the settings of the benchmark's preset for the method, if there
+    is one: then what is found is no worse."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; ``"auto"`` is the GPU if there is one."""
@@ -106,6 +111,21 @@ class TuneConfig:
         whole = search_space(self.benchmark, self.method, self.transform)
         return {name: part for name, part in whole.items() if name not in self.settings}
 
+    @cached_property
+    def first(self) -> dict[str, Any]:
+        """What the first trial tries; empty if that is drawn like the others."""
+        known = self.transform is None and self.method in PRESETS.get(self.benchmark, {})
+        if not self.try_preset or not known:
+            return {}
+        values = self._values(self.settings)
+        found = {name: values[name] for name in self.space}
+        return found if all(found[name] in part for name, part in self.space.items()) else {}
+
+    def _values(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """Every setting of a run with these, its own and its transform's."""
+        run = self._run_config(settings).identity()
+        return run["settings"] | (run["transform"] or {})
+
     def example(self) -> dict[str, Any]:
         """One point of the space."""
         return {
@@ -124,11 +144,14 @@ class TuneConfig:
         Args:
             found: A value for each setting of the space.
         """
+        return self._run_config({**self.settings, **found})
+
+    def _run_config(self, settings: Mapping[str, Any]) -> RunConfig:
         return RunConfig(
             benchmark=self.benchmark,
             method=self.method,
             transform=self.transform,
-            settings={**self.settings, **found},
+            settings=dict(settings),
             seed=self.seed,
             every=1 if self.regression else "task",
             probe=False,
@@ -143,8 +166,8 @@ class TuneConfig:
 
     def identity(self) -> dict[str, Any]:
         """All that decides what a study finds, in plain values, but for the number of trials."""
-        run = self.run_config(self.example()).identity()
-        fixed = run["settings"] | (run["transform"] or {})
+        example = {**self.settings, **self.example()}
+        fixed = self._values(example)
         return {
             "benchmark": self.benchmark,
             "method": self.name,
@@ -158,6 +181,7 @@ class TuneConfig:
                 "sampler": "TPE",
                 "startup": STARTUP,
                 "pruning": RULE if self.prune else None,
+                "first": self.first or None,
             },
-            "device": run["device"],
+            "device": self._run_config(example).identity()["device"],
         }

@@ -58,6 +58,9 @@ class Range:
         require("low", self.low, self.low < self.high, f"less than {self.high}")
         require("low", self.low, self.low > 0 or not self.log, "larger than 0 for log")
 
+    def __contains__(self, value: object) -> bool:
+        return isinstance(value, (int, float)) and self.low <= value <= self.high
+
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
@@ -69,6 +72,9 @@ class Choice:
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", tuple(self.values))
         require("values", self.values, len(self.values) > 1, "two or more")
+
+    def __contains__(self, value: object) -> bool:
+        return value in self.values
 
 
 Space = Mapping[str, Range | Choice]

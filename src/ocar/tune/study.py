@@ -127,8 +127,11 @@ class Study:
     # What happens to a trial
 
     def ask(self) -> Trial:
-        """Draw a trial."""
+        """Draw a trial, or take what is to be tried first."""
         drawn = len(self.trials())
+        waiting = self._study.get_trials(states=(self._optuna.trial.TrialState.WAITING,))
+        if drawn == 0 and self.config.first and not waiting:
+            self._study.enqueue_trial(self.config.first)
         self._study.sampler = self._optuna.samplers.TPESampler(
             seed=derive_seed(self.config.seed, f"tune/{drawn}") % 2**32,
             n_startup_trials=STARTUP,
@@ -234,8 +237,9 @@ class Study:
 
 
 def _trial(frozen: Any) -> Trial | None:
-    """A trial of Optuna's as one of ours; None if it was cut short."""
+    """A trial of Optuna's as one of ours; None if it was cut short or has not begun."""
     names: dict[str, Any] = {
+        "WAITING": "waiting",
         "RUNNING": "running",
         "COMPLETE": "finished",
         "PRUNED": "pruned",
@@ -243,7 +247,7 @@ def _trial(frozen: Any) -> Trial | None:
     }
     state = names[frozen.state.name]
     error = frozen.user_attrs.get(_ERROR, "")
-    if state == "failed" and not error:
+    if state == "waiting" or (state == "failed" and not error):
         return None
     if error:
         state = "failed"
