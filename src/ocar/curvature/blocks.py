@@ -22,6 +22,7 @@ from ocar.curvature import factors, linalg
 from ocar.curvature.factors import Sharing
 from ocar.curvature.rows import Rows
 from ocar.errors import CheckpointError, NumericalError
+from ocar.models.layout import lies_by_pixel
 
 DampingKind = Literal["factored", "exact"]
 
@@ -151,8 +152,12 @@ class Block(ABC):
                     f"in the checkpoint; the layer needs {expected}."
                 )
 
+    def saved(self) -> dict[str, Tensor]:
+        """The averages, in an order that does not depend on where the weights lie."""
+        return self.averages
+
     def load(self, averages: Mapping[str, Tensor]) -> None:
-        """Take averages that fit; the inverse is derived again when needed."""
+        """Take what :meth:`saved` gave and fits; the inverse is derived again when needed."""
         like = next(self.module.parameters())
         self.averages = {k: v.to(like.device, copy=True) for k, v in averages.items()}
         self._inverse = None
@@ -187,6 +192,7 @@ class KroneckerBlock(Block):
         self.layer = module
         self.sharing = sharing
         self.kind = kind
+        self.by_pixel = lies_by_pixel(module.weight)
         self.active_outputs: Tensor | None = None
         """How many outputs exist, where the layer has spare ones; None for all."""
 
@@ -211,7 +217,7 @@ class KroneckerBlock(Block):
         if isinstance(self.layer, nn.Linear):
             a = factors.linear_inputs(x, bias=self.has_bias)
         else:
-            a = factors.conv_inputs(x, self.layer, bias=self.has_bias)
+            a = factors.conv_inputs(x, self.layer, bias=self.has_bias, by_pixel=self.by_pixel)
         return factors.input_factor(a, sharing=self.sharing, weights=weights, out=out)
 
     def estimate_gradients(self, g: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -221,6 +227,20 @@ class KroneckerBlock(Block):
         else:
             g = factors.conv_gradients(g, self.layer)
         return factors.gradient_factor(g, sharing=self.sharing, out=out)
+
+    def saved(self) -> dict[str, Tensor]:
+        """A and G, kernels channel by channel."""
+        if not self.by_pixel or "A" not in self.averages:
+            return self.averages
+        order = factors.channel_order(self.layer.weight, bias=self.has_bias)
+        return self.averages | {"A": _reordered(self.averages["A"], order)}
+
+    def load(self, averages: Mapping[str, Tensor]) -> None:
+        """Take what :meth:`saved` gave and fits."""
+        super().load(averages)
+        if self.by_pixel and "A" in averages:
+            order = factors.channel_order(self.layer.weight, bias=self.has_bias)
+            self.averages["A"] = _reordered(self.averages["A"], order.argsort())
 
     def _invert(self, damping: Tensor | float) -> tuple[Tensor, ...]:
         a, g = self.averages["A"], self.averages["G"]
@@ -267,7 +287,9 @@ class KroneckerBlock(Block):
         weight, bias = self.layer.weight, self.layer.bias if self.has_bias else None
         bias_grad = None if bias is None else bias.grad
         assert weight.grad is not None
-        grad = factors.gradient_matrix(weight.grad, bias_grad, groups=self.groups)
+        grad = factors.gradient_matrix(
+            weight.grad, bias_grad, groups=self.groups, by_pixel=self.by_pixel
+        )
         dtype = inverse[0].dtype
         if self.kind == "factored":
             in_place = grad.dtype == dtype and grad.data_ptr() == weight.grad.data_ptr()
@@ -280,7 +302,9 @@ class KroneckerBlock(Block):
             vectors_a, vectors_g, denominator = inverse
             rotated = vectors_g.mT @ grad.to(dtype) @ vectors_a
             result = vectors_g @ (rotated / denominator) @ vectors_a.mT
-        new_weight, new_bias = factors.split_gradient_matrix(result, weight, bias)
+        new_weight, new_bias = factors.split_gradient_matrix(
+            result, weight, bias, by_pixel=self.by_pixel
+        )
         weight.grad.copy_(new_weight)
         if bias_grad is not None and new_bias is not None:
             bias_grad.copy_(new_bias)
@@ -321,6 +345,12 @@ class KroneckerBlock(Block):
         d_in = weight[0].numel() + int(self.has_bias)
         size = d_in if statistic == "A" else weight.shape[0] // groups
         return (groups, size, size)
+
+
+def _reordered(stack: Tensor, order: Tensor) -> Tensor:
+    """Rows and columns of each matrix in another order."""
+    order = order.to(stack.device)
+    return stack.index_select(1, order).index_select(2, order)
 
 
 def _differ(one: Tensor, other: Tensor) -> bool:

@@ -4,7 +4,8 @@
 applies them at several *locations* of each sample: the pixels of a convolution,
 the tokens of a sequence; L = 1 where there is one. Groups split the channels.
 
-* inputs ``a``: ``(n, groups, d_in, L)``, with a row of ones last where there is a bias
+* inputs ``a``: ``(n, groups, d_in, L)``, with a row of ones last where there is a bias; the patches
+  of a convolution are channel by channel or, if that is how its kernels lie, pixel by pixel
 * output gradients ``g``: ``(columns, n, groups, d_out, L)``, one column for each
   column of the Fisher's root
 * factors: A ``(groups, d_in, d_in)`` and G ``(groups, d_out, d_out)``
@@ -32,6 +33,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ocar.models.layout import lies_by_pixel
+
 Sharing = Literal["expand", "reduce"]
 
 
@@ -46,19 +49,25 @@ def linear_gradients(g: Tensor) -> Tensor:
     return g.reshape(g.shape[0], g.shape[1], -1, g.shape[-1]).mT.unsqueeze(2)
 
 
-def conv_inputs(x: Tensor, conv: nn.Conv1d | nn.Conv2d, *, bias: bool) -> Tensor:
+def conv_inputs(
+    x: Tensor, conv: nn.Conv1d | nn.Conv2d, *, bias: bool, by_pixel: bool = False
+) -> Tensor:
     """Patches that a convolution sees, in the layout ``(n, groups, d_in, L)``.
 
     Args:
         x: Input of the layer, ``(n, channels, [height,] width)``.
         conv: The layer, for its kernel size, stride, padding, dilation and groups.
         bias: Whether to append a row of ones.
+        by_pixel: Whether a patch is to be in the order pixel by pixel, or channel by channel.
     """
     x, kernel, stride, dilation = _as_2d(x, conv)
     windows = _windows(x, kernel, stride, dilation)  # (channels, kernel, n, positions)
-    channels, samples = x.shape[1], x.shape[0]
-    a = windows.reshape(conv.groups, channels // conv.groups * math.prod(kernel), samples, -1)
-    a = a.permute(2, 0, 1, 3)
+    samples, groups, area = x.shape[0], conv.groups, math.prod(kernel)
+    if by_pixel or (area == 1 and lies_by_pixel(x)):
+        windows = windows.unflatten(0, (groups, -1)).permute(4, 5, 6, 0, 2, 3, 1)
+        a = windows.reshape(samples, -1, groups, x.shape[1] // groups * area).permute(0, 2, 3, 1)
+    else:
+        a = windows.reshape(groups, x.shape[1] // groups * area, samples, -1).permute(2, 0, 1, 3)
     return _append_ones(a) if bias else a
 
 
@@ -142,8 +151,18 @@ def _tensor_cores(like: Tensor) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def gradient_matrix(weight: Tensor, bias: Tensor | None, *, groups: int) -> Tensor:
-    """Gradients of weight and bias as ``(groups, d_out, d_in)``, the bias in the last column."""
+def gradient_matrix(
+    weight: Tensor, bias: Tensor | None, *, groups: int, by_pixel: bool = False
+) -> Tensor:
+    """Gradients of weight and bias as ``(groups, d_out, d_in)``, the bias in the last column.
+
+    Args:
+        weight: That of the weights.
+        bias: That of the bias, if there is one.
+        groups: Groups of a convolution.
+        by_pixel: Whether a kernel is to be in the order pixel by pixel, or channel by channel.
+    """
+    weight = weight.movedim(1, -1) if by_pixel else weight
     matrix = weight.reshape(groups, weight.shape[0] // groups, -1)
     if bias is None:
         return matrix
@@ -151,12 +170,30 @@ def gradient_matrix(weight: Tensor, bias: Tensor | None, *, groups: int) -> Tens
 
 
 def split_gradient_matrix(
-    matrix: Tensor, weight: Tensor, bias: Tensor | None
+    matrix: Tensor, weight: Tensor, bias: Tensor | None, *, by_pixel: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """The inverse of :func:`gradient_matrix`, shaped like ``weight`` and ``bias``."""
-    if bias is None:
-        return matrix.reshape(weight.shape), None
-    return matrix[..., :-1].reshape(weight.shape), matrix[..., -1].reshape(bias.shape)
+    rest = None
+    if bias is not None:
+        matrix, rest = matrix[..., :-1], matrix[..., -1].reshape(bias.shape)
+    if by_pixel:
+        return matrix.reshape(weight.movedim(1, -1).shape).movedim(-1, 1), rest
+    return matrix.reshape(weight.shape), rest
+
+
+def channel_order(weight: Tensor, *, bias: bool) -> Tensor:
+    """Where each weight of a kernel, channel by channel, is found when they go pixel by pixel.
+
+    Args:
+        weight: Of a convolution, ``(d_out, channels, ...)``.
+        bias: Whether the bias comes last.
+
+    Returns:
+        Shape ``(d_in,)``; the inverse permutation is its ``argsort``.
+    """
+    channels, area = weight.shape[1], math.prod(weight.shape[2:])
+    places = torch.arange(channels * area).view(area, channels).T.flatten()
+    return torch.cat([places, places.new_tensor([channels * area])]) if bias else places
 
 
 def normalized_inputs(x: Tensor, module: nn.Module) -> Tensor:

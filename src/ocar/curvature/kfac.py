@@ -489,7 +489,7 @@ class KFAC(Curvature):
         state = {
             f"{name}.{key}": value
             for name, block in self.blocks.items()
-            for key, value in block.averages.items()
+            for key, value in block.saved().items()
         }
         head = self.blocks.get(self.head or "")
         if isinstance(head, KroneckerBlock) and head.active_outputs is not None:

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from ocar.models.layout import lies_by_pixel
+
 
 class Kept:
     """A copy of some tensors, in as few pieces as there are types of numbers.
@@ -48,12 +50,24 @@ class Kept:
                 after = torch.where(share < 1, part, after)
             kept = torch.where(accepted, after, before)
             pieces = kept.split([t.numel() for t in same])
-            views = [piece.view_as(t) for piece, t in zip(pieces, same, strict=True)]
+            views = [_shaped(piece, t) for piece, t in zip(pieces, same, strict=True)]
             torch._foreach_copy_([t.detach() for t in same], views)
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.cat([t.detach().reshape(-1) for t in tensors])
+    """All numbers in a row, those of each tensor in the order that they have in memory."""
+    return torch.cat([_in_memory(t.detach()).reshape(-1) for t in tensors])
+
+
+def _shaped(piece: Tensor, like: Tensor) -> Tensor:
+    """A tensor's part of :func:`_flat` in its shape."""
+    if not lies_by_pixel(like):
+        return piece.view_as(like)
+    return piece.view(_in_memory(like).shape).movedim(-1, 1)
+
+
+def _in_memory(t: Tensor) -> Tensor:
+    return t.movedim(1, -1) if lies_by_pixel(t) else t
 
 
 def _by_dtype(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
