@@ -247,3 +247,10 @@ def test_pacs_is_whole() -> None:
     assert [sum(sizes) for sizes in parts] == [1670, 2048, 2344, 3929]
     assert all(0.19 < sizes[2] / sum(sizes) < 0.21 for sizes in parts)
     assert all(0.045 < sizes[1] / (sizes[0] + sizes[1]) < 0.055 for sizes in parts)
+
+
+def test_models_have_room_for_all_classes() -> None:
+    for benchmark in BENCHMARKS.values():
+        outputs = model_of(benchmark).head.out_features
+        assert outputs >= benchmark.classes
+        assert outputs == 1 if benchmark.kind == "regression" else outputs >= 16

@@ -69,8 +69,8 @@ class Benchmark:
     validation: float = 0.05
     """Part of each task's training data kept for validation."""
 
-    outputs: int = 16
-    """Outputs of the model at the start: of labels a capacity, which grows, else the targets."""
+    outputs: int | None = None
+    """Outputs of the model, where they do not stand for classes."""
 
     domains: tuple[str, ...] | None = None
     """Order of the domains, where it is not that of the data set."""
@@ -117,8 +117,14 @@ class Benchmark:
         return settings
 
     def model_settings(self) -> dict[str, Any]:
-        """Its model, under the names of the arguments of ``make_model``."""
-        return {"name": self.model, "image_shape": self.image_shape, "classes": self.outputs}
+        """Its model, under the names of the arguments of ``make_model``.
+
+        It has room for all classes. A smaller one would grow, but on a GPU all steps would be
+        recorded anew each time.
+        """
+        room = max(16, 1 << (self.classes - 1).bit_length())
+        outputs = room if self.outputs is None else self.outputs
+        return {"name": self.model, "image_shape": self.image_shape, "classes": outputs}
 
 
 def stream_over(
