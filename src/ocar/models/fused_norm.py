@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import warnings
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, cast
@@ -58,10 +59,21 @@ def can_fuse(norm: nn.Module, x: Tensor) -> bool:
 
 @functools.cache
 def _kernels() -> ModuleType | None:
+    """The kernels, if there is a Triton that can compile one."""
     try:
-        return importlib.import_module("ocar.models.norm_kernels")
+        kernels = importlib.import_module("ocar.models.norm_kernels")
     except ImportError:
         return None
+    try:
+        kernels.fill[(1,)](torch.empty(1, device="cuda"), 1)
+    except Exception as error:  # noqa: BLE001 (a missing compiler shows in many ways)
+        reason = str(error).strip().partition("\n")[0]
+        warnings.warn(
+            f"BatchNorm takes several kernels, more slowly: Triton cannot compile one: {reason}",
+            stacklevel=2,
+        )
+        return None
+    return kernels
 
 
 def _normalize(norm: nn.BatchNorm2d, x: Tensor, shortcut: Tensor | None, *, relu: bool) -> Tensor:
@@ -104,14 +116,15 @@ class _FusedNorm(torch.autograd.Function):
         y = torch.empty_like(x)
         mean, scale = x.new_empty(2, x.shape[1]).unbind()
         sizes, how = _sizes(x)
-        kernels.forward[(x.shape[1],)](
-            *(x, shortcut, y, weight, bias, mean, scale, running_mean, running_variance),
-            *(*sizes, momentum, eps),
-            HAS_SHORTCUT=shortcut is not None,
-            RELU=relu,
-            TRACKS=running_mean is not None,
-            **how,
-        )
+        with torch.cuda.device_of(x):
+            kernels.forward[(x.shape[1],)](
+                *(x, shortcut, y, weight, bias, mean, scale, running_mean, running_variance),
+                *(*sizes, momentum, eps),
+                HAS_SHORTCUT=shortcut is not None,
+                RELU=relu,
+                TRACKS=running_mean is not None,
+                **how,
+            )
         ctx.save_for_backward(x, weight, mean, scale, y if relu else None)
         ctx.has_shortcut = shortcut is not None
         return y
@@ -171,11 +184,12 @@ def _gradients(
     gs = torch.empty_like(g) if has_shortcut else None
     gw, gb = g.new_empty(2, columns, channels).unbind()
     sizes, how = _sizes(x)
-    kernels.backward[(channels, columns)](
-        *(g, x, y, weight, mean, scale, gx, gs, gw, gb),
-        *sizes,
-        HAS_SHORTCUT=has_shortcut,
-        RELU=y is not None,
-        **how,
-    )
+    with torch.cuda.device_of(g):
+        kernels.backward[(channels, columns)](
+            *(g, x, y, weight, mean, scale, gx, gs, gw, gb),
+            *sizes,
+            HAS_SHORTCUT=has_shortcut,
+            RELU=y is not None,
+            **how,
+        )
     return (gx, gw, gb) if gs is None else (gx, gw, gb, gs)
