@@ -294,3 +294,5 @@ def test_a_kept_command_names_no_folder() -> None:
         "batch": 0,
     }
     assert results._one_line({"command": ["own.py", "x"]}) == {"command": "own.py x"}
+    session = {"command": ["ocar", "run", "--preset", "/a/preset.json", "--seeds", "0"]}
+    assert results._one_line(session) == {"command": "ocar run --preset preset.json --seeds 0"}

@@ -36,6 +36,7 @@ FORMAT = "ocar-result"
 VERSION = 1
 
 _PLACES = ("--out", "--data-root")  # options that name a folder
+_FILE = "--preset"  # an option that names a file
 
 FILE_NAME = re.compile(r".+-[0-9a-f]{10}\.json")
 """What a result's file is called, which tells it from other files beside it."""
@@ -198,6 +199,9 @@ def _one_line(session: Mapping[str, Any]) -> dict[str, Any]:
         while option in words:
             place = words.index(option)
             del words[place : place + 2]
+    if _FILE in words[:-1]:
+        place = words.index(_FILE) + 1
+        words[place] = Path(words[place]).name
     return {**session, "command": shlex.join([program, *words])}
 
 
