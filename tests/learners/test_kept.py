@@ -7,15 +7,14 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from ocar.learners.guard.kept import Kept
-from ocar.models.layout import lay_by_pixel_, lies_by_pixel
+from ocar.models.layout import lies_by_pixel
 
 YES, NO = torch.tensor(True), torch.tensor(False)
 
 
 def tensors() -> tuple[list[Tensor], list[Tensor]]:
     """Weights, some that lie pixel by pixel and some of another type, and other tensors."""
-    conv = nn.Conv2d(3, 4, 3)
-    lay_by_pixel_(conv)
+    conv = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
     assert lies_by_pixel(conv.weight)
     weights = [conv.weight, conv.bias, torch.randn(2, 3, dtype=torch.float64)]
     return [t.detach() for t in weights], [torch.randn(5), torch.randn(2, 2)]

@@ -263,7 +263,7 @@ class Rotated(Objective):
 
     def project(self, x: Tensor, forward: Forward) -> tuple[Tensor, Tensor]:
         """Projections ``(n, p)`` and features ``(n, d)`` of inputs, rows of unit length."""
-        if x.is_cuda and x.dim() == 4:  # so many images are convolved 1.7 times as fast on an H200
+        if x.is_cuda and x.dim() == 4:  # so many images are convolved faster when they lie so
             x = x.contiguous(memory_format=torch.channels_last)
         features, _ = self.context.features(x, forward)
         return unit_rows(self.projection(features)), unit_rows(features)
