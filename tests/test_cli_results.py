@@ -117,7 +117,7 @@ def test_markdown_is_a_table_with_the_paper_below_the_method() -> None:
         benchmark="split-cifar100",
         label="er",
         hash="0123456789",
-        changed={"head": "a|b"},
+        changed={"head": "a|b", "lr": 0.0123456789},
         seeds=(0, 1),
         unfinished={},
         metrics={
@@ -133,7 +133,7 @@ def test_markdown_is_a_table_with_the_paper_below_the_method() -> None:
         "\n"
         "| method | seeds | Acc | WC-Acc | device |\n"
         "|---|---:|---:|---:|---|\n"
-        "| er (head=a\\|b) | 2 | 28.2 ± 1.2 | 12.5 | NVIDIA H200 |\n"
+        "| er (head=a\\|b, lr=0.01235) | 2 | 28.2 ± 1.2 | 12.5 | NVIDIA H200 |\n"
         "| paper | | 28.2 ± 1.2 | 12.5 ± 0.6 | |\n"
     )
 

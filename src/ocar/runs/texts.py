@@ -73,8 +73,13 @@ def group_rows(
 
 def describe(group: Group) -> str:
     """The method, and what was changed of its preset."""
-    changes = ", ".join(f"{name}={value}" for name, value in group.changed.items())
+    changes = ", ".join(f"{name}={_short(value)}" for name, value in group.changed.items())
     return f"{group.label} ({changes})" if changes else group.label
+
+
+def _short(value: object) -> str:
+    """A setting for a table; the digits that a search has drawn would fill it."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def seeds_text(group: Group) -> str:
