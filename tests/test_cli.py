@@ -107,7 +107,7 @@ def test_flags_of_several_methods_show_the_preset_of_each(capsys: Captured) -> N
             "GDumb goes with no gradient transform: it takes no step on the stream",
         ),
         (["run", "split-digits", "er", "--workers", "0"], "Invalid --workers 0"),
-        (["run", "pacs", "er"], "ERSettings needs a value for 'lr'"),
+        (["run", "pacs", "der"], "DERSettings needs a value for 'lr'"),
         (["show"], "Missing from ocar show: DIR"),
         (["methods", "--jsn"], "--jsn"),
         (["data", "burn"], "burn"),
