@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from ocar.curvature import KFAC, kfac, linalg, recorded
+from ocar.curvature import KFAC, kfac, linalg
 from ocar.curvature.blocks import KroneckerBlock
-from ocar.curvature.pool import PART, STACKED, FactorPool
+from ocar.curvature.pool import STACKED, FactorPool
 
 EXACT: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-12}
 TAU, EMA = 1e-2, 0.3
@@ -22,7 +22,7 @@ TAU, EMA = 1e-2, 0.3
 class OneStream:
     """Lanes where there is one stream, which runs everything at once."""
 
-    def __init__(self, device: torch.device, *, half: int | None = None) -> None:
+    def __init__(self, device: torch.device) -> None:
         pass
 
     def run(self, jobs: Iterable[tuple[int, Callable[[], object]]], *, keep: object = None) -> None:
@@ -32,15 +32,8 @@ class OneStream:
     def start(self, cost: int, job: Callable[[], object], *, keep: object = None) -> None:
         job()
 
-    def run_in_turn(
-        self,
-        first: Callable[[], object],
-        jobs: Iterable[tuple[int, Callable[[], object]]],
-        *,
-        after: "OneStream",
-    ) -> None:
-        first()
-        self.run(jobs)
+    def run_between(self, job: Callable[[], object]) -> None:
+        job()
 
     def join(self) -> None:
         pass
@@ -102,12 +95,11 @@ def captured(monkeypatch: pytest.MonkeyPatch) -> Callable[[KFAC, int, Tensor | N
 
     def run(curvature: KFAC, seed: int, active: Tensor | None = None, **options: object) -> None:
         monkeypatch.setattr(kfac, "is_capturing", lambda device: True)
-        monkeypatch.setattr(recorded, "Lanes", OneStream)
+        monkeypatch.setattr(kfac, "Lanes", OneStream)
         curvature.clock = torch.tensor(1.0)
         update(curvature, seed, active, **options)  # type: ignore[arg-type]
-        assert curvature._recorded is not None
-        curvature._trouble.add_(curvature._recorded.finish())
-        curvature._recorded.take()
+        assert curvature._finish is not None
+        curvature._finish()
         monkeypatch.undo()
 
     return run
@@ -127,7 +119,6 @@ def some(count: int) -> Tensor:
 
 
 @pytest.mark.parametrize("stacked", [1, STACKED])
-@pytest.mark.parametrize("part", [1, 2, PART])
 @pytest.mark.parametrize("options", [{}, {"norm_layers": True}, {"weighting": "both"}], ids=str)
 @pytest.mark.parametrize("classes", [(6, 6), (4, 4), (4, 5)])
 @pytest.mark.parametrize("accepted", [None, torch.tensor(True)], ids=["unasked", "accepted"])
@@ -136,13 +127,11 @@ def test_as_one_layer_after_another(
     captured: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
     stacked: int,
-    part: int,
     options: dict[str, object],
     classes: tuple[int, int],
     accepted: Tensor | None,
 ) -> None:
     monkeypatch.setattr("ocar.curvature.pool.STACKED", stacked)
-    monkeypatch.setattr("ocar.curvature.pool.PART", part)
     ours, theirs = make_kfac(make_model(), **options), make_kfac(make_model(), **options)
     for each in (ours, theirs):
         update(each, 1, some(classes[0]))
@@ -160,18 +149,11 @@ def test_as_one_layer_after_another(
     assert ours._trouble.tolist() == [0, 0]
 
 
-@pytest.mark.parametrize("part", [1, PART])
 @pytest.mark.parametrize("norm_layers", [False, True])
 @pytest.mark.parametrize(("accepted", "scale"), [(False, 1.0), (True, 1e200), (False, 1e200)])
 def test_what_is_not_accepted_leaves_the_averages(
-    captured: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-    accepted: bool,
-    scale: float,
-    norm_layers: bool,
-    part: int,
+    captured: Callable[..., None], accepted: bool, scale: float, norm_layers: bool
 ) -> None:
-    monkeypatch.setattr("ocar.curvature.pool.PART", part)
     kfac = make_kfac(make_model(), norm_layers=norm_layers)
     update(kfac, 1, some(4))
     kfac.refresh()
@@ -248,11 +230,8 @@ def test_the_old_inverses_stay_when_one_fails(bad: float) -> None:
     pool = into_pool(kfac)
     before = pool._inverses.clone()
     kfac.blocks["3"].averages["A"][0, 5, 5] = bad
-    (part,) = pool.parts
-    pool.average(part, 0.0, 0.0)
-    infinite = pool.damp(part, torch.tensor(TAU))
-    failed = pool.failures([job() for _, job in pool.inversions(part)])
-    pool.renew(infinite + failed == 0)
+    infinite = pool.damp(torch.tensor(TAU))
+    failed = pool.renew([job() for _, job in pool.inversions()], infinite)
     assert bool(infinite) == (bad != -1e3)
     assert infinite + failed >= 1
     assert_close(pool._inverses, before, rtol=0, atol=0)

@@ -11,13 +11,11 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from functools import partial
 from types import TracebackType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._C._functorch import get_unwrapped, is_batchedtensor, maybe_get_bdim
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
@@ -40,9 +38,6 @@ class Capture:
         self.inputs: dict[str, Tensor] = {}
         self.listener: Callable[[str, Tensor], object] | None = None
         """Told of the input of each layer as soon as there is one, in the next forward pass."""
-        self.arrived: Callable[[str, Tensor], object] | None = None
-        """Told of the gradients at the output of a layer as soon as they are there, where columns
-        are pulled back together; to be set before the forward pass."""
         self._edges: dict[str, GradientEdge] = {}
         self._handles: list[RemovableHandle] = []
         self._context = ExitStack()
@@ -84,15 +79,8 @@ class Capture:
             self._edges[name] = get_gradient_edge(output)
             if self.listener is not None:
                 self.listener(name, self.inputs[name])
-            if self.arrived is not None:
-                output.register_hook(partial(self._arrive, name))
 
         return record
-
-    def _arrive(self, name: str, gradient: Tensor) -> None:
-        """Hand the gradients of all columns on; called inside ``vmap``."""
-        if self.arrived is not None and is_batchedtensor(gradient):
-            self.arrived(name, get_unwrapped(gradient).movedim(maybe_get_bdim(gradient), 0))
 
     def clear(self) -> None:
         """Let go of what was recorded, and with it of the graph."""

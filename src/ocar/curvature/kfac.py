@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Literal
 
 import torch
@@ -25,7 +26,6 @@ from ocar.curvature.factors import Sharing
 from ocar.curvature.fisher import FisherRoot
 from ocar.curvature.lanes import Lanes, is_capturing
 from ocar.curvature.pool import FactorPool
-from ocar.curvature.recorded import Rates, RecordedUpdate, total
 from ocar.curvature.rows import RowRecorder
 from ocar.errors import CheckpointError, ConfigError, ModelError, NumericalError
 
@@ -121,8 +121,10 @@ class KFAC(Curvature):
         self._rows = RowRecorder(layers)
         self._batched = True
         self._pool: FactorPool | None = None
-        self._recorded: RecordedUpdate | None = None  # until its inverses are used
+        self._lanes: Lanes | None = None  # those of the step that is being recorded
         self._rewritten: set[nn.Module] = set()  # in the step that is being recorded
+        self._begun: set[str] = set()  # layers whose A is being estimated on them
+        self._finish: Callable[[], None] | None = None
 
     def __repr__(self) -> str:
         shown = (
@@ -175,30 +177,23 @@ class KFAC(Curvature):
 
     def capture(self) -> Capture:
         """A context manager for the forward pass that :meth:`update` will use."""
-        self._recorded = self._capture.listener = self._capture.arrived = None
-        if is_capturing(self._device):
-            pooled = self._poolable()
-            if pooled and (self._pool is None or not self._pool.fits(pooled)):
-                raise NotImplementedError("The factors have other shapes than those inverted last.")
-            self._recorded = RecordedUpdate(
-                self.blocks, self._pool if pooled else None, self._device
-            )
-            if self.weighting == "gradients":
-                self._capture.listener = self._see_input
-            self._capture.arrived = self._see_gradients
+        self._lanes = None
+        self._begun.clear()
+        if is_capturing(self._device) and self.weighting == "gradients":
+            self._lanes = Lanes(self._device)
+            self._capture.listener = self._begin_estimate
         return self._capture
 
-    def _see_input(self, name: str, x: Tensor) -> None:
-        """The input of a layer is there, in a forward pass that is being recorded."""
-        if x.dim() == 4:  # of others it is not known what the samples are
-            assert self._recorded is not None
-            self._recorded.see_input(name, self._by_sample(name, x, x.unsqueeze(0), len(x))[0])
-
-    def _see_gradients(self, name: str, gradients: Tensor) -> None:
-        """The gradients of a layer are there, in a backward pass that is being recorded."""
-        recorded, x = self._recorded, self._capture.inputs[name]
-        assert recorded is not None
-        recorded.see_gradients(name, self._by_sample(name, x, gradients, recorded.samples)[1])
+    def _begin_estimate(self, name: str, x: Tensor) -> None:
+        """Estimate the A of a convolution beside the forward pass that is being recorded."""
+        block, pool = self._poolable().get(name), self._pool
+        if block is None or pool is None or x.dim() != 4 or not pool.fits(self._poolable()):
+            return
+        assert self._lanes is not None
+        x = self._by_sample(name, x, x.unsqueeze(0), len(x))[0]
+        place = pool.places(name)["A"]
+        self._lanes.start(block.cost, partial(block.estimate_inputs, x, None, out=place), keep=x)
+        self._begun.add(name)
 
     def follow(self) -> AbstractContextManager[None]:
         """For the forward pass of the loss, inside or outside of :meth:`capture`."""
@@ -237,15 +232,14 @@ class KFAC(Curvature):
             raise ModelError("No forward pass was captured. Call the model inside capture().")
         input_weights = weights if self.weighting == "both" else None
         if is_capturing(self._device):
-            self._record_update(outputs, weights, targets, active, accepted)
+            self._update_side_by_side(outputs, weights, targets, active, accepted)
             return
         if accepted is not None and not accepted:
             self._columns(outputs, weights, targets, active)  # draws what a captured step would
             self._capture.clear()
             return
         draws = self.generator.get_state()
-        columns = self._columns(outputs, weights, targets, active)
-        layers = self._layers(outputs, columns)
+        layers = self._layers(outputs, weights, targets, active)
         if not layers:
             raise ModelError(
                 "The outputs do not come from the captured forward pass. Give update() what the "
@@ -265,8 +259,11 @@ class KFAC(Curvature):
         self._capture.clear()
         self._stale = True
 
-    def _layers(self, outputs: Tensor, columns: Tensor) -> dict[str, tuple[Tensor, Tensor]]:
+    def _layers(
+        self, outputs: Tensor, weights: Tensor | None, targets: Tensor | None, active: Tensor | None
+    ) -> dict[str, tuple[Tensor, Tensor]]:
         """Input and output gradients of every layer that the outputs depend on."""
+        columns = self._columns(outputs, weights, targets, active)
         gradients = self._pull_back(outputs, columns)
         inputs, samples = self._capture.inputs, outputs.shape[0]
         return {n: self._by_sample(n, inputs[n], g, samples) for n, g in gradients.items()}
@@ -281,14 +278,10 @@ class KFAC(Curvature):
         block = self.blocks[name]
         rates: dict[str, float | Tensor] = dict.fromkeys(estimate, ema)
         if "G" in estimate and name == self.head and isinstance(block, KroneckerBlock):
-            rates["G"], count = self._head_rate(block, active, ema)
-            if count is not None and block.active_outputs is not None:
-                block.active_outputs.copy_(count)  # in place, for a captured graph to find it there
-            else:
-                block.active_outputs = count
+            rates["G"] = self._head_rate(block, active, ema)
         block.average(estimate, rates)
 
-    def _record_update(
+    def _update_side_by_side(
         self,
         outputs: Tensor,
         weights: Tensor | None,
@@ -298,34 +291,82 @@ class KFAC(Curvature):
     ) -> None:
         """As :meth:`update`, then the inverse, on streams of a graph that is being captured.
 
-        Nothing is waited for before :meth:`precondition_`. What is not finite is noted for
-        :meth:`check`.
+        What is known of the inputs is estimated beside the backward pass of the root, and the rest
+        beside that of the loss: nothing is waited for before :meth:`precondition_`. What is
+        not finite is noted for :meth:`check`.
         """
-        recorded, samples = self._recorded, outputs.shape[0]
-        assert recorded is not None
         assert self.clock is not None
-        ema = at_clock(self.ema, self.clock)
-        head, head_rate, count = self._poolable().get(self.head or ""), ema, None
-        if head is not None:
-            head_rate, count = self._head_rate(head, active, ema)
-            if count is None or head.active_outputs is None:
-                head.active_outputs = count
-        rates = Rates(
-            ema=ema,
-            damping=at_clock(self.damping, self.clock),
-            accepted=accepted,
-            input_weights=weights if self.weighting == "both" else None,
-            head_rate=head_rate,
-            active=count,
-        )
+        ema, damping = at_clock(self.ema, self.clock), at_clock(self.damping, self.clock)
+        input_weights = weights if self.weighting == "both" else None
+        pool, pooled, samples = self._pool, self._poolable(), outputs.shape[0]
+        if pooled and (pool is None or not pool.fits(pooled)):
+            raise NotImplementedError("The factors have other shapes than those inverted last.")
+        lanes = self._lanes or Lanes(self._device)
         inputs = {
             name: self._by_sample(name, x, x.unsqueeze(0), samples)[0]
             for name, x in self._capture.inputs.items()
+            if name in pooled and name not in self._begun
         }
-        columns = self._columns(outputs, weights, targets, active)
-        recorded.begin(inputs, rates, samples=samples)
-        recorded.end(self._layers(outputs, columns))
+        captured = pooled.keys() & self._capture.inputs.keys()
+        places = {} if pool is None else {name: pool.places(name) for name in captured}
+        estimates = [
+            (x.numel(), partial(pooled[n].estimate_inputs, x, input_weights, out=places[n]["A"]))
+            for n, x in inputs.items()
+        ]
+        lanes.run(estimates, keep=(inputs, input_weights))
+        layers = self._layers(outputs, weights, targets, active)
+        if pooled.keys() - layers.keys():
+            raise NotImplementedError("The layers in use have changed.")
+        estimates = [
+            (g.numel(), partial(pooled[n].estimate_gradients, g, out=places[n]["G"]))
+            for n, (_, g) in layers.items()
+            if n in pooled
+        ]
+        lanes.run(estimates, keep=(layers, active, ema, damping))
+        infinite: list[Tensor] = []
+        failed: list[Tensor] = []
+        reports: list[Tensor] = []
+
+        def average() -> None:
+            assert pool is not None
+            head = pooled.get(self.head or "")
+            taken = None if accepted is None else pool.accept(accepted)
+            head_rate = ema if head is None else self._head_rate(head, active, ema, taken)
+            pool.average(ema, head_rate, accepted=taken)
+            infinite.insert(0, pool.damp(damping))
+
+        def take(name: str, x: Tensor, g: Tensor) -> None:
+            block = self.blocks[name]
+            estimate = block.estimate(x, g, input_weights)
+            finite, rate = _total(estimate).isfinite(), ema
+            if accepted is not None:
+                estimate = {key: value.nan_to_num() for key, value in estimate.items()}
+                rate = (accepted & finite).double() * ema
+                finite = torch.ones_like(finite)
+            block.average(estimate, dict.fromkeys(estimate, rate))
+            infinite.append((~finite).long())
+            failed.append(block.renew_inverse_(damping).long())
+
+        jobs = [
+            (block.cost, partial(take, name, *layers[name]))
+            for name, block in self.blocks.items()
+            if name in layers and name not in pooled
+        ]
+        if pool is not None:
+            lanes.run_between(average)
+            jobs += [(cost, partial(_report, job, reports)) for cost, job in pool.inversions()]
+        lanes.run(jobs)
+
+        def finish() -> None:
+            lanes.join()
+            if pool is not None:
+                failed.append(pool.renew(reports, infinite[0]))
+            self._trouble.add_(
+                torch.stack([torch.stack(infinite).sum(), torch.stack(failed).sum()])
+            )
+
         self._capture.clear()
+        self._finish = finish
 
     def _poolable(self) -> dict[str, KroneckerBlock]:
         """The blocks whose factors can lie together."""
@@ -355,24 +396,30 @@ class KFAC(Curvature):
         )
 
     def _head_rate(
-        self, block: KroneckerBlock, active: Tensor | None, ema: float | Tensor
-    ) -> tuple[Tensor | float, Tensor | None]:
+        self,
+        block: KroneckerBlock,
+        active: Tensor | None,
+        ema: float | Tensor,
+        accepted: Tensor | None = None,
+    ) -> Tensor | float:
         """The weight of a new G of the head: 1 when the number of classes has changed.
 
         A value, not a branch, so that no device has to be waited for.
-
-        Returns:
-            The weight, and the number of classes; None for all outputs.
         """
         known = block.active_outputs
         count = None if active is None else active.sum()
         if known is None and count is None:
-            return ema, None
+            return ema
         every = block.layer.weight.shape[0]
         same = (every if known is None else known) == (every if count is None else count)
         assert isinstance(same, Tensor)
-        one = torch.ones((), dtype=torch.float64, device=self._device)
-        return torch.where(same, ema, one), count
+        rate = torch.where(same, ema, torch.ones((), dtype=torch.float64, device=self._device))
+        if known is None or count is None:
+            block.active_outputs = count
+        else:
+            taken = count if accepted is None else torch.where(accepted, count, known)
+            known.copy_(taken)  # in place, for a captured graph to find it there
+        return rate
 
     def _pull_back(self, outputs: Tensor, columns: Tensor) -> dict[str, Tensor]:
         if self._batched:
@@ -416,14 +463,12 @@ class KFAC(Curvature):
 
     def _rewrite_gradients(self) -> None:
         if is_capturing(self._device):
-            lanes, recorded = Lanes(self._device), self._recorded
+            if self._finish is not None:
+                self._finish()
+                self._finish = None
+            lanes = Lanes(self._device)
             left = [b for b in self.blocks.values() if b.module not in self._rewritten]
-            jobs: list[tuple[int, Callable[[], object]]] = [(b.cost, b.precondition_) for b in left]
-            if recorded is not None:
-                self._trouble.add_(recorded.finish())
-                jobs.append((0, recorded.take))
-                self._recorded = None
-            lanes.run(jobs)
+            lanes.run((block.cost, block.precondition_) for block in left)
             lanes.join()
             self._rewritten.clear()
             return
@@ -473,9 +518,26 @@ class KFAC(Curvature):
                 )
 
 
+def _report(job: Callable[[], Tensor], reports: list[Tensor]) -> None:
+    reports.append(job())
+
+
+def _total(estimate: Mapping[str, Tensor]) -> Tensor:
+    """A number that is finite only if all statistics of a layer are.
+
+    A factor has sums of squares on its diagonal, so a number that is not finite
+    anywhere shows there.
+    """
+    parts = [
+        (value if key == "F" else value.diagonal(dim1=-2, dim2=-1)).sum()
+        for key, value in estimate.items()
+    ]
+    return torch.stack(parts).sum()
+
+
 def _reject_infinite(estimates: Mapping[str, Mapping[str, Tensor]]) -> None:
     """Refuse statistics with NaN or Inf, at the cost of one look at the diagonals."""
-    totals = {name: total(estimate) for name, estimate in estimates.items()}
+    totals = {name: _total(estimate) for name, estimate in estimates.items()}
     if not bool(torch.stack(list(totals.values())).sum().isfinite()):
         names = sorted(name for name, total in totals.items() if not bool(total.isfinite()))
         raise NumericalError(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from typing import Literal
 
 import torch
 
@@ -52,15 +51,11 @@ class Lanes:
 
     Args:
         device: A CUDA device.
-        half: Take every other stream alone, from the first or from the second; a job on one half
-            does not wait for those on the other.
     """
 
-    def __init__(self, device: torch.device, *, half: Literal[0, 1] | None = None) -> None:
+    def __init__(self, device: torch.device) -> None:
         self._device = device
         self._streams = _streams(device)[:_lanes]
-        if half is not None and len(self._streams) > 1:
-            self._streams = self._streams[half::2]
         self._loads = [0] * len(self._streams)
         self._used: set[torch.cuda.Stream] = set()  # another is no part of a graph
         self._kept: list[object] = []
@@ -101,40 +96,15 @@ class Lanes:
         with torch.cuda.stream(stream):
             job()
 
-    def run_in_turn(
-        self,
-        first: Callable[[], object],
-        jobs: Iterable[tuple[int, Callable[[], object]]],
-        *,
-        after: Lanes,
-        keep: object = None,
-    ) -> None:
-        """Start a job that waits for all on other lanes so far, and jobs that wait for it.
-
-        Args:
-            first: The one that waits.
-            jobs: The others, side by side; as for :meth:`run`, but what these lanes have been
-                given in this way before counts too.
-            after: The other lanes.
-            keep: What to hold on to until :meth:`join`.
-        """
-        self._kept.append(keep)
-        lead = self._streams[self._loads.index(min(self._loads))]
-        lead.wait_stream(torch.cuda.current_stream(self._device))
-        for stream in after._used:
-            lead.wait_stream(stream)
-        self._used.add(lead)
-        with torch.cuda.stream(lead):
-            first()
-        done = lead.record_event()
-        for cost, job in sorted(jobs, key=lambda sized: -sized[0]):
-            least = self._loads.index(min(self._loads))
-            self._loads[least] += cost
-            stream = self._streams[least]
-            stream.wait_event(done)
-            self._used.add(stream)
-            with torch.cuda.stream(stream):
-                job()
+    def run_between(self, job: Callable[[], object]) -> None:
+        """Start a job that waits for all of :meth:`run` before it, and all after it wait for."""
+        first, *others = self._streams
+        for stream in others:
+            first.wait_stream(stream)
+        with torch.cuda.stream(first):
+            job()
+        for stream in others:
+            stream.wait_stream(first)
 
     def join(self) -> None:
         """Let the current stream wait for all jobs."""
