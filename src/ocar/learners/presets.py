@@ -184,6 +184,7 @@ PRESETS: dict[str, dict[str, dict[str, float | str | tuple[int, ...] | None]]] =
             "lr": 0.00015498711330730534,
             "tau_step": 4.244503198437277e-08,
             "ema": 0.0007484140168711166,
+            "increments": "domains",
         },
     },
     "convex": {
