@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -136,6 +137,11 @@ def test_markdown_is_a_table_with_the_paper_below_the_method() -> None:
         "| er (head=a\\|b, lr=0.01235) | 2 | 28.2 ± 1.2 | 12.5 | NVIDIA H200 |\n"
         "| paper | | 28.2 ± 1.2 | 12.5 ± 0.6 | |\n"
     )
+    part = dataclasses.replace(group, changed={"max_tasks": 1})
+    assert markdown([part, group]) == markdown([group])
+    alone = markdown([part])
+    assert "| er (max_tasks=1) | 2 | 28.2 ± 1.2 |" in alone
+    assert "paper" not in alone
 
 
 def test_a_document_is_renewed_between_its_marks(results: Path, capsys: Captured) -> None:

@@ -18,13 +18,15 @@ def markdown(together: Sequence[Group]) -> str:
     """One table a benchmark of the metrics that the paper compares, but for the time.
 
     Seconds compare only between runs that had the same device alone, which a document cannot tell.
+    Runs of a part of a stream are left out where there are runs of the whole.
 
     Args:
         together: The rows, each the runs of one configuration.
     """
     parts = []
     for benchmark in dict.fromkeys(group.benchmark for group in together):
-        here = [group for group in together if group.benchmark == benchmark]
+        every = [group for group in together if group.benchmark == benchmark]
+        here = [group for group in every if not group.is_part] or every
         metrics = {name: title for name, title in main_metrics(here).items() if name != "seconds"}
         header = ["method", "seeds", *metrics.values(), "device"]
         rows = [

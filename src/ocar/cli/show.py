@@ -16,7 +16,7 @@ from ocar.cli.stored import read_all
 from ocar.cli.tables import print_runs
 from ocar.errors import ConfigError, RunError
 from ocar.published import SOURCE, published
-from ocar.runs import Measured, groups, rows
+from ocar.runs import Group, Measured, groups, rows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +34,7 @@ class Options:
     """Print JSON: each run, each group of seeds with mean and std, the paper's numbers."""
 
     markdown: bool = False
-    """Print the metrics that the paper compares as Markdown."""
+    """Print the metrics that the paper compares as Markdown, of whole streams if there are any."""
 
     into: Path | None = None
     """A document, such as README.md, whose tables to renew instead of printing them: they stand
@@ -76,6 +76,11 @@ def _renew(path: Path, runs: Sequence[Measured], *, whole: bool) -> None:
     sys.stdout.write(f"{path}: {'tables renewed' if changed else 'tables as they were'}\n")
 
 
+def _printed(group: Group) -> dict[str, Any]:
+    printed = published(group.benchmark, group.label)
+    return {name: number._asdict() for name, number in printed.items()}
+
+
 def document(runs: Sequence[Measured]) -> dict[str, Any]:
     """What ``--json`` prints: plain values; metrics as parts of 1, the paper's in per cent."""
     return {
@@ -83,10 +88,7 @@ def document(runs: Sequence[Measured]) -> dict[str, Any]:
         "groups": [
             {
                 **dataclasses.asdict(group),
-                "paper": {
-                    name: number._asdict()
-                    for name, number in published(group.benchmark, group.label).items()
-                },
+                "paper": {} if group.is_part else _printed(group),
             }
             for group in groups(runs)
         ],

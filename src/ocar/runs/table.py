@@ -102,6 +102,11 @@ class Group:
     devices: tuple[str, ...] = ()
     """What the finished runs were computed on."""
 
+    @property
+    def is_part(self) -> bool:
+        """Whether the runs saw a part of the stream, so that they compare with no whole one."""
+        return not self.changed.keys().isdisjoint(("max_tasks", "max_batches"))
+
 
 def rows(runs: Iterable[Measured]) -> list[dict[str, Any]]:
     """One row a run: what it is, how it stands, and its metrics if it is finished."""

@@ -57,13 +57,14 @@ def group_rows(
         metrics: The columns.
 
     Returns:
-        For each row what it is of, None for the paper's below its method, and its texts.
+        For each row what it is of, None for the paper's below its method, and its texts. Runs of a
+        part of a stream have none below them.
     """
     rows: list[tuple[Group | None, list[str]]] = []
     names = list(metrics)
     for group in together:
         rows.append((group, [describe(group), seeds_text(group), *cells(group.metrics, names)]))
-        printed = published(benchmark, group.label)
+        printed = {} if group.is_part else published(benchmark, group.label)
         numbers = [printed.get(name) for name in names]
         if any(numbers):
             texts = ["" if n is None else f"{n.mean:.1f} ± {n.std:.1f}" for n in numbers]
