@@ -134,11 +134,13 @@ def _choice_notes(rows: Sequence[Row]) -> list[str]:
         for row in rows
         if row.settings
     ]
+    left_out = [group for row in rows for group in row.left_out]
     others = [
         f"{describe(group)} {group.hash} with {seeds_text(group)} finished"
-        for row in rows
-        for group in row.left_out
+        for group in left_out
+        if not group.is_part
     ]
+    parts = sum(group.is_part for group in left_out)
     notes = []
     if chosen:
         notes.append(f"No settings were published for these; ours are: {', '.join(chosen)}.")
@@ -147,6 +149,8 @@ def _choice_notes(rows: Sequence[Row]) -> list[str]:
             "Left out, since of other settings than the published or of fewer seeds: "
             f"{'; '.join(others)}."
         )
+    if parts:
+        notes.append(f"Left out, since of a part of the stream: {parts} configuration(s).")
     return notes
 
 
