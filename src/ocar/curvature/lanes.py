@@ -115,6 +115,17 @@ class Lanes:
         self._kept.clear()
 
 
+class Here:
+    """In place of :class:`Lanes` where nothing is being recorded: jobs are done at once."""
+
+    def start(self, cost: int, job: Callable[[], object], *, keep: object = None) -> None:
+        """Do a job; arguments as for :meth:`Lanes.start`."""
+        job()
+
+    def join(self) -> None:
+        """There is nothing to wait for."""
+
+
 def is_capturing(device: torch.device) -> bool:
     """Whether work on the device is being recorded as a graph: then nothing can be waited for."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

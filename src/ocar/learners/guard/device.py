@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from ocar.curvature.lanes import Here, Lanes, is_capturing
 from ocar.learners.context import Context
 from ocar.learners.guard.base import BatchGuard, Verdict
 from ocar.learners.guard.settings import Guard, GuardCounts
@@ -27,6 +28,9 @@ class DeviceGuard(BatchGuard):
         self._counts = torch.zeros(5, dtype=torch.int64, device=context.device)
         self._largest_kl = torch.zeros((), device=context.device)
         self._largest_square = torch.zeros((), dtype=torch.float64, device=context.device)
+        self._bound: Tensor | None = None
+        if self.bound is not None:
+            self._bound = torch.tensor(self.bound, dtype=torch.float32, device=context.device)
         self._yes = torch.ones((), dtype=torch.bool, device=context.device)
         self._accepted = self._yes.clone()
         self._is_copies = ~self._yes
@@ -62,21 +66,40 @@ class DeviceGuard(BatchGuard):
 
     @torch.no_grad()
     def settle(self, loss: Tensor, trusted: Tensor) -> None:
-        """The steps on a batch are done: let them stand, shorten them or take them back."""
+        """The steps on a batch are done: let them stand, shorten them or take them back.
+
+        In a graph, what is not waited for goes on beside what is.
+        """
         assert self._kept is not None
+        kept, lanes = self._kept, self._lanes()
+        found: list[Tensor] = []
+        lanes.start(1, lambda: found.append(loss.double() + kept.sum()), keep=loss)
         kl = self._change.divergence()
-        total = loss.double() + self._kept.sum()
-        finite = (total if kl is None else total + kl).isfinite()
+        lanes.join()
+        (total,) = found
+        finite = (total if kl is None else total + kl) * 0 == 0
         torch.logical_and(finite, trusted, out=self._accepted)
         share = None
-        if kl is not None and self.bound is not None:
-            share = self.bound / kl.clamp(min=self.bound)
-            self._counts[2] += (share < 1) & self._accepted
-            largest = torch.where(self._accepted, kl, 0).to(self._largest_kl.dtype)
-            torch.maximum(self._largest_kl, largest, out=self._largest_kl)
-        self._kept.settle_(self._accepted, share)
-        self._count(trusted & ~finite, ~trusted)
+        if kl is not None and self._bound is not None:
+            share = self._bound / torch.fmax(kl, self._bound)  # the bound if it is not a number
+        lanes.start(1, lambda: self._take_note(finite, trusted, kl, share))
+        kept.settle_(self._accepted, share)
+        lanes.join()
         self._kept = None
+
+    def _take_note(
+        self, finite: Tensor, trusted: Tensor, kl: Tensor | None, share: Tensor | None
+    ) -> None:
+        """Count what was done."""
+        if kl is not None and share is not None:
+            self._counts[2] += (share < 1) & self._accepted
+            torch.fmax(self._largest_kl, kl * self._accepted, out=self._largest_kl)
+        self._count(trusted & ~finite, ~trusted)
+
+    def _lanes(self) -> Lanes | Here:
+        """Streams beside the one of a graph that is being recorded; else there are none."""
+        device = self.context.device
+        return Lanes(device) if is_capturing(device) else Here()
 
     @torch.no_grad()
     def take_back(self) -> None:

@@ -41,14 +41,14 @@ class Kept:
 
         Args:
             accepted: Whether they may stay, a scalar.
-            share: Which part of the way the weights go, a scalar; 1, or None, is all of it.
+            share: Which part of the way the weights go, a scalar in [0, 1]; 1, or None, is all of
+                it.
         """
         seen = self._seen or [_flat(same) for same, *_ in self._parts]
         for (same, before, shortens), after in zip(self._parts, seen, strict=True):
-            if shortens and share is not None:
-                part = before + share.to(before.dtype) * (after - before)
-                after = torch.where(share < 1, part, after)
             kept = torch.where(accepted, after, before)
+            if shortens and share is not None:  # a share of 1 gives the same to the bit
+                kept = torch.lerp(before, kept, share.to(before.dtype))
             pieces = kept.split([t.numel() for t in same])
             views = [_shaped(piece, t) for piece, t in zip(pieces, same, strict=True)]
             torch._foreach_copy_([t.detach() for t in same], views)
