@@ -47,6 +47,7 @@ def test_a_search_ends_with_a_table_and_a_preset_that_a_run_takes(
     assert len(document["trials"]) == 4
     values = [trial["value"] for trial in document["trials"]]
     assert document["best"]["value"] == max(values)
+    assert json.loads(preset.read_text())["found"]["trials"] == 4  # also if an earlier one is best
     limits = ["--max-batches", "3", "--device", "cpu", "--no-probe", "--threads", "1"]
     run = ["run", "split-digits", "er", "--preset", str(preset), "--out", str(tmp_path / "r")]
     assert main([*run, *limits]) == 0

@@ -160,14 +160,14 @@ def _end(study: Study, over: Over, trial: _Running) -> Ended | None:
 
 
 def _judge(study: Study, number: int, result: Result) -> Ended:
-    """Keep the best settings, if these are; give up if nothing works at all."""
+    """Keep the best settings so far; give up if nothing works at all."""
     trials, ranking = study.trials(), study.ranking()
     failed = [trial for trial in trials if trial.state == "failed"]
     ended = [trial for trial in trials if trial.state != "running"]
     if len(failed) == len(ended) >= MOST_FAILURES:
         raise RunError(f"All of {len(failed)} trials failed, the last one with: {result.error}")
     best = ranking[0] if ranking else None
-    if best is not None and (best.number == number or not study.preset_path.exists()):
+    if best is not None:
         write_preset(study.preset_path, preset_of(study, best))
     trial = next(trial for trial in trials if trial.number == number)
     return Ended(trial=trial, best=best, details=result.details)
@@ -190,7 +190,7 @@ def preset_of(study: Study, trial: Trial) -> Preset:
             "objective": config.objective,
             "value": trial.value,
             "trial": trial.number,
-            "trials": len(study.trials()),
+            "trials": sum(other.state != "running" for other in study.trials()),
             "seed": config.seed,
         },
     )
