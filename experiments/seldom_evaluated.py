@@ -4,7 +4,7 @@
 
 WC-Acc takes the lowest accuracy of a task over all evaluations since it ended, so that who looks
 less often sees less. Of runs that were evaluated after every batch, every n-th evaluation and the
-last of each task are taken, for several n.
+last of each task are taken, for several n; n = 0 is the last of each task alone.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from ocar.events import Evaluated
 from ocar.metrics.running import Worst, compute_worst_case, update_worst_case
 from ocar.runs.reading import Run, find_runs
 
-INTERVALS = (1, 2, 5, 10, 20, 50, 100)
+INTERVALS = (1, 2, 5, 10, 20, 50, 100, 0)
 
 
 def worst_case(history: Sequence[Evaluated], every: int) -> float:
-    """WC-Acc from every so many-th evaluation."""
+    """WC-Acc from every so many-th evaluation, 0 for the ends of tasks alone."""
     state = Worst()
     for place, event in enumerate(history):
         ends = place + 1 == len(history) or history[place + 1].task > event.task
-        if place % every == 0 or ends:
+        if ends or (every and place % every == 0):
             state = update_worst_case(state, event.accuracies)
     return compute_worst_case(state)
 
