@@ -86,15 +86,20 @@ def test_markdown_is_a_table(results: Path, capsys: Captured) -> None:
 
 
 def test_the_stand_in_says_that_it_is_one(tmp_path: Path, capsys: Captured) -> None:
-    write_kept(tmp_path, "pacs", "er", {0: {"acc": 0.5, "aaa": 0.4}}, changed={"lr": 0.1})
+    write_kept(tmp_path, "pacs", "er", {0: {"acc": 0.5, "aaa": 0.4}})
     assert main(["paper", "clear", "--results", str(tmp_path)]) == 0
     said = lines(capsys)
     (at,) = [i for i, line in enumerate(said) if line.startswith("pacs, a stand-in for clear")]
     assert said[at + 2] == "er: ours, 1 seed 50.0 40.0"
     assert "er: paper 63.1 ± 0.7 58.9 ± 0.8 47.7 ± 1.6" in said[:at]
-    assert any("ours are: er (lr=0.1)" in line for line in said[at:])
     assert "ocar run clear er --seeds 0 1 2 3 4 --lr LR" in said[:at]
     assert any("LR of er" in line for line in said[:at])
+
+
+def test_settings_of_our_own_are_named(tmp_path: Path, capsys: Captured) -> None:
+    write_kept(tmp_path, "clear", "er", {0: {"acc": 0.5, "aaa": 0.4}}, changed={"lr": 0.1})
+    assert main(["paper", "clear", "--results", str(tmp_path)]) == 0
+    assert any("ours are: er (lr=0.1)" in line for line in lines(capsys))
 
 
 def test_times_say_of_what_device_they_are(tmp_path: Path, capsys: Captured) -> None:

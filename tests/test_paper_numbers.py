@@ -154,8 +154,8 @@ def test_where_no_settings_were_published_any_count(tmp_path: Path) -> None:
     assert (row.method, row.settings, row.seeds) == ("er", {"lr": 0.1}, (0,))
     settings = {"lr": 0.1, "memory_kind": "reservoir"}
     five = {seed: {"acc": 0.6, "aaa": 0.5, "wc_acc": 0.4} for seed in range(3)}
-    begun = clear_tables(kept(tmp_path, "pacs", "er", five, changed=settings))[1].commands[0]
-    assert begun.line == "ocar run pacs er --seeds 3 4 --lr 0.1 --memory-kind reservoir"
+    begun = clear_tables(kept(tmp_path, "clear", "er", five, changed=settings))[0].commands[0]
+    assert begun.line == "ocar run clear er --seeds 3 4 --lr 0.1 --memory-kind reservoir"
     assert begun.to_choose == ()
     tuned = kept(tmp_path, "clear", "lpr", {0: {"acc": 0.6}}, changed={"lr": 0.1})
     assert clear_tables(tuned)[0].rows[1].hash is None
