@@ -29,6 +29,9 @@ DampingKind = Literal["factored", "exact"]
 MOSTLY = 0.9
 """On a CPU inputs that were never used are left out, if no more than this part was used."""
 
+WIDE = 256
+"""From so many inputs on it is worth while to leave out those that are not used."""
+
 NORM_LAYERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, nn.GroupNorm)
 
 
@@ -195,6 +198,9 @@ class KroneckerBlock(Block):
         self.by_pixel = lies_by_pixel(module.weight)
         self.active_outputs: Tensor | None = None
         """How many outputs exist, where the layer has spare ones; None for all."""
+        self.used: Tensor | None = None
+        """The inputs that A is of, ascending, where it is not of all: on a CPU those that never
+        were anything but 0 are left out, if they are many. They are no part of the others."""
 
     @property
     def groups(self) -> int:
@@ -218,7 +224,50 @@ class KroneckerBlock(Block):
             a = factors.linear_inputs(x, bias=self.has_bias)
         else:
             a = factors.conv_inputs(x, self.layer, bias=self.has_bias, by_pixel=self.by_pixel)
+        if out is None:
+            a = self._of_used(a)
         return factors.input_factor(a, sharing=self.sharing, weights=weights, out=out)
+
+    def _of_used(self, a: Tensor) -> Tensor:
+        """Inputs ``(n, groups, d_in, L)`` without those that A is not of.
+
+        One that was 0 until now A comes to be of.
+        """
+        known = self.averages.get("A")
+        if not self._may_leave_out or (known is not None and self.used is None):
+            return a
+        seen = a.ne(0).any(-1).any(0).any(0)
+        if known is not None:
+            seen[self.used] = True
+        used = seen.nonzero().squeeze(-1)
+        if known is None:
+            self.used = None if self._are_most(used) else used
+        elif self.used is not None and len(used) > len(self.used):
+            self._take_all(factors.spread(known, self.used, a.shape[2]), used)
+        return a if self.used is None else a.index_select(2, self.used)
+
+    @property
+    def _may_leave_out(self) -> bool:
+        weight = self.layer.weight
+        wide = weight.is_cpu and weight.dim() == 2 and weight.shape[1] >= WIDE
+        return wide and self.kind == "factored"
+
+    def _are_most(self, used: Tensor) -> bool:
+        return len(used) > MOSTLY * self._shape("A")[-1]
+
+    def _take_all(self, a: Tensor, used: Tensor | None = None) -> None:
+        """Keep of a whole A what is used."""
+        if used is None:
+            used = a.diagonal(dim1=-2, dim2=-1).any(0).nonzero().squeeze(-1)
+        most = not self._may_leave_out or self._are_most(used)
+        self.used = None if most else used
+        self.averages["A"] = a if most else _columns(a.index_select(1, used), used)
+
+    @property
+    def whole_a(self) -> Tensor:
+        """The average of A over all inputs."""
+        a = self.averages["A"]
+        return a if self.used is None else factors.spread(a, self.used, self._shape("A")[-1])
 
     def estimate_gradients(self, g: Tensor, *, out: Tensor | None = None) -> Tensor:
         """G of one batch."""
@@ -229,11 +278,14 @@ class KroneckerBlock(Block):
         return factors.gradient_factor(g, sharing=self.sharing, out=out)
 
     def saved(self) -> dict[str, Tensor]:
-        """A and G, kernels channel by channel."""
-        if not self.by_pixel or "A" not in self.averages:
+        """A, of all inputs, and G, kernels channel by channel."""
+        if "A" not in self.averages or not (self.by_pixel or self.used is not None):
             return self.averages
-        order = factors.channel_order(self.layer.weight, bias=self.has_bias)
-        return self.averages | {"A": _reordered(self.averages["A"], order)}
+        a = self.whole_a
+        if self.by_pixel:
+            order = factors.channel_order(self.layer.weight, bias=self.has_bias)
+            a = _reordered(a, order)
+        return self.averages | {"A": a}
 
     def load(self, averages: Mapping[str, Tensor]) -> None:
         """Take what :meth:`saved` gave and fits."""
@@ -241,11 +293,16 @@ class KroneckerBlock(Block):
         if self.by_pixel and "A" in averages:
             order = factors.channel_order(self.layer.weight, bias=self.has_bias)
             self.averages["A"] = _reordered(self.averages["A"], order.argsort())
+        self.used = None
+        if "A" in averages:
+            self._take_all(self.averages["A"])
 
     def _invert(self, damping: Tensor | float) -> tuple[Tensor, ...]:
-        a, g = self.averages["A"], self.averages["G"]
         if self.kind == "exact":
             return self._decompose(damping)
+        if self.used is not None and not bool(self.averages["A"].diagonal(dim1=-2, dim2=-1).all()):
+            self._take_all(self.whole_a)  # as a checkpoint would be taken: some have faded to 0
+        a, g = self.averages["A"], self.averages["G"]
         damping_a, damping_g = self._split(damping)
         names = (f"the inputs of layer {self.name!r}", f"the outputs of layer {self.name!r}")
         inverse_g = linalg.damped_inverse(g, damping_g, name=names[1])
@@ -255,12 +312,10 @@ class KroneckerBlock(Block):
         # On a CPU two triangular solves cost what a product costs, and two thirds of the work of
         # the larger inverse are saved; on an accelerator triangular solves are slow, and the
         # inverse of the Cholesky factor does as well as that of the matrix.
-        used = a.diagonal(dim1=-2, dim2=-1).any(0).nonzero().squeeze(-1)
-        if len(used) > MOSTLY * a.shape[-1]:
-            return linalg.damped_factor(a, damping_a, name=names[0]), inverse_g
-        # Inputs that were never anything but 0 have nothing to do with the others.
-        small = _columns(a.index_select(1, used), used)
-        return linalg.damped_factor(small, damping_a, name=names[0]), inverse_g, used, damping_a
+        factor = linalg.damped_factor(a, damping_a, name=names[0])
+        return (
+            (factor, inverse_g) if self.used is None else (factor, inverse_g, self.used, damping_a)
+        )
 
     def move_inverse(self, key: str, place: Tensor) -> None:
         """Keep the inverse of a factor elsewhere from now on; factored damping on a GPU only."""
@@ -323,11 +378,12 @@ class KroneckerBlock(Block):
 
     def _split(self, damping: Tensor | float) -> tuple[Tensor, Tensor]:
         a, g = self.averages["A"], self.averages["G"]
-        return linalg.factored_damping(a, g, damping, g_dim=self.active_outputs)
+        a_dim = self._shape("A")[-1]
+        return linalg.factored_damping(a, g, damping, a_dim=a_dim, g_dim=self.active_outputs)
 
     def eigenvalues(self, damping: Tensor | float) -> Tensor:
         """Products of the eigenvalues of A and G, damped as the inverse is."""
-        values_a, _ = linalg.eigen(self.averages["A"], name=self.name)
+        values_a, _ = linalg.eigen(self.whole_a, name=self.name)
         values_g, _ = linalg.eigen(self.averages["G"], name=self.name)
         if self.active_outputs is not None:
             # Spare outputs have zero curvature and come first in ascending order.

@@ -108,6 +108,18 @@ def gradient_factor(g: Tensor, *, sharing: Sharing, out: Tensor | None = None) -
     return gram(g.flatten(0, 1), scale=1 / (g.shape[1] * g.shape[-1]), out=out)
 
 
+def spread(matrix: Tensor, used: Tensor, size: int) -> Tensor:
+    """A matrix with rows and columns of 0 between its own.
+
+    Args:
+        matrix: Shape ``(groups, d, d)``.
+        used: Where its own go, ``(d,)``.
+        size: How many there are then.
+    """
+    wide = matrix.new_zeros(matrix.shape[0], matrix.shape[1], size).index_copy_(2, used, matrix)
+    return matrix.new_zeros(matrix.shape[0], size, size).index_copy_(1, used, wide)
+
+
 def gram(t: Tensor, *, scale: float = 1.0, out: Tensor | None = None) -> Tensor:
     """Σ over the batch and the locations of t tᵀ, times a number.
 

@@ -79,7 +79,12 @@ def mean_trace(matrix: Tensor, dim: Tensor | int) -> Tensor:
 
 
 def factored_damping(
-    a: Tensor, g: Tensor, damping: Tensor | float, *, g_dim: Tensor | int | None = None
+    a: Tensor,
+    g: Tensor,
+    damping: Tensor | float,
+    *,
+    a_dim: int | None = None,
+    g_dim: Tensor | int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Split a damping τ over two Kronecker factors: ``(π√τ, √τ/π)``.
 
@@ -91,12 +96,13 @@ def factored_damping(
         a: Shape ``(groups, d_in, d_in)``.
         g: Shape ``(groups, d_out, d_out)``.
         damping: τ.
+        a_dim: How many rows ``a`` would have, where some that are 0 are left out.
         g_dim: How many rows of ``g`` count; all by default.
 
     Returns:
         The damping of ``a`` and of ``g``, each of shape ``(groups,)``.
     """
-    scale_a = mean_trace(a, a.shape[-1])
+    scale_a = mean_trace(a, a.shape[-1] if a_dim is None else a_dim)
     scale_g = mean_trace(g, g.shape[-1] if g_dim is None else g_dim)
     if a.is_cpu and len(a) == 1:  # a few numbers are faster without tensors
         parts = _split_damping(float(scale_a), float(scale_g), float(damping))
