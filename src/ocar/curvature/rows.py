@@ -106,13 +106,14 @@ def _is_product(gradient: Tensor | None, bias: Tensor | None, g: Tensor, x: Tens
     # A few numbers are faster without tensors.
     weight, out, into = (t.detach().numpy() for t in (gradient, g, x))
     vector, one = _direction(x.shape[1], out.dtype)
-    found, onto = weight @ vector, into @ vector
-    if bias is not None:
-        found += one * bias.detach().numpy()
-        onto += one
-    product = onto @ out
-    largest, error = np.abs(product).max(), np.abs(found - product).max()
-    return bool(error <= 1000 * np.finfo(out.dtype).eps * largest)
+    with np.errstate(all="ignore"):  # what is not finite is no product
+        found, onto = weight @ vector, into @ vector
+        if bias is not None:
+            found += one * bias.detach().numpy()
+            onto += one
+        product = onto @ out
+        largest, error = np.abs(product).max(), np.abs(found - product).max()
+        return bool(error <= 1000 * np.finfo(out.dtype).eps * largest)
 
 
 _PRECISIONS = torch.float32, torch.float64
