@@ -218,3 +218,10 @@ def test_the_product_does_not_depend_on_the_threads(dtype):
     torch.testing.assert_close(one, wanted)
     torch.testing.assert_close(two, wanted)
     assert one.shape == (1, 7, 7)
+
+
+@pytest.mark.parametrize(("groups", "size", "terms"), [(1, 128, 128), (1, 131, 200), (2, 150, 129)])
+def test_half_of_a_product_is_the_whole(groups: int, size: int, terms: int) -> None:
+    t = torch.randn(terms, groups, size, 1, dtype=torch.float64)
+    expected = torch.einsum("ngil,ngjl->gij", t, t) / 3
+    assert_close(factors.gram(t, scale=1 / 3), expected)
