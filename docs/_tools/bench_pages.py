@@ -24,7 +24,7 @@ def targets(bench: Mapping[str, Mapping[str, Any]]) -> str:
         [
             _sides(entry),
             entry["note"].partition(",")[0],
-            str(document["threads"]),
+            _where(document),
             f"{entry['target']['relation']} {entry['target']['value']:g}",
             f"{entry['ratio']:.2f}",
             "met" if entry["target"]["met"] else "**not met**",
@@ -37,12 +37,12 @@ def targets(bench: Mapping[str, Mapping[str, Any]]) -> str:
         return "No target was measured.\n"
     rows.sort()
     missed = [
-        f"{sides} ({network}) with {threads} thread(s): {ratio}, {wanted} wanted"
-        for sides, network, threads, wanted, ratio, met in rows
+        f"{sides} ({network}) on {where}: {ratio}, {wanted} wanted"
+        for sides, network, where, wanted, ratio, met in rows
         if met != "met"
     ]
     plainly = f"Not met: {'; '.join(missed)}." if missed else "All are met."
-    head = ["ratio", "network", "threads", "target", "measured", ""]
+    head = ["ratio", "network", "on", "target", "measured", ""]
     return table(head, rows) + f"\n{plainly}\n"
 
 
@@ -79,10 +79,21 @@ def _device(document: Mapping[str, Any]) -> str:
     return str(device.get("name") or f"{device['machine']}, {document['cores']} cores")
 
 
+def _where(document: Mapping[str, Any]) -> str:
+    """A GPU by its name, a CPU by its threads."""
+    if document["device"].get("type") == "cuda":
+        return _device(document)
+    return f"a CPU, {document['threads']} thread(s)"
+
+
 def _commands(runs: Sequence[Mapping[str, Any]]) -> str:
     columns = {"wall_s": "whole, s", "train_s": "training, s", "memory_mib": "GPU memory, MiB"}
     rows = [
-        [f"`{run['command']}`", *(str(run.get(column, "")) for column in columns)] for run in runs
+        [
+            f"`{run['command']}`" + (f", {run['note']}" if "note" in run else ""),
+            *(str(run.get(column, "")) for column in columns),
+        ]
+        for run in runs
     ]
     return table(["command", *columns.values()], rows)
 

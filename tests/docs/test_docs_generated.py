@@ -60,9 +60,12 @@ def test_targets_that_are_missed_are_named() -> None:
 
     entry = {"above": "A", "below": "B", "ratio": 3.0, "note": "MLP, small"}
     target = {"relation": "at most", "value": 2, "met": False}
-    document = {"threads": 1, "results": [{**entry, "target": target}, {**entry, "target": None}]}
+    both = [{**entry, "target": target}, {**entry, "target": None}]
+    document = {"device": {"type": "cpu"}, "threads": 1, "results": both}
     text = targets({"file.json": document})
-    assert "Not met: A / B (MLP) with 1 thread(s): 3.00, at most 2 wanted." in text
+    assert "Not met: A / B (MLP) on a CPU, 1 thread(s): 3.00, at most 2 wanted." in text
+    on_gpu = {**document, "device": {"type": "cuda", "name": "A GPU"}}
+    assert "A / B (MLP) on A GPU: 3.00" in targets({"file.json": on_gpu})
     assert "All are met." in targets(
         {"file.json": {**document, "results": [{**entry, "target": {**target, "met": True}}]}}
     )

@@ -15,6 +15,7 @@ import ocar
 from ocar.errors import ConfigError, NumericalError
 from ocar.evaluate import Guarded, evaluate
 from ocar.learners.guard import Guard, GuardCounts, GuardWarning
+from ocar.learners.guard.device import DeviceGuard
 from ocar.learners.guard.host import HostGuard
 from ocar.streams.arrays import ArrayStream, TaskArrays
 
@@ -235,6 +236,40 @@ def test_copies_of_one_sample_are_learned_and_not_remembered(case: Case) -> None
     allowed.learn(x[:1].repeat(10, 1), y)
     assert len(allowed.memory) == 10
     assert allowed.guarded.total == 0
+
+
+@pytest.mark.parametrize("spoil", ["step", "scale", "number", "copies"])
+@pytest.mark.parametrize("method", ["er", "ocar"])
+@pytest.mark.filterwarnings("ignore::ocar.learners.guard.GuardWarning")
+def test_to_decide_by_values_is_to_decide_by_branches(
+    method: str, spoil: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a GPU does without waiting, done on the CPU."""
+    learners = []
+    for kind in (HostGuard, DeviceGuard):
+        monkeypatch.setattr("ocar.learners.guard.HostGuard", kind)
+        guard = Guard(kl=1e-3 if spoil == "step" else 10.0)
+        settings = OCAR if method == "ocar" else {"lr": 0.02, "memory": 30, "passes": 2}
+        learner = (ocar.OCAR if method == "ocar" else ocar.ER)(mlp(), guard=guard, **settings)
+        *batches, (x, y) = vectors(4, [0, 1, 2, 3])
+        _learn(learner, batches)
+        spoiled = {
+            "scale": x * 1e6,
+            "number": (x * torch.inf).nan_to_num(),
+            "copies": 0 * x + x[:1],
+        }
+        learner.learn(spoiled.get(spoil, x), y)
+        learners.append(learner)
+    one, other = learners
+    assert isinstance(other._guard, DeviceGuard)
+    assert one.guarded.shortened == other.guarded.shortened
+    assert (one.guarded.shortened > 0) == (spoil == "step" and method == "ocar")
+    assert (one.guarded.out_of_scale > 0) == (spoil in {"scale", "number"})
+    assert (one.guarded.copies > 0) == (spoil == "copies")
+    assert other.guarded.largest_kl == pytest.approx(one.guarded.largest_kl, rel=1e-4)
+    for name in ("not_finite", "out_of_scale", "copies", "in_a_row"):
+        assert getattr(one.guarded, name) == getattr(other.guarded, name)
+    torch.testing.assert_close(_weights(other), _weights(one))
 
 
 @pytest.mark.parametrize("name", ["kl", "gaussian_kl", "scale"])

@@ -23,6 +23,8 @@ from ocar.curvature.convolution import is_pulling_back
 Rows = tuple[Tensor, Tensor]
 """X, ``(m, d_in)``, and Δ, ``(m, d_out)``."""
 
+_PRECISIONS = torch.float32, torch.float64  # that NumPy knows
+
 
 class RowRecorder:
     """Keeps what linear layers see in forward and backward passes.
@@ -114,9 +116,6 @@ def _is_product(gradient: Tensor | None, bias: Tensor | None, g: Tensor, x: Tens
         product = onto @ out
         largest, error = np.abs(product).max(), np.abs(found - product).max()
         return bool(error <= 1000 * np.finfo(out.dtype).eps * largest)
-
-
-_PRECISIONS = torch.float32, torch.float64
 
 
 @lru_cache(maxsize=64)
