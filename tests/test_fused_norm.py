@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -125,27 +124,3 @@ def test_a_network_computes_the_same_without_it(monkeypatch: pytest.MonkeyPatch)
         fused = losses()
         monkeypatch.setattr(fused_norm, "_kernels", lambda: None)
         assert fused == pytest.approx(losses(), rel=2e-3)
-
-
-def test_where_nothing_can_be_compiled_it_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Failing:
-        def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-            def launch(*arguments: object) -> None:
-                raise RuntimeError("Failed to find C compiler.\nPlease specify")
-
-            return launch
-
-    def empty(*size: int, device: str) -> Tensor:
-        assert device == "cuda"
-        return Tensor(*size)
-
-    kernels = SimpleNamespace(fill=Failing())
-    monkeypatch.setattr(fused_norm.importlib, "import_module", lambda name: kernels)
-    monkeypatch.setattr(torch, "empty", empty)
-    fused_norm._kernels.cache_clear()
-    try:
-        with pytest.warns(UserWarning, match=r"cannot compile one: Failed to find C compiler\.$"):
-            assert fused_norm._kernels() is None
-        assert fused_norm._kernels() is None
-    finally:
-        fused_norm._kernels.cache_clear()

@@ -5,15 +5,12 @@ most of them for their own beginning. BatchNorm and what follows it are three of
 three backward, and six where the columns of a Fisher's root are pulled back together; here each
 is one. The numbers are those of PyTorch's own kernels up to rounding.
 
-It needs Triton, which comes with PyTorch for CUDA. Without it, on a CPU, and for images so many or
-large that a kernel's beginning no longer counts, PyTorch's kernels do the work.
+It needs Triton, see :mod:`ocar.compiled`. Without it, on a CPU, and for images so many or large
+that a kernel's beginning no longer counts, PyTorch's kernels do the work.
 """
 
 from __future__ import annotations
 
-import functools
-import importlib
-import warnings
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, cast
@@ -22,6 +19,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.nn import functional
+
+from ocar.compiled import kernels
 
 _LARGEST = 32768  # numbers of a channel that one program keeps in registers
 
@@ -57,23 +56,8 @@ def can_fuse(norm: nn.Module, x: Tensor) -> bool:
     return single and 1 < x.numel() // x.shape[1] <= _LARGEST and _kernels() is not None
 
 
-@functools.cache
 def _kernels() -> ModuleType | None:
-    """The kernels, if there is a Triton that can compile one."""
-    try:
-        kernels = importlib.import_module("ocar.models.norm_kernels")
-    except ImportError:
-        return None
-    try:
-        kernels.fill[(1,)](torch.empty(1, device="cuda"), 1)
-    except Exception as error:  # noqa: BLE001 (a missing compiler shows in many ways)
-        reason = str(error).strip().partition("\n")[0]
-        warnings.warn(
-            f"BatchNorm takes several kernels, more slowly: Triton cannot compile one: {reason}",
-            stacklevel=2,
-        )
-        return None
-    return kernels
+    return kernels("ocar.models.norm_kernels")
 
 
 def _normalize(norm: nn.BatchNorm2d, x: Tensor, shortcut: Tensor | None, *, relu: bool) -> Tensor:
@@ -109,15 +93,15 @@ class _FusedNorm(torch.autograd.Function):
         eps: float,
         relu: bool,
     ) -> Tensor:
-        kernels = _kernels()
-        assert kernels is not None
+        compiled = _kernels()
+        assert compiled is not None
         x = x.contiguous()
         shortcut = None if shortcut is None else shortcut.contiguous()
         y = torch.empty_like(x)
         mean, scale = x.new_empty(2, x.shape[1]).unbind()
         sizes, how = _sizes(x)
         with torch.cuda.device_of(x):
-            kernels.forward[(x.shape[1],)](
+            compiled.forward[(x.shape[1],)](
                 *(x, shortcut, y, weight, bias, mean, scale, running_mean, running_variance),
                 *(*sizes, momentum, eps),
                 HAS_SHORTCUT=shortcut is not None,
@@ -176,8 +160,8 @@ def _gradients(
     has_shortcut: bool,
 ) -> tuple[Tensor, ...]:
     """As :class:`_Backward`; all that comes in and goes out has its columns first."""
-    kernels = _kernels()
-    assert kernels is not None
+    compiled = _kernels()
+    assert compiled is not None
     g = g.contiguous()
     columns, channels = g.shape[0], x.shape[1]
     gx = torch.empty_like(g)
@@ -185,7 +169,7 @@ def _gradients(
     gw, gb = g.new_empty(2, columns, channels).unbind()
     sizes, how = _sizes(x)
     with torch.cuda.device_of(g):
-        kernels.backward[(channels, columns)](
+        compiled.backward[(channels, columns)](
             *(g, x, y, weight, mean, scale, gx, gs, gw, gb),
             *sizes,
             HAS_SHORTCUT=has_shortcut,

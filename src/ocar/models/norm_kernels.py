@@ -11,12 +11,6 @@ import triton.language as tl
 
 
 @triton.jit
-def fill(x, value):
-    """Write a number, to see if anything can be compiled."""
-    tl.store(x, value)
-
-
-@triton.jit
 def places(channel, count, channels, area, BLOCK: tl.constexpr):
     """Where the numbers of a channel are, and which of them there are."""
     inside = tl.arange(0, BLOCK)
