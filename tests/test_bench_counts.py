@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
+import ocar
 from ocar.bench.floor import floor_seconds, learner_work
-from ocar.bench.kernels import OTHER, by_family, family
+from ocar.bench.kernels import OTHER, OWN, by_family, family
 from ocar.bench.operations import Work, count_batch, layer_shapes
 from ocar.bench.setup import Setup, slim_learner, slim_resnet
 
 CPU = torch.device("cpu")
+PACKAGE = Path(ocar.__file__).parent
 SETUP = Setup.quick(CPU)
 
 
@@ -98,6 +103,9 @@ def test_the_floor_is_the_longer_of_operations_and_bytes_part_by_part() -> None:
         ("void at::native::index_elementwise_kernel<128, 4>()", 4),
         ("void at::native::vectorized_elementwise_kernel<4, AddFunctor<float>>()", 5),
         ("void at::native::multi_tensor_apply_kernel<TensorListMetadata<2>>()", 5),
+        ("forward", 0),  # our own
+        ("subtract", 1),
+        ("multiply", 3),
         ("something new", None),
     ],
 )
@@ -111,6 +119,12 @@ def test_kernels_are_told_apart_by_their_names(kernel: str, kind: int | None) ->
         "elementwise and sums",
     ]
     assert family(kernel) == (OTHER if kind is None else kinds[kind])
+
+
+def test_our_own_kernels_are_known_by_the_names_that_they_have() -> None:
+    sources = [path.read_text() for path in sorted(PACKAGE.rglob("*_kernels.py"))]
+    jitted = {name for text in sources for name in re.findall(r"^def (\w+)\(", text, re.M)}
+    assert OWN.keys() <= jitted
 
 
 def test_times_of_kernels_are_summed_by_kind() -> None:

@@ -13,6 +13,7 @@ from torch.testing import assert_close
 
 from ocar.curvature import KFAC, kfac, linalg
 from ocar.curvature.blocks import KroneckerBlock
+from ocar.curvature.compiled_pool import make_pool
 from ocar.curvature.pool import STACKED, FactorPool
 
 EXACT: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-12}
@@ -198,6 +199,16 @@ def test_a_pool_changes_nothing_by_itself() -> None:
     assert pool.fits(kronecker(kfac))
 
 
+def test_on_a_cpu_there_are_no_kernels_of_our_own() -> None:
+    kfac = make_kfac(make_model())
+    update(kfac, 1)
+    for block in kronecker(kfac).values():
+        block._inverse = true_inverses(block)
+    pool = make_pool(kronecker(kfac), head=kfac.head)
+    assert type(pool) is FactorPool
+    assert not pool.precondition_()
+
+
 def test_other_tensors_are_noticed() -> None:
     kfac = make_kfac(make_model())
     update(kfac, 1)
@@ -230,7 +241,7 @@ def test_the_old_inverses_stay_when_one_fails(bad: float) -> None:
     pool = into_pool(kfac)
     before = pool._inverses.clone()
     kfac.blocks["3"].averages["A"][0, 5, 5] = bad
-    infinite = pool.damp(torch.tensor(TAU))
+    infinite = pool.mix(0.0, 0.0, torch.tensor(TAU), accepted=pool.accept(None))
     failed = pool.renew([job() for _, job in pool.inversions()], infinite)
     assert bool(infinite) == (bad != -1e3)
     assert infinite + failed >= 1

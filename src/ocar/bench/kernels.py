@@ -31,11 +31,25 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 """What the name of a kernel holds, by kind; the first kind that fits counts."""
 
+OWN = {
+    "forward": "batch norm",
+    "backward": "batch norm",
+    "divide": "factorization",
+    "subtract": "factorization",
+    "finish": "factorization",
+    "multiply": "products",
+    "mix": "elementwise and sums",
+    "trace": "elementwise and sums",
+}
+"""Kinds of our own kernels, by their whole names."""
+
 OTHER = "other"
 
 
 def family(kernel: str) -> str:
     """The kind of a kernel, from its name."""
+    if kernel in OWN:
+        return OWN[kernel]
     low = kernel.lower()
     fitting = (kind for kind, marks in FAMILIES.items() if any(mark in low for mark in marks))
     return next(fitting, OTHER)

@@ -339,12 +339,9 @@ class KroneckerBlock(Block):
         if rows is not None and self.kind == "factored":
             self._apply_to_rows(inverse, rows)
             return
-        weight, bias = self.layer.weight, self.layer.bias if self.has_bias else None
-        bias_grad = None if bias is None else bias.grad
+        weight = self.layer.weight
         assert weight.grad is not None
-        grad = factors.gradient_matrix(
-            weight.grad, bias_grad, groups=self.groups, by_pixel=self.by_pixel
-        )
+        grad = self.gradient()
         dtype = inverse[0].dtype
         if self.kind == "factored":
             in_place = grad.dtype == dtype and grad.data_ptr() == weight.grad.data_ptr()
@@ -357,12 +354,41 @@ class KroneckerBlock(Block):
             vectors_a, vectors_g, denominator = inverse
             rotated = vectors_g.mT @ grad.to(dtype) @ vectors_a
             result = vectors_g @ (rotated / denominator) @ vectors_a.mT
-        new_weight, new_bias = factors.split_gradient_matrix(
-            result, weight, bias, by_pixel=self.by_pixel
-        )
+        new_weight, new_bias = self._split_gradient(result)
         weight.grad.copy_(new_weight)
-        if bias_grad is not None and new_bias is not None:
-            bias_grad.copy_(new_bias)
+        if new_bias is not None:
+            assert self.layer.bias is not None
+            assert self.layer.bias.grad is not None
+            self.layer.bias.grad.copy_(new_bias)
+
+    def gradient(self) -> Tensor:
+        """The gradients of weight and bias as one matrix for each group."""
+        weight, bias = self.layer.weight, self.layer.bias if self.has_bias else None
+        assert weight.grad is not None
+        return factors.gradient_matrix(
+            weight.grad,
+            None if bias is None else bias.grad,
+            groups=self.groups,
+            by_pixel=self.by_pixel,
+        )
+
+    @property
+    def gradient_size(self) -> int:
+        """How many numbers :meth:`gradient` has."""
+        return sum(parameter.numel() for parameter in self.parameters)
+
+    def replace_gradient(self, matrix: Tensor) -> None:
+        """Take what has the shape of :meth:`gradient` as the gradients; no copy if it can be."""
+        weight, bias = self._split_gradient(matrix)
+        if bias is not None:
+            assert self.layer.bias is not None
+            self.layer.bias.grad = bias.contiguous()
+            weight = torch.empty_like(self.layer.weight).copy_(weight)
+        self.layer.weight.grad = weight
+
+    def _split_gradient(self, matrix: Tensor) -> tuple[Tensor, Tensor | None]:
+        weight, bias = self.layer.weight, self.layer.bias if self.has_bias else None
+        return factors.split_gradient_matrix(matrix, weight, bias, by_pixel=self.by_pixel)
 
     def _apply_to_rows(self, inverse: tuple[Tensor, ...], rows: Rows) -> None:
         """Write G⁻¹ΔᵀXA⁻¹ over the gradients of a linear layer, without another copy of it."""

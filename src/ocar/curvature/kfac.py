@@ -22,6 +22,7 @@ from ocar.curvature.base import (
 )
 from ocar.curvature.blocks import NORM_LAYERS, Block, DampingKind, KroneckerBlock, make_block
 from ocar.curvature.capture import Capture, reject_shared_parameters, warn_uncovered
+from ocar.curvature.compiled_pool import make_pool
 from ocar.curvature.factors import Sharing
 from ocar.curvature.fisher import FisherRoot
 from ocar.curvature.lanes import Lanes, is_capturing
@@ -122,7 +123,6 @@ class KFAC(Curvature):
         self._batched = True
         self._pool: FactorPool | None = None
         self._lanes: Lanes | None = None  # those of the step that is being recorded
-        self._rewritten: set[nn.Module] = set()  # in the step that is being recorded
         self._begun: set[str] = set()  # layers whose A is being estimated on them
         self._finish: Callable[[], None] | None = None
 
@@ -330,10 +330,9 @@ class KFAC(Curvature):
         def average() -> None:
             assert pool is not None
             head = pooled.get(self.head or "")
-            taken = None if accepted is None else pool.accept(accepted)
+            taken = pool.accept(accepted)
             head_rate = ema if head is None else self._head_rate(head, active, ema, taken)
-            pool.average(ema, head_rate, accepted=taken)
-            infinite.insert(0, pool.damp(damping))
+            infinite.insert(0, pool.mix(ema, head_rate, damping, accepted=taken))
 
         def take(name: str, x: Tensor, g: Tensor) -> None:
             block = self.blocks[name]
@@ -447,30 +446,19 @@ class KFAC(Curvature):
                 block.invert(damping)
         pooled = self._poolable() if self._device.type == "cuda" else {}
         if pooled and (self._pool is None or not self._pool.fits(pooled)):
-            self._pool = FactorPool(pooled, head=self.head)
-
-    @full_precision
-    def precondition_layer_(self, layer: nn.Module) -> None:
-        """Rewrite the gradients of one layer in a step that is being recorded.
-
-        It is done on the current stream, with the inverse as it is; :meth:`precondition_` leaves
-        the layer alone then.
-        """
-        block = next((b for b in self.blocks.values() if b.module is layer), None)
-        if block is not None:
-            block.precondition_()
-            self._rewritten.add(layer)
+            self._pool = make_pool(pooled, head=self.head)
 
     def _rewrite_gradients(self) -> None:
         if is_capturing(self._device):
             if self._finish is not None:
                 self._finish()
                 self._finish = None
+            together = self._pool is not None and self._pool.precondition_()
+            done = self._poolable() if together else {}
+            left = [block for name, block in self.blocks.items() if name not in done]
             lanes = Lanes(self._device)
-            left = [b for b in self.blocks.values() if b.module not in self._rewritten]
             lanes.run((block.cost, block.precondition_) for block in left)
             lanes.join()
-            self._rewritten.clear()
             return
         for name, block in self.blocks.items():
             block.precondition_(self._rows.rows(name))

@@ -62,6 +62,7 @@ class FactorPool:
         self._values, self._scratch, self._inverses = like.new_zeros(3, used + 1).unbind()
         self._table = _diagonals(self._slots, used).to(like.device)
         sizes = [slot.size for slot in self._slots for _ in range(slot.groups)]
+        self._sizes = sizes
         self._dims = torch.tensor(sizes, dtype=like.dtype, device=like.device)
         self._partners = _partners(self._slots).to(like.device)
         self._head_start = last.start if self._head is not None else used
@@ -90,29 +91,49 @@ class FactorPool:
         """Where the next estimate of each factor of a layer is to be written, by its key."""
         return {s.key: s.view(self._scratch) for s in self._slots if s.layer == layer}
 
-    def accept(self, accepted: Tensor) -> Tensor:
-        """Make the estimates that were written finite, if they are not.
+    def accept(self, accepted: Tensor | None) -> Tensor | None:
+        """Look whether the estimates that were written can be taken; called first.
 
         Args:
-            accepted: A scalar of bool.
+            accepted: A scalar of bool, or None to take them however they are.
 
         Returns:
-            The same, but False if they were not.
+            The same, but False if they are not finite.
         """
+        if accepted is None:
+            return None
         finite = self._scratch[self._table].sum().isfinite()  # the diagonals bound the rest
         self._scratch.nan_to_num_()
         return accepted & finite
 
-    def average(
-        self, ema: Tensor | float, head_rate: Tensor | float, *, accepted: Tensor | None = None
-    ) -> None:
-        """Mix the estimates that were written into the averages.
+    def mix(
+        self,
+        ema: Tensor | float,
+        head_rate: Tensor | float,
+        damping: Tensor | float,
+        *,
+        accepted: Tensor | None,
+    ) -> Tensor:
+        """Mix the estimates that were written into the averages, and write these damped there.
+
+        Each pair A, G gets √(τ · mean trace of the one / of the other) on its diagonals, as in
+        :func:`ocar.curvature.linalg.factored_damping`.
 
         Args:
             ema: Weight of the estimates.
             head_rate: That of the head's G.
-            accepted: A scalar of bool; where it is False the averages stay as they are.
+            damping: τ.
+            accepted: What :meth:`accept` gave; where it is False the averages stay as they are.
+
+        Returns:
+            How many averages are not finite, a scalar.
         """
+        self._average(ema, head_rate, accepted)
+        return self._damp(damping)
+
+    def _average(
+        self, ema: Tensor | float, head_rate: Tensor | float, accepted: Tensor | None
+    ) -> None:
         if accepted is not None:
             ema, head_rate = (accepted.double() * rate for rate in (ema, head_rate))
         cut = self._head_start
@@ -121,22 +142,10 @@ class FactorPool:
             if len(old):
                 old.lerp_(new, rate.to(old.dtype) if isinstance(rate, Tensor) else rate)
 
-    def damp(self, damping: Tensor | float) -> Tensor:
-        """Write the damped averages where the estimates were.
-
-        Each pair A, G gets √(τ · mean trace of the one / of the other) on its diagonals, as in
-        :func:`ocar.curvature.linalg.factored_damping`.
-
-        Args:
-            damping: τ.
-
-        Returns:
-            How many averages are not finite, a scalar.
-        """
+    def _damp(self, damping: Tensor | float) -> Tensor:
         diagonals = self._values[self._table]
         traces = diagonals.sum(-1)
-        if self._head is not None and self._head.active_outputs is not None:
-            self._dims[-1].copy_(self._head.active_outputs)
+        self._count_outputs()
         means = traces / self._dims
         others = means[self._partners]
         balanced = (means > 0) & (others > 0)
@@ -145,6 +154,11 @@ class FactorPool:
         self._scratch.copy_(self._values)
         self._scratch.scatter_(0, self._table.flatten(), damped.flatten())
         return (~traces.isfinite()).sum()
+
+    def _count_outputs(self) -> None:
+        """Let those rows of the head's G count that stand for a class."""
+        if self._head is not None and self._head.active_outputs is not None:
+            self._dims[-1].copy_(self._head.active_outputs)
 
     def inversions(self) -> Iterator[tuple[int, Callable[[], Tensor]]]:
         """Jobs that replace the damped averages by their inverses, each with its cost.
@@ -171,7 +185,7 @@ class FactorPool:
 
         Args:
             reports: What the jobs of :meth:`inversions` returned.
-            infinite: What :meth:`damp` returned.
+            infinite: What :meth:`mix` returned.
 
         Returns:
             How many factors had no inverse, a scalar.
@@ -180,6 +194,10 @@ class FactorPool:
         failed = (torch.cat(reports) != 0).sum() + (~good).sum()
         torch.where(failed + infinite > 0, self._inverses, self._scratch, out=self._inverses)
         return failed
+
+    def precondition_(self) -> bool:
+        """Rewrite the gradients of all blocks together, if that can be done, and say so."""
+        return False
 
 
 def _lay_out(blocks: Mapping[str, KroneckerBlock], head: str | None) -> Iterator[_Slot]:

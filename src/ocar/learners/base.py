@@ -344,7 +344,7 @@ class Learner:
         outputs = self._transform.observe(seen, outcome.outputs, self.model)
         if step.index == 0:
             self._guard.ask(seen, outputs)
-        self._gradients.backward(outcome.loss, finished=self._transform.early(step))
+        self._gradients.backward(outcome.loss)
         self._transform.rewrite_()
         if self._optimizer is not None:
             self._optimizer.step()

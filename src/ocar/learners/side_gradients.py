@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, cast
@@ -36,15 +35,12 @@ class SideGradients:
         self._model = model
         self._device = device
         self._lanes: dict[nn.Module, torch.cuda.Stream] | None = None
-        self._calls: Counter[nn.Module] = Counter()  # without their gradients yet
-        self._finished: Callable[[nn.Module], object] | None = None
         self._used: list[torch.cuda.Stream] = []
         self._kept: list[object] = []
 
     @contextmanager
     def prepared(self) -> Iterator[None]:
         """For the forward pass; does nothing unless a graph is being recorded."""
-        self._calls.clear()
         with ExitStack() as stack:
             if is_capturing(self._device):
                 for module in self._model.modules():
@@ -54,30 +50,20 @@ class SideGradients:
                         stack.callback(conv.__dict__.pop, "forward")
             yield
 
-    def backward(
-        self, loss: Tensor, *, finished: Callable[[nn.Module], object] | None = None
-    ) -> None:
-        """Add the gradients of a loss to ``.grad`` of all parameters.
-
-        Args:
-            loss: The loss.
-            finished: In a step that is being recorded, called for a convolution as soon as the
-                gradients of all its calls are there, on the stream where they are.
-        """
+    def backward(self, loss: Tensor) -> None:
+        """Add the gradients of a loss to ``.grad`` of all parameters."""
         if not is_capturing(self._device):
             loss.backward()
             return
         streams = itertools.cycle(_streams(self._device))
         self._lanes = {module: next(streams) for module in self._model.modules()}
-        self._finished = finished
         try:
-            with _refusing_other_gradients(self._calls if finished is not None else ()):
-                loss.backward()
+            loss.backward()
             current = torch.cuda.current_stream(self._device)
             for stream in self._used:  # another is no part of the graph
                 current.wait_stream(stream)
         finally:
-            self._lanes = self._finished = None
+            self._lanes = None
             self._used.clear()
             self._kept.clear()
 
@@ -108,34 +94,9 @@ class SideGradients:
                     parameter.grad = gradient
                 else:
                     parameter.grad.add_(gradient)
-            self._calls[conv] -= 1
-            if self._finished is not None and not self._calls[conv]:
-                self._finished(conv)
-
-    def called(self, conv: nn.Conv2d) -> None:
-        """A convolution was called in the forward pass."""
-        self._calls[conv] += 1
 
 
 Tensors = tuple[Tensor | None, Tensor | None]
-
-
-@contextmanager
-def _refusing_other_gradients(modules: Iterable[nn.Module]) -> Iterator[None]:
-    """Inside it a part of the loss that does not go through calls of these modules is refused.
-
-    A penalty on the weights is such a part: what it adds may come when a gradient is already used.
-    """
-
-    def refuse(gradient: Tensor | None) -> None:
-        if gradient is not None:
-            raise NotImplementedError("The loss has a part that no layer has seen.")
-
-    with ExitStack() as stack:
-        for module in modules:
-            for parameter in module.parameters(recurse=False):
-                stack.callback(parameter.register_hook(refuse).remove)
-        yield
 
 
 @functools.cache
@@ -154,7 +115,6 @@ def _is_plain(module: nn.Module) -> bool:
 
 def _forward(conv: nn.Conv2d, side: SideGradients, x: Tensor) -> Tensor:
     apply = cast("Callable[..., Tensor]", _Convolution.apply)
-    side.called(conv)
     return apply(x, conv.weight, conv.bias, conv, side)
 
 

@@ -8,13 +8,13 @@ gradients afterwards. Plain SGD needs none.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ocar.learners.context import Context
 from ocar.learners.objective import Forward, Objective, Step
@@ -57,14 +57,6 @@ class Transform:
             The outputs of that pass where one was made, else those given.
         """
         return outputs
-
-    def early(self, step: Step) -> Callable[[nn.Module], object] | None:
-        """What to do with the gradients of one layer before the others are there.
-
-        A step that is recorded as a graph does it beside the backward pass. None if there is
-        nothing that :meth:`rewrite_` would then leave alone.
-        """
-        return None
 
     def rewrite_(self) -> None:
         """The gradients are there, to be changed in place."""

@@ -18,7 +18,7 @@ named option; the defaults follow the code, which made the paper's tables.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -240,13 +240,6 @@ class OCARTransform(Transform):
             outputs, weights=weights, targets=step.y, active=step.active, accepted=step.trusted
         )
         return outputs
-
-    def early(self, step: Step) -> Callable[[nn.Module], object] | None:
-        """Precondition a layer where its inverse does not wait for this pass."""
-        curvature = self.curvature
-        if self._renews(step) or curvature.track_norms or not isinstance(curvature, KFAC):
-            return None
-        return curvature.precondition_layer_
 
     def rewrite_(self) -> None:
         """Precondition the gradients."""
