@@ -77,6 +77,10 @@ def _sizes(x: Tensor) -> tuple[tuple[int, int, int], dict[str, Any]]:
     return (count, channels, area), {"BLOCK": block, "num_warps": min(16, max(1, block // 512))}
 
 
+def _present(tensor: Tensor | None, other: Tensor) -> Tensor:
+    return other if tensor is None else tensor
+
+
 class _FusedNorm(torch.autograd.Function):
     """``relu(norm(x) + shortcut)``, of which the last two may be left out."""
 
@@ -100,17 +104,17 @@ class _FusedNorm(torch.autograd.Function):
         y = torch.empty_like(x)
         mean, scale = x.new_empty(2, x.shape[1]).unbind()
         sizes, how = _sizes(x)
+        # For what there is none of another stands in, of which nothing is read or written.
+        statistics = _present(running_mean, mean), _present(running_variance, scale)
+        has_shortcut, tracks = shortcut is not None, running_mean is not None
         with torch.cuda.device_of(x):
             compiled.forward[(x.shape[1],)](
-                *(x, shortcut, y, weight, bias, mean, scale, running_mean, running_variance),
-                *(*sizes, momentum, eps),
-                HAS_SHORTCUT=shortcut is not None,
-                RELU=relu,
-                TRACKS=running_mean is not None,
+                *(x, _present(shortcut, x), y, weight, bias, mean, scale, *statistics),
+                *(*sizes, momentum, eps, int(has_shortcut), int(relu), int(tracks)),
                 **how,
             )
         ctx.save_for_backward(x, weight, mean, scale, y if relu else None)
-        ctx.has_shortcut = shortcut is not None
+        ctx.has_shortcut = has_shortcut
         return y
 
     @staticmethod
@@ -170,10 +174,8 @@ def _gradients(
     sizes, how = _sizes(x)
     with torch.cuda.device_of(g):
         compiled.backward[(channels, columns)](
-            *(g, x, y, weight, mean, scale, gx, gs, gw, gb),
-            *sizes,
-            HAS_SHORTCUT=has_shortcut,
-            RELU=y is not None,
+            *(g, x, _present(y, x), weight, mean, scale, gx, _present(gs, gx), gw, gb),
+            *(*sizes, int(has_shortcut), int(y is not None)),
             **how,
         )
     return (gx, gw, gb) if gs is None else (gx, gw, gb, gs)

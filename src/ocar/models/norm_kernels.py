@@ -2,6 +2,9 @@
 
 Images are ``(n, channels, h, w)``, contiguous, and a program takes one channel of them: ``count``
 numbers, ``area`` of each sample side by side, which it keeps in registers.
+
+What may be left out, a shortcut, the ReLU, running statistics, is left out by masks: a kernel for
+each case would have to be compiled, four times as many.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ def places(channel, count, channels, area, BLOCK: tl.constexpr):
     return (sample * channels + channel) * area + inside - sample * area, inside < count
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["has_shortcut", "relu", "tracks"])
 def forward(
     x,
     shortcut,
@@ -34,9 +37,9 @@ def forward(
     area,
     momentum,
     eps,
-    HAS_SHORTCUT: tl.constexpr,
-    RELU: tl.constexpr,
-    TRACKS: tl.constexpr,
+    has_shortcut,
+    relu,
+    tracks,
     BLOCK: tl.constexpr,
 ):
     """``relu(weight · (x − mean) · scale + bias + shortcut)``, mean and 1/σ, running statistics."""
@@ -49,21 +52,19 @@ def forward(
     size = 1.0 / tl.sqrt(squares / count + eps)
     tl.store(mean + channel, center)
     tl.store(scale + channel, size)
-    if TRACKS:
-        before = tl.load(running_mean + channel)
-        tl.store(running_mean + channel, before + momentum * (center - before))
-        before = tl.load(running_variance + channel)
-        spread = squares / (count - 1)
-        tl.store(running_variance + channel, before + momentum * (spread - before))
+    tracked = tracks != 0
+    before = tl.load(running_mean + channel, mask=tracked, other=0.0)
+    tl.store(running_mean + channel, before + momentum * (center - before), mask=tracked)
+    before = tl.load(running_variance + channel, mask=tracked, other=0.0)
+    spread = squares / (count - 1)
+    tl.store(running_variance + channel, before + momentum * (spread - before), mask=tracked)
     value = value * (tl.load(weight + channel) * size) + tl.load(bias + channel)
-    if HAS_SHORTCUT:
-        value += tl.load(shortcut + where, mask=there, other=0.0)
-    if RELU:
-        value = tl.where(value < 0, 0.0, value)  # NaN stays
+    value += tl.load(shortcut + where, mask=there & (has_shortcut != 0), other=0.0)
+    value = tl.where((value < 0) & (relu != 0), 0.0, value)  # NaN stays
     tl.store(y + where, value, mask=there)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["has_shortcut", "relu"])
 def backward(
     g,
     x,
@@ -78,8 +79,8 @@ def backward(
     count,
     channels,
     area,
-    HAS_SHORTCUT: tl.constexpr,
-    RELU: tl.constexpr,
+    has_shortcut,
+    relu,
     BLOCK: tl.constexpr,
 ):
     """Gradients at x, the shortcut, weight and bias; one column of them for each second number."""
@@ -87,10 +88,9 @@ def backward(
     first = column.to(tl.int64) * count * channels
     where, there = places(channel, count, channels, area, BLOCK)
     gradient = tl.load(g + first + where, mask=there, other=0.0)
-    if RELU:
-        gradient = tl.where(tl.load(y + where, mask=there, other=0.0) > 0, gradient, 0.0)
-    if HAS_SHORTCUT:
-        tl.store(gs + first + where, gradient, mask=there)
+    passed = tl.load(y + where, mask=there & (relu != 0), other=1.0) > 0
+    gradient = tl.where(passed, gradient, 0.0)
+    tl.store(gs + first + where, gradient, mask=there & (has_shortcut != 0))
     size = tl.load(scale + channel)
     value = tl.load(x + where, mask=there, other=0.0)
     hat = tl.where(there, (value - tl.load(mean + channel)) * size, 0.0)
