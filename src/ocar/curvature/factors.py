@@ -28,11 +28,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Literal, cast
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ocar.curvature import symmetric
 from ocar.models.layout import lies_by_pixel
 
 Sharing = Literal["expand", "reduce"]
@@ -132,41 +132,12 @@ def gram(t: Tensor, *, scale: float = 1.0, out: Tensor | None = None) -> Tensor:
         Shape ``(groups, d, d)``.
     """
     rows = t.detach().permute(1, 2, 0, 3).flatten(2)  # for the patches of a convolution no copy
-    alone = rows.is_cpu and out is None and torch.get_num_threads() == 1
-    if alone and len(rows) == 1:
-        # NumPy sees that both sides are the same, and does half of the work. With more threads
-        # those of the two libraries would get in each other's way.
-        matrix = (rows[0] * math.sqrt(scale)).numpy()
-        with np.errstate(all="ignore"):  # what is not finite is found by others
-            return torch.from_numpy(matrix @ matrix.T).unsqueeze(0)
-    if rows.is_cpu and out is None and min(rows.shape[1:]) >= _WIDE:
-        return _half_product(rows).mul_(scale)
+    if rows.is_cpu and out is None and len(rows) == 1:
+        return symmetric.product(rows[0], scale).unsqueeze(0)
     with _tensor_cores(rows):
         if out is None:
             return (rows @ rows.mT).mul_(scale)
         return out.baddbmm_(rows, rows.mT, beta=0, alpha=scale)
-
-
-_WIDE, _PARTS = (
-    128,
-    4,
-)  # rows and terms from which on half a product is faster, and in how many parts
-
-
-def _half_product(rows: Tensor) -> Tensor:
-    """``rows · rowsᵀ``: what is on and below the diagonal of some blocks, the rest copied from it.
-
-    Args:
-        rows: Shape ``(groups, d, m)``.
-    """
-    size = rows.shape[1]
-    product = rows.new_empty(len(rows), size, size)
-    step = -(-size // _PARTS)
-    for first in range(0, size, step):
-        part = slice(first, min(size, first + step))
-        product[:, part, : part.stop] = rows[:, part] @ rows[:, : part.stop].mT
-        product[:, :first, part] = product[:, part, :first].mT
-    return product
 
 
 @contextmanager

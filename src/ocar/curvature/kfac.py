@@ -28,6 +28,7 @@ from ocar.curvature.fisher import FisherRoot
 from ocar.curvature.lanes import Lanes, is_capturing
 from ocar.curvature.pool import FactorPool
 from ocar.curvature.rows import RowRecorder
+from ocar.curvature.symmetric import side_by_side
 from ocar.errors import CheckpointError, ConfigError, ModelError, NumericalError
 
 Weighting = Literal["gradients", "both"]
@@ -245,7 +246,8 @@ class KFAC(Curvature):
                 "The outputs do not come from the captured forward pass. Give update() what the "
                 "model returned inside capture()."
             )
-        estimates = {n: self.blocks[n].estimate(*xg, input_weights) for n, xg in layers.items()}
+        with side_by_side():
+            estimates = {n: self.blocks[n].estimate(*xg, input_weights) for n, xg in layers.items()}
         try:
             _reject_infinite(estimates)
         except NumericalError:
