@@ -1,6 +1,7 @@
 """Kernels of our own for all factors at once, against PyTorch's in double precision.
 
-On a GPU, or on a CPU with Triton and TRITON_INTERPRET=1 in the environment.
+On a GPU, or on a CPU with Triton and TRITON_INTERPRET=1 in the environment, for which Triton 3.6
+needs a NumPy that still makes a number of an array with one.
 """
 
 from __future__ import annotations

@@ -18,11 +18,12 @@ RECORDING = -3
 BESIDE = -2
 """Priority of the streams beside it."""
 
-LANES = 16
+LANES = 8
 """Streams to share the work out to; beyond that nothing was gained on an H200."""
 
-CONNECTIONS = 32
-"""Queues into a GPU, at most; streams that share one wait for each other."""
+SHARED = 20
+"""Streams of all learners together that share a device: each costs workspaces of cuBLAS, and half as
+many more gained 3 % for five learners on an H200."""
 
 _lanes = LANES
 
@@ -34,7 +35,7 @@ def share_device(runs: int) -> None:
         runs: How many learners share the device.
     """
     global _lanes
-    _lanes = max(1, min(LANES, CONNECTIONS // runs))
+    _lanes = max(1, min(LANES, SHARED // runs))
 
 
 @functools.cache
