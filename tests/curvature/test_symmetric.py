@@ -1,6 +1,7 @@
 """Products of matrices with their own transposes: now and later, with one thread and with more."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -85,9 +86,30 @@ def test_the_same_to_the_bit_with_any_number_of_threads() -> None:
 def test_threads_of_numpy_are_as_many_as_before() -> None:
     libraries = symmetric._numpy_libraries()
     before = [library.get_num_threads() for library in libraries]
-    with symmetric._one_thread_each():
+    limit = symmetric._OneThreadEach()
+    with limit:
+        with limit:
+            pass
         assert all(library.get_num_threads() == 1 for library in libraries)
     assert [library.get_num_threads() for library in libraries] == before
+
+
+def test_several_learners_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(symmetric, "_LARGE", 0)
+    libraries = symmetric._numpy_libraries()
+    threads, rows = [library.get_num_threads() for library in libraries], matrices(torch.float32)
+
+    def learn(_: int) -> list[Tensor]:
+        torch.set_num_threads(2)
+        with side_by_side():
+            return [product(matrix, 0.5) for matrix in rows]
+
+    before = torch.get_num_threads()
+    with ThreadPoolExecutor(4) as pool:
+        for found in pool.map(learn, range(20)):
+            check(found, rows)
+    torch.set_num_threads(before)
+    assert [library.get_num_threads() for library in libraries] == threads
 
 
 def test_inside_another_and_after_an_error() -> None:

@@ -89,23 +89,41 @@ def _do_all(jobs: list[_Job]) -> None:
     """Do what waits, the largest first, and let it go."""
     if not jobs:
         return
-    with _one_thread_each(), ThreadPoolExecutor(torch.get_num_threads()) as pool:
+    with _one_thread_each, ThreadPoolExecutor(torch.get_num_threads()) as pool:
         list(pool.map(_Job.do, sorted(jobs, key=lambda job: -job.work)))
     jobs.clear()
 
 
-@contextmanager
-def _one_thread_each() -> Iterator[None]:
-    """Inside it NumPy's library of linear algebra uses no threads of its own."""
-    libraries = _numpy_libraries()
-    before = [library.get_num_threads() for library in libraries]
-    for library in libraries:
-        library.set_num_threads(1)
-    try:
-        yield
-    finally:
-        for library, count in zip(libraries, before, strict=True):
+class _OneThreadEach:
+    """Inside it NumPy's library of linear algebra uses no threads of its own.
+
+    That holds for the process, so it is as before when the last of several threads has left.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._before: list[int] = []
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._before = [library.get_num_threads() for library in _numpy_libraries()]
+                self._limit([1] * len(self._before))
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._limit(self._before)
+
+    def _limit(self, counts: list[int]) -> None:
+        for library, count in zip(_numpy_libraries(), counts, strict=True):
             library.set_num_threads(count)
+
+
+_one_thread_each = _OneThreadEach()
 
 
 @functools.cache
