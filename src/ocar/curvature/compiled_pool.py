@@ -123,14 +123,7 @@ class CompiledPool(FactorPool):
         run_side_by_side(jobs, self._values.device)
 
     def accept(self, accepted: Tensor | None) -> Tensor | None:
-        """Look whether the estimates that were written can be taken; called first.
-
-        Args:
-            accepted: A scalar of bool, or None to take them however they are.
-
-        Returns:
-            The same, but False if they are not finite.
-        """
+        """As of any pool; the traces that :meth:`mix` needs are summed up by the way."""
         block = 1 << (max(self._sizes) - 1).bit_length()
         self._kernels.trace[(len(self._sizes),)](
             *(self._values, self._scratch, self._starts_of, self._sizes_of, self._traces),
@@ -148,17 +141,7 @@ class CompiledPool(FactorPool):
         *,
         accepted: Tensor | None,
     ) -> Tensor:
-        """Mix the estimates that were written into the averages, and write these damped there.
-
-        Args:
-            ema: Weight of the estimates.
-            head_rate: That of the head's G.
-            damping: τ.
-            accepted: What :meth:`accept` gave; where it is False the averages stay as they are.
-
-        Returns:
-            How many averages are not finite, a scalar.
-        """
+        """As of any pool, in one kernel."""
         self._count_outputs()
         head = len(self._sizes) - 1 if self._head is not None else -1
         self._kernels.mix[(len(self._chunks),)](
@@ -183,15 +166,7 @@ class CompiledPool(FactorPool):
         return self._many_inverses.invert(self._scratch, self._inverses, unless=self._infinite)
 
     def renew(self, reports: list[Tensor], infinite: Tensor) -> Tensor:
-        """The inverses are there already, if all of them are good.
-
-        Args:
-            reports: What the jobs of :meth:`inversions` returned.
-            infinite: What :meth:`mix` returned.
-
-        Returns:
-            How many factors had no inverse, a scalar.
-        """
+        """As of any pool; the inverses are there already if all of them are good."""
         (bad,) = reports
         return bad.count_nonzero()
 
