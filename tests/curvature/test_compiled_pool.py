@@ -18,7 +18,7 @@ from torch.testing import assert_close
 
 from ocar.curvature import KFAC, compiled_pool
 from ocar.curvature.blocks import KroneckerBlock
-from ocar.curvature.compiled_pool import CompiledPool
+from ocar.curvature.compiled_pool import CompiledPool, make_pool
 from ocar.curvature.many_inverses import ManyInverses
 from ocar.curvature.many_products import ManyProducts, Place
 from ocar.curvature.pool import FactorPool
@@ -97,7 +97,7 @@ def test_inverses(device: torch.device) -> None:
 
 @pytest.mark.parametrize("half", [True, False])
 def test_inverses_of_badly_conditioned_matrices(device: torch.device, half: bool) -> None:
-    """As good as the library's in the same precision: within a factor of its error."""
+    """About as good as the library's in the same precision, which has an error of some 2 %."""
     matrix = positive(180, least=1e-7, seed=3) + 1e-7 * torch.eye(180, dtype=torch.float64)
     single = matrix.float().double()  # what both are given
     (found,), report = invert([matrix], [half], device)
@@ -106,7 +106,7 @@ def test_inverses_of_badly_conditioned_matrices(device: torch.device, half: bool
     true = torch.linalg.inv(single)
     library = torch.cholesky_inverse(torch.linalg.cholesky(single.float())).double()
     error, others = ((each - true).norm() / true.norm() for each in (whole, library))
-    assert error < 10 * others + 1e-3
+    assert error < 3 * others
 
 
 @pytest.mark.parametrize("bad", [-3.0, 0.0, float("nan"), float("inf")])
@@ -247,3 +247,27 @@ def test_gradients(device: torch.device) -> None:
         for parameter in block.parameters:
             assert parameter.grad is not None
             assert parameter.grad.stride() == parameter.stride()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_which_pool_is_taken(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
+    kfac = make_kfac(device)
+    blocks = kronecker(kfac)
+    assert type(make_pool(blocks, head=kfac.head)) is CompiledPool
+    monkeypatch.setattr(compiled_pool, "LARGEST", 16)
+    assert type(make_pool(blocks, head=kfac.head)) is FactorPool
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_where_ours_cannot_be_compiled_the_library_is_taken(
+    monkeypatch: pytest.MonkeyPatch, device: torch.device
+) -> None:
+    def fail(self: CompiledPool) -> None:
+        raise RuntimeError("no such instruction\nand more")
+
+    kfac = make_kfac(device)  # which makes a pool by itself
+    monkeypatch.setattr(CompiledPool, "_rehearse", fail)
+    with pytest.warns(UserWarning, match="cannot compile ours: no such instruction$"):
+        pool = make_pool(kronecker(kfac), head=kfac.head)
+    assert type(pool) is FactorPool
+    assert pool.fits(kronecker(kfac))

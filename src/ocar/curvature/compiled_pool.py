@@ -1,7 +1,7 @@
 """The factors of all layers in one buffer, with kernels of our own that take all of them at once.
 
-What a :class:`~ocar.curvature.pool.FactorPool` does in hundreds of PyTorch's kernels takes some
-fifty here: each does one step for all factors, whatever their sizes.
+What a :class:`~ocar.curvature.pool.FactorPool` does in a thousand of PyTorch's kernels takes a
+hundred here: each does one step for all factors, whatever their sizes.
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import ModuleType
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -24,8 +23,8 @@ SIDE = 32
 WARPS = 2
 """Groups of 32 threads that work on a product."""
 
-Precision = Literal["ieee", "tf32x3"]
-PRECISION: Precision = "tf32x3"
+PRECISION = "tf32x3"
+"""Of a product: about as exact as single precision, and on tensor cores."""
 
 
 class ManyInverses:
@@ -59,16 +58,9 @@ class ManyInverses:
             for row in range(count)
             for column in range(row + 1)
         ]
-        strips = [
-            (start, size, row, 0, first, matrix)
-            for matrix, (start, size, first, count) in enumerate(
-                zip(starts, sizes, firsts, counts, strict=True)
-            )
-            for row in range(count)
-        ]
         # What a step is for comes first: all rows below a block, all matrices that reach so far.
         rows.sort(key=lambda task: -task[2])
-        strips.sort(key=lambda strip: -strip[1])
+        strips = sorted((task for task in rows if task[3] == 0), key=lambda strip: -strip[1])
         self._tasks, self._strips = (
             torch.tensor(table, dtype=torch.int32, device=device) for table in (rows, strips)
         )

@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ocar.curvature.many_inverses import PRECISION
+
 ROWS, COLUMNS, TERMS = 32, 64, 32
 """Of a tile: its size, and how many terms of its sums are added up at once."""
 
 WARPS, STAGES = 4, 4
-PRECISION = "tf32x3"
+"""Groups of 32 threads that work on a tile, and how many blocks of terms are on their way to it."""
 
 
 @dataclass(frozen=True)

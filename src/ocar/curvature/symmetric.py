@@ -13,7 +13,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -41,9 +41,8 @@ class _Job:
             np.multiply(place, self.scale, out=place)
 
 
-@dataclass
 class _Waiting(threading.local):
-    jobs: list[_Job] | None = field(default=None)
+    jobs: list[_Job] | None = None
 
 
 _waiting = _Waiting()
