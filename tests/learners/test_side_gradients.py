@@ -34,8 +34,9 @@ def make_model() -> nn.Sequential:
         nn.ReLU(inplace=True),
         nn.Conv2d(4, 6, 3, stride=2, groups=2, dilation=2, bias=False),
         nn.Conv2d(6, 4, 2, padding="same"),  # left to autograd
+        nn.Conv2d(4, 4, (3, 2), padding=(1, 0), bias=False),  # turned, and not square
         nn.Flatten(),
-        nn.Linear(36, 3),
+        nn.Linear(24, 3),
     ).double()
 
 
@@ -105,6 +106,27 @@ def test_pulling_back_reaches_the_inputs() -> None:
     with inputs_only():
         (mine,) = torch.autograd.grad(value, [x])
     assert_close(mine, torch.autograd.grad(once(theirs, y), [y])[0])
+
+
+@pytest.mark.parametrize("by_pixel", [False, True])
+def test_columns_are_pulled_back_together(by_pixel: bool) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(2, 5, 3, padding=1), nn.Conv2d(5, 3, 3, padding=2)).double()
+    if by_pixel:
+        model = model.to(memory_format=torch.channels_last)
+    x = X.clone().requires_grad_()
+    with SideGradients(model, torch.device("cpu")).prepared():
+        y = model(x)
+    columns = torch.randn(4, *y.shape, dtype=torch.float64)
+
+    def pull_back(column: Tensor) -> Tensor:
+        return torch.autograd.grad(y, x, column, retain_graph=True)[0]
+
+    with inputs_only():
+        together = torch.func.vmap(pull_back)(columns)
+    expected = model(x)
+    for column, gradient in zip(columns, together, strict=True):
+        assert_close(gradient, torch.autograd.grad(expected, x, column, retain_graph=True)[0])
 
 
 def test_no_layer_stays_changed() -> None:

@@ -8,6 +8,7 @@ in-place activation after the layer does no harm.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -128,7 +129,8 @@ def pull_back(
         depend on it.
     """
     columns = columns.to(outputs.dtype)
-
+    if outputs.is_cuda:
+        _begin_thread(outputs.device)
     used: list[int] = []
 
     def differentiate(seed: Tensor) -> tuple[Tensor, ...]:
@@ -146,6 +148,16 @@ def pull_back(
     for index, grad in zip(used, pulled, strict=True):
         results[index] = grad
     return results
+
+
+@functools.cache
+def _begin_thread(device: torch.device) -> None:
+    """Give PyTorch's thread for backward passes on a device something to do.
+
+    Of one that begins with a product of matrices cuBLAS says that it had to make itself at home.
+    """
+    with torch.enable_grad():
+        torch.ones((), device=device, requires_grad=True).exp().backward()
 
 
 def reject_shared_parameters(layers: Mapping[str, nn.Module]) -> None:

@@ -36,6 +36,7 @@ from ocar.learners.side_gradients import SideGradients
 from ocar.learners.transform import Transform, TransformSettings
 from ocar.memory import MEMORIES
 from ocar.models.head import GrowingHead
+from ocar.models.resnet import lay_out_
 from ocar.rng import make_generator
 
 if TYPE_CHECKING:
@@ -92,6 +93,7 @@ class Learner:
                 f"{type(model).__name__} has no parameter that requires a gradient; "
                 "there is nothing to learn."
             )
+        lay_out_(model)
         self.lock = threading.RLock()
         self._servings: weakref.WeakSet[Serving] = weakref.WeakSet()
         self.model = model

@@ -3,18 +3,24 @@
 In eval mode BatchNorm is a scale and a shift of each channel, which the weights before it can
 take over: ``bn(conv(x)) = (γ/σ · w) * x + (β − γ/σ · μ)``. On a GPU the shift, the addition of a
 shortcut and the ReLU then ride along with the convolution in one kernel. Half precision suits it
-there: PyTorch rounds the inputs of convolutions to as many bits anyway (TF32).
+there: PyTorch rounds the inputs of convolutions to as many bits anyway (TF32). For few channels,
+where cuDNN's are slow, the kernel is our own, see :mod:`ocar.models.convolution_kernels`.
 """
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ocar.compiled import kernels
 from ocar.models.resnet import BasicBlock, ResNet
+
+_FEW = 32  # channels that come in for which our own kernel is faster than cuDNN's
+_MOST = 2**31  # numbers of a tensor that it can count
 
 
 class FoldedResNet:
@@ -36,6 +42,11 @@ class FoldedResNet:
         parts = [self._stem, *(part for block in self._blocks for part in block.parts)]
         self._parts = parts
         self._eps = [part.norm.eps for part in parts]
+        self._joint = [  # a shortcut's shift is added with that of the second convolution
+            (parts.index(block.second), parts.index(block.shortcut))
+            for block in self._blocks
+            if block.shortcut is not None
+        ]
 
     @torch.no_grad()
     def refresh_(self) -> None:
@@ -46,6 +57,8 @@ class FoldedResNet:
         torch._foreach_mul_(scales, [part.norm.weight.detach() for part in parts])
         shifts = torch._foreach_mul([part.mean for part in parts], scales)
         shifts = torch._foreach_sub([part.norm.bias.detach() for part in parts], shifts)
+        seconds, shortcuts = zip(*((shifts[i], shifts[j]) for i, j in self._joint), strict=True)
+        torch._foreach_add_(seconds, shortcuts)
         torch._foreach_copy_([part.own_bias for part in parts], shifts)
         for part, scale in zip(parts, scales, strict=True):
             torch.mul(part.conv.weight, scale.view(-1, 1, 1, 1), out=part.own_weight)
@@ -56,7 +69,7 @@ class FoldedResNet:
         Args:
             x: Images ``(n, channels, h, w)``.
         """
-        missing = _aligned(x.shape[1]) - x.shape[1]
+        missing = self._stem.weight.shape[1] - x.shape[1]
         x = functional.pad(x, (0, 0, 0, 0, 0, missing)) if missing > 0 else x
         return x.to(self._dtype, memory_format=torch.channels_last)
 
@@ -85,7 +98,7 @@ class _FoldedBlock:
         return [part for part in parts if part is not None]
 
     def __call__(self, x: Tensor) -> Tensor:
-        short = x if self.shortcut is None else self.shortcut(x)
+        short = x if self.shortcut is None else self.shortcut(x, shift=False)  # the second has it
         return self.second(self.first(x, relu=True), add=short, relu=True)
 
 
@@ -95,10 +108,13 @@ class _Folded:
     def __init__(self, conv: nn.Module, norm: nn.Module, dtype: torch.dtype) -> None:
         self.conv, self.norm = cast("nn.Conv2d", conv), cast("nn.BatchNorm2d", norm)
         outputs, inputs, *kernel = self.conv.weight.shape
-        shape = (_aligned(outputs), _aligned(inputs), *kernel)
-        weight = self.conv.weight.detach().new_zeros(shape, dtype=dtype)
-        self.weight = weight.contiguous(memory_format=torch.channels_last)
-        self.bias = weight.new_zeros(shape[0])
+        like = self.conv.weight.detach().new_empty(0, dtype=dtype)
+        ours = _kernels(like)
+        shape = (_aligned(outputs, ours), _aligned(inputs, ours), *kernel)
+        self.weight = like.new_zeros(shape).contiguous(memory_format=torch.channels_last)
+        self.bias = like.new_zeros(shape[0])
+        few = shape[1] <= _FEW or kernel == [1, 1]
+        self._kernels = ours if few and _is_plain(self.conv) else None
         self.own_weight, self.own_bias = self.weight[:outputs, :inputs], self.bias[:outputs]
         self._padding = cast("tuple[int, ...]", self.conv.padding)
 
@@ -112,23 +128,53 @@ class _Folded:
         assert self.norm.running_var is not None
         return self.norm.running_var
 
-    def __call__(self, x: Tensor, *, add: Tensor | None = None, relu: bool = False) -> Tensor:
+    def __call__(
+        self, x: Tensor, *, add: Tensor | None = None, relu: bool = False, shift: bool = True
+    ) -> Tensor:
+        bias = self.bias if shift else None
         stride, dilation, groups = self.conv.stride, self.conv.dilation, self.conv.groups
+        pixels, channels = x.numel() // x.shape[1], max(self.weight.shape[:2])
+        if self._kernels is not None and pixels * channels < _MOST:
+            how = {"stride": stride[0], "padding": self._padding[0], "relu": relu}
+            y: Tensor = self._kernels.convolve(x, self.weight, bias, add, **how)
+            return y
         geometry = (stride, self._padding, dilation, groups)
         if x.is_cuda and relu and x.dtype != torch.float64:
             if add is None:
-                return torch.cudnn_convolution_relu(x, self.weight, self.bias, *geometry)
-            return torch.cudnn_convolution_add_relu(x, self.weight, add, 1.0, self.bias, *geometry)
-        y = functional.conv2d(x, self.weight, self.bias, *geometry)
+                return torch.cudnn_convolution_relu(x, self.weight, bias, *geometry)
+            return torch.cudnn_convolution_add_relu(x, self.weight, add, 1.0, bias, *geometry)
+        y = functional.conv2d(x, self.weight, bias, *geometry)
         y = y if add is None else y.add_(add)
         return y.relu_() if relu else y
 
 
-_ALIGNMENT = 8  # channels that a GPU likes to take together
+def _kernels(weight: Tensor) -> ModuleType | None:
+    """Kernels of our own for such a weight, if they can be compiled."""
+    half = weight.is_cuda and weight.dtype == torch.float16
+    return kernels("ocar.models.convolution_kernels") if half else None
 
 
-def _aligned(channels: int) -> int:
-    return -(-channels // _ALIGNMENT) * _ALIGNMENT
+def _is_plain(conv: nn.Conv2d) -> bool:
+    """Whether a convolution is 1×1 or 3×3, and the same both ways, with as much padding."""
+    side = conv.kernel_size[0]
+    return (
+        side in (1, 3)
+        and conv.kernel_size == (side, side)
+        and conv.stride[0] == conv.stride[1]
+        and conv.padding == (side // 2, side // 2)
+        and conv.padding_mode == "zeros"
+        and conv.dilation == (1, 1)
+        and conv.groups == 1
+    )
+
+
+def _aligned(channels: int, ours: ModuleType | None) -> int:
+    """As many channels, or more, as a GPU likes to take together."""
+    if channels <= _FEW:
+        alignment = 8 if ours is not None or channels <= _FEW // 2 else _FEW
+    else:
+        alignment = 64 if channels < 64 else 16
+    return -(-channels // alignment) * alignment
 
 
 def fold(model: nn.Module, dtype: torch.dtype | None = None) -> FoldedResNet | None:

@@ -21,8 +21,11 @@ from torch.autograd.function import FunctionCtx
 from torch.nn import functional
 
 from ocar.compiled import kernels
+from ocar.models.layout import laid, lies_by_pixel
 
 _LARGEST = 32768  # numbers of a channel that one program keeps in registers
+_SHARED = 16384  # numbers of several channels, where they lie side by side
+_GROUP = 4  # most channels that are taken together then
 
 
 def norm_relu(norm: nn.BatchNorm2d, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
@@ -74,7 +77,10 @@ def _sizes(x: Tensor) -> tuple[tuple[int, int, int], dict[str, Any]]:
     channels, area = x.shape[1], x.shape[2] * x.shape[3]
     count = x.shape[0] * area
     block = 1 << (count - 1).bit_length()
-    return (count, channels, area), {"BLOCK": block, "num_warps": min(16, max(1, block // 512))}
+    by_pixel = lies_by_pixel(x)
+    group = min(_GROUP, max(1, _SHARED // block)) if by_pixel else 1
+    how = {"BY_PIXEL": by_pixel, "BLOCK": block, "GROUP": group}
+    return (count, channels, area), {**how, "num_warps": min(16, max(1, block * group // 512))}
 
 
 def _present(tensor: Tensor | None, other: Tensor) -> Tensor:
@@ -99,8 +105,8 @@ class _FusedNorm(torch.autograd.Function):
     ) -> Tensor:
         compiled = _kernels()
         assert compiled is not None
-        x = x.contiguous()
-        shortcut = None if shortcut is None else shortcut.contiguous()
+        x = x if lies_by_pixel(x) else x.contiguous()
+        shortcut = None if shortcut is None else laid(shortcut, like=x)
         y = torch.empty_like(x)
         mean, scale = x.new_empty(2, x.shape[1]).unbind()
         sizes, how = _sizes(x)
@@ -108,7 +114,7 @@ class _FusedNorm(torch.autograd.Function):
         statistics = _present(running_mean, mean), _present(running_variance, scale)
         has_shortcut, tracks = shortcut is not None, running_mean is not None
         with torch.cuda.device_of(x):
-            compiled.forward[(x.shape[1],)](
+            compiled.forward[(-(-x.shape[1] // how["GROUP"]),)](
                 *(x, _present(shortcut, x), y, weight, bias, mean, scale, *statistics),
                 *(*sizes, momentum, eps, int(has_shortcut), int(relu), int(tracks)),
                 **how,
@@ -166,16 +172,17 @@ def _gradients(
     """As :class:`_Backward`; all that comes in and goes out has its columns first."""
     compiled = _kernels()
     assert compiled is not None
-    g = g.contiguous()
     columns, channels = g.shape[0], x.shape[1]
+    g = laid(g.flatten(0, 1), like=x)
     gx = torch.empty_like(g)
     gs = torch.empty_like(g) if has_shortcut else None
     gw, gb = g.new_empty(2, columns, channels).unbind()
     sizes, how = _sizes(x)
     with torch.cuda.device_of(g):
-        compiled.backward[(channels, columns)](
+        compiled.backward[(-(-channels // how["GROUP"]), columns)](
             *(g, x, _present(y, x), weight, mean, scale, gx, _present(gs, gx), gw, gb),
             *(*sizes, int(has_shortcut), int(y is not None)),
             **how,
         )
-    return (gx, gw, gb) if gs is None else (gx, gw, gb, gs)
+    gx = gx.unflatten(0, (columns, -1))
+    return (gx, gw, gb) if gs is None else (gx, gw, gb, gs.unflatten(0, (columns, -1)))

@@ -10,3 +10,10 @@ def lies_by_pixel(t: Tensor) -> bool:
     """Whether images or kernels lie pixel by pixel in memory, the channels of one side by side."""
     pixels = t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last)
     return pixels and not t.is_contiguous()
+
+
+def laid(t: Tensor, *, like: Tensor) -> Tensor:
+    """Images that lie in memory as others do; a copy unless they do already."""
+    if lies_by_pixel(like):
+        return t.contiguous(memory_format=torch.channels_last)
+    return t.contiguous()
