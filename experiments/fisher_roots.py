@@ -1,12 +1,14 @@
 """Which root of the Fisher is the cheapest that costs no accuracy? On Split-CIFAR100.
 
-    python experiments/fisher_roots.py run --tasks 10 --seeds 0 1 2
     python experiments/fisher_roots.py run --roots exact "sketched(4)" --seeds 0 1 2 3 4
+    python experiments/fisher_roots.py run --tasks 10 --seeds 0 1 2
     python experiments/fisher_roots.py compare --tasks 10
 
 ``run`` trains OCAR with each root and seed, with the published settings, side by side on a GPU, and
-keeps the results in ``results/fisher-roots``. ``compare`` pairs the runs by seed and gives the mean
-difference in AAA (validation data) to the exact root with its 95 % interval (Student's t).
+keeps what it found in ``results/fisher-roots/runs.jsonl``: for each run the accuracy on validation
+data averaged over time (AAA), up to the end of each task. ``compare`` pairs the runs by seed and
+gives the mean difference in AAA to the exact root with its 95 % interval (Student's t). The first
+tasks of a longer run count for fewer tasks too: it learns the same until then.
 
 Train-mode BatchNorm couples the samples of a batch, so roots with signs shared by the batch and
 roots drawn for each sample estimate different matrices, see ``ocar.curvature.fisher``.
@@ -15,16 +17,19 @@ roots drawn for each sample estimate different matrices, see ``ocar.curvature.fi
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import sys
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from ocar.experiment import RunConfig
 from ocar.experiment.many import Ended, Job, run_many
 from ocar.metrics import mean_interval
-from ocar.runs import read_run
-from ocar.runs.results import keep, read_result, result_files
+from ocar.runs import Run, read_run
 
+RESULTS = Path("results/fisher-roots/runs.jsonl")
 BENCHMARK = "split-cifar100"
 EXACT = "exact"
 ROOTS = (
@@ -65,34 +70,84 @@ def run(roots: list[str], seeds: list[int], tasks: int | None, workers: int, out
             left -= done
             aaa = message.metrics.get("aaa")
             print(f"{names[message.job]}: {message.state} {message.error}{aaa or ''}", flush=True)
-    for root in roots:
-        runs = [read_run(out / configs[root, seed].folder()) for seed in seeds]
-        finished = [r for r in runs if r.summary is not None]
-        if finished:
-            keep(finished, Path("results/fisher-roots"))
+    found = {}
+    for (root, _), config in configs.items():
+        trained = read_run(out / config.folder())
+        if trained.summary is not None:
+            line = {"root": root, **describe(trained)}
+            found[key(line)] = line
+    keep(found)
     return left
 
 
-def compare(tasks: int | None, results: Path) -> None:
-    """Print the mean AAA of each root and its paired difference to the exact one."""
+def describe(trained: Run) -> dict[str, Any]:
+    """What is kept of a finished run."""
+    columns, summary = trained.columns, trained.summary
+    assert summary is not None
+    accuracy = columns.accuracy()
+    tasks = int(columns.task[-1]) + 1
+    return {
+        "seed": trained.seed,
+        "tasks": tasks,
+        "aaa": [round(float(accuracy[columns.task <= task].mean()), 6) for task in range(tasks)],
+        "test": round(summary.acc, 6),
+        "train_s": round(summary.seconds, 1),
+        "batches": len(columns),
+        "sessions": [
+            {name: session[name] for name in ("device", "versions", "time", "beside")}
+            for session in trained.sessions
+        ],
+    }
+
+
+def key(line: dict[str, Any]) -> tuple[str, int, int]:
+    """What a line of the results is known by."""
+    return line["root"], line["seed"], line["tasks"]
+
+
+def read(path: Path = RESULTS) -> dict[tuple[str, int, int], dict[str, Any]]:
+    """All that was found so far."""
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return {key(line): line for line in map(json.loads, lines)}
+
+
+def keep(found: dict[tuple[str, int, int], dict[str, Any]], path: Path = RESULTS) -> None:
+    """Add lines to what was found before, in place of those of the same runs."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = sorted((read(path) | found).items())
+    path.write_text("".join(json.dumps(line) + "\n" for _, line in lines), encoding="utf-8")
+
+
+def compare(tasks: int, path: Path) -> list[str]:
+    """The mean AAA of each root over the first tasks, and its paired difference to the exact one.
+
+    Returns:
+        The lines of a table.
+    """
     by_root: dict[str, dict[int, tuple[float, float]]] = {}
-    for path in result_files(results):
-        for kept in read_result(path).runs:
-            if kept.config["max_tasks"] == tasks and kept.summary.aaa is not None:
-                measured = (100 * kept.summary.aaa, kept.summary.seconds)
-                by_root.setdefault(kept.config["transform"]["fisher"], {})[kept.seed] = measured
+    for line in read(path).values():
+        if line["tasks"] >= tasks:
+            found = 100 * line["aaa"][tasks - 1], 1000 * line["train_s"] / line["batches"]
+            by_root.setdefault(line["root"], {})[line["seed"]] = found
     reference = by_root.get(EXACT, {})
-    print(f"{'root':28s} seeds   AAA    difference to exact (95 %)   train s")
-    for root, values in sorted(by_root.items()):
-        aaa = statistics.mean(value for value, _ in values.values())
-        seconds = statistics.mean(value for _, value in values.values())
+    table = [
+        "| root | seeds | AAA | difference to exact, 95 % | ms a batch |",
+        "|---|---|---|---|---|",
+    ]
+    ranked = sorted(by_root.items(), key=lambda item: -_mean(aaa for aaa, _ in item[1].values()))
+    for root, values in ranked:
         paired = [values[s][0] - reference[s][0] for s in values.keys() & reference.keys()]
+        interval = mean_interval(paired) if len(paired) > 1 else None
         text = ""
-        interval = mean_interval(paired)
         if root != EXACT and interval is not None:
             half = (interval.high - interval.low) / 2
-            text = f"{statistics.mean(paired):+5.2f} ± {half:.2f} over {len(paired)}"
-        print(f"{root:28s} {len(values):5d} {aaa:5.1f}    {text:28s} {seconds:7.1f}")
+            text = f"{_mean(paired):+.2f} ± {half:.2f} over {len(paired)}"
+        table.append(f"| `{root}` | {len(values)} | {_mean(values.values()):.1f} | {text} |")
+    return table
+
+
+def _mean(values: Iterable[float]) -> float:
+    return statistics.fmean(values)
 
 
 def main() -> None:
@@ -106,11 +161,11 @@ def main() -> None:
     running.add_argument("--workers", type=int, default=6)
     running.add_argument("--out", type=Path, default=Path("runs"))
     comparing = commands.add_parser("compare")
-    comparing.add_argument("--tasks", type=int)
-    comparing.add_argument("--results", type=Path, default=Path("results/fisher-roots"))
+    comparing.add_argument("--tasks", type=int, default=20)
+    comparing.add_argument("--results", type=Path, default=RESULTS)
     given = parser.parse_args()
     if given.command == "compare":
-        compare(given.tasks, given.results)
+        print("\n".join(compare(given.tasks, given.results)))
     else:
         left = run(given.roots, given.seeds, given.tasks, given.workers, given.out)
         sys.exit(1 if left else 0)

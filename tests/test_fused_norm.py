@@ -12,6 +12,8 @@ from torch.nn import functional
 from ocar.curvature.batchnorm import batched_backward
 from ocar.models import fused_norm, make_model
 from ocar.models.fused_norm import can_fuse, norm_relu, normalize
+from ocar.models.layout import lies_by_pixel
+from ocar.models.resnet import lay_out_
 
 
 def on_gpu(test: Callable[..., None]) -> Callable[..., None]:
@@ -45,11 +47,14 @@ def test_on_a_cpu_it_is_what_pytorch_does() -> None:
 
 @on_gpu
 @pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("by_pixel", [False, True])
 @pytest.mark.parametrize(("relu", "with_shortcut"), [(True, True), (True, False), (False, False)])
 def test_values_gradients_and_statistics(
-    shape: tuple[int, ...], relu: bool, with_shortcut: bool
+    shape: tuple[int, ...], by_pixel: bool, relu: bool, with_shortcut: bool
 ) -> None:
     norm, x, shortcut, columns = made(shape)
+    if by_pixel:  # of x alone: what goes with it is made to lie as it does
+        x = x.contiguous(memory_format=torch.channels_last)
     exact = nn.BatchNorm2d(shape[1]).double()
     exact.load_state_dict(norm.state_dict())
     norm.cuda()
@@ -60,6 +65,7 @@ def test_values_gradients_and_statistics(
         reference.append(shortcut.double().requires_grad_())
     assert can_fuse(norm, inputs[0])
     y = norm_relu(norm, inputs[0], *inputs[3:]) if relu else normalize(norm, inputs[0])
+    assert lies_by_pixel(y) == lies_by_pixel(x)
     expected = exact(reference[0])
     if with_shortcut:
         expected = expected + reference[3]
@@ -124,3 +130,21 @@ def test_a_network_computes_the_same_without_it(monkeypatch: pytest.MonkeyPatch)
         fused = losses()
         monkeypatch.setattr(fused_norm, "_kernels", lambda: None)
         assert fused == pytest.approx(losses(), rel=2e-3)
+
+
+@on_gpu
+def test_a_network_computes_the_same_however_it_is_laid_out() -> None:
+    x = torch.randn(20, 3, 32, 32, generator=torch.Generator().manual_seed(0)).cuda()
+    models = [make_model("slim-resnet18", image_shape=(3, 32, 32), seed=0).cuda() for _ in range(2)]
+    lay_out_(models[1])
+    assert sum(lies_by_pixel(p) for p in models[1].parameters()) == 8
+    assert not any(lies_by_pixel(p) for p in models[0].parameters())
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        for model in models:
+            model(x).square().sum().backward()
+    for one, other in zip(*(model.parameters() for model in models), strict=True):
+        assert one.grad is not None
+        largest = float(one.grad.abs().max())
+        torch.testing.assert_close(other.grad, one.grad, rtol=1e-2, atol=1e-3 * largest)
+    for one, other in zip(*(model.buffers() for model in models), strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-3, atol=1e-4)

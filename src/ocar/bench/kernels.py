@@ -34,6 +34,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 OWN = {
     "forward": "batch norm",
     "backward": "batch norm",
+    "begin": "factorization",
     "divide": "factorization",
     "subtract": "factorization",
     "finish": "factorization",

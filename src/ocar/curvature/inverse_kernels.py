@@ -56,18 +56,17 @@ def only(values, where):
 
 
 @triton.jit
-def factorize(block, row, size, SIDE: tl.constexpr):
+def factorize_small(block, first, size, SIDE: tl.constexpr):
     """L⁻¹ of a positive definite block L·Lᵀ on the diagonal, and how many pivots were bad.
 
     Row by row the block becomes the inverse of the unit triangular factor: what is right of the
-    column in turn still belongs to the block, what is left of it to the inverse. With one warp a
-    thread has a column, and what is right of the diagonal serves for what is below it too: threads
-    tell each other one number in each turn.
+    column in turn still belongs to the block, what is left of it to the inverse. What is right of
+    the diagonal serves for what is below it too.
     """
     number = tl.arange(0, SIDE)
     rows, columns = number[:, None], number[None, :]
     # What is beyond the matrix is made a part of the identity.
-    block = tl.where((rows == columns) & (row * SIDE + rows >= size), 1.0, block)
+    block = tl.where((rows == columns) & (first + rows >= size), 1.0, block)
     pivots = tl.full((SIDE,), 1.0, tl.float32)
     bad = 0
     for turn in range(SIDE):
@@ -84,16 +83,49 @@ def factorize(block, row, size, SIDE: tl.constexpr):
     return block * (1.0 / tl.sqrt(pivots))[:, None], bad
 
 
-@triton.jit(do_not_specialize=["turn"])
-def divide(values, panels, roots, bad, strips, turn, SIDE: tl.constexpr, PRECISION: tl.constexpr):
-    """Multiply a column of blocks, and the row that it crosses, with L⁻¹ of where they cross.
+@triton.jit
+def factorize(block, row, size, SIDE: tl.constexpr, PRECISION: tl.constexpr):
+    """As :func:`factorize_small`, by quarters: a turn takes less than half the time for each."""
+    HALF: tl.constexpr = SIDE // 2
+    parts = tl.permute(tl.reshape(block, (2, HALF, 2, HALF)), (1, 3, 0, 2))
+    left, right = tl.split(parts)
+    upper, corner = tl.split(left)
+    _, lower = tl.split(right)
+    one, bad = factorize_small(upper, row * SIDE, size, HALF)
+    panel = times(corner, tl.trans(one), PRECISION)
+    lower -= times(panel, tl.trans(panel), PRECISION)
+    other, more = factorize_small(lower, row * SIDE + HALF, size, HALF)
+    corner = -times(other, times(panel, one, PRECISION), PRECISION)
+    columns = tl.join(tl.join(one, corner), tl.join(tl.zeros_like(one), other))
+    return tl.reshape(tl.permute(columns, (2, 0, 3, 1)), (SIDE, SIDE)), bad + more
 
-    Each block factorizes that one for itself: they would have to wait for it anyway.
-    """
-    start, size, row, _, own, matrix = about(strips, tl.program_id(0))
+
+@triton.jit
+def keep_root(
+    block, roots, bad, own, matrix, turn, size, SIDE: tl.constexpr, PRECISION: tl.constexpr
+):
+    """Factorize a block on the diagonal for the turn that it is to be divided by in."""
+    root, count = factorize(block, turn, size, SIDE, PRECISION)
+    tl.store(roots + (own + turn) * SIDE * SIDE + within(SIDE), root)
+    if (turn == 0) | (count > 0):
+        tl.store(bad + matrix, count)
+
+
+@triton.jit
+def begin(values, roots, bad, heads, SIDE: tl.constexpr, PRECISION: tl.constexpr):
+    """Factorize the first block of each matrix, of which ``heads`` has the tasks."""
+    start, size, _, _, own, matrix = about(heads, tl.program_id(0))
+    block = load(values + start, 0, 0, size, SIDE)
+    keep_root(block, roots, bad, own, matrix, 0, size, SIDE, PRECISION)
+
+
+@triton.jit(do_not_specialize=["turn"])
+def divide(values, panels, roots, strips, turn, SIDE: tl.constexpr, PRECISION: tl.constexpr):
+    """Multiply a column of blocks, and the row that it crosses, with L⁻¹ of where they cross."""
+    start, size, row, _, own, _ = about(strips, tl.program_id(0))
     values += start
     area: tl.constexpr = SIDE * SIDE
-    root, count = factorize(load(values, turn, turn, size, SIDE), turn, size, SIDE)
+    root = tl.load(roots + (own + turn) * area + within(SIDE))
     if row > turn:
         block = times(load(values, row, turn, size, SIDE), tl.trans(root), PRECISION)
         tl.store(panels + (own + row) * area + within(SIDE), block)
@@ -101,20 +133,20 @@ def divide(values, panels, roots, bad, strips, turn, SIDE: tl.constexpr, PRECISI
         block = times(root, load(values, turn, row, size, SIDE), PRECISION)
         where, there = places(turn, row, size, SIDE)
         tl.store(values + where, block, mask=there)
-    else:
-        tl.store(roots + (own + turn) * area + within(SIDE), root)
-        if (turn == 0) | (count > 0):
-            tl.store(bad + matrix, count)
 
 
-@triton.jit(do_not_specialize=["turn"])
-def subtract(values, panels, roots, tasks, turn, SIDE: tl.constexpr, PRECISION: tl.constexpr):
-    """Take a column of blocks out of all rows below it.
+@triton.jit(do_not_specialize=["turn", "count"])
+def subtract(
+    values, panels, roots, bad, tasks, turn, count, SIDE: tl.constexpr, PRECISION: tl.constexpr
+):
+    """Take a column of blocks out of all rows below it, the first ``count`` of the tasks.
 
     Right of the column a block becomes part of the Schur complement, left of it part of the
-    inverse, and that of the column itself is born.
+    inverse, and that of the column itself is born. The next block on the diagonal, which takes
+    longest, is begun first and factorized at once.
     """
-    start, size, row, column, own, _ = about(tasks, tl.program_id(0))
+    number = count - 1 - tl.program_id(0)
+    start, size, row, column, own, matrix = about(tasks, number)
     area: tl.constexpr = SIDE * SIDE
     inside = within(SIDE)
     where, there = places(row, column, size, SIDE)
@@ -126,6 +158,8 @@ def subtract(values, panels, roots, tasks, turn, SIDE: tl.constexpr, PRECISION: 
     block = tl.load(values + start + where, mask=there & (column != turn), other=0.0)
     block -= tl.dot(share, line, input_precision=PRECISION)
     tl.store(values + start + where, block, mask=there)
+    if (column == row) & (row == turn + 1):
+        keep_root(block, roots, bad, own, matrix, row, size, SIDE, PRECISION)
 
 
 @triton.jit

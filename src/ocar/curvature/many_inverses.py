@@ -3,7 +3,8 @@
 A library factorizes one matrix at a time in kernels that each want most of the device. Here every
 kernel takes one step for all matrices: a matrix is cut into blocks, and two kernels take a column
 of blocks out of all rows below it, by products. After as many steps as the largest matrix has
-blocks along its side all are inverted.
+blocks along its side all are inverted. What cannot be shared out, the factorization of the block on
+the diagonal, is done at the end of the step before, beside the products of the other blocks.
 
 With M = L·Lᵀ, what is eliminated of M is replaced by L⁻¹, row by row: a step is one of the Cholesky
 factorization and of the substitution into the identity at the same time.
@@ -20,8 +21,8 @@ from torch import Tensor
 SIDE = 32
 """Rows of a block: one for each thread of a warp, which factorizes it."""
 
-WARPS = 2
-"""Groups of 32 threads that work on a product."""
+WARPS = 1
+"""Groups of 32 threads that work on a block."""
 
 PRECISION = "tf32x3"
 """Of a product: about as exact as single precision, and on tensor cores."""
@@ -59,10 +60,12 @@ class ManyInverses:
             for column in range(row + 1)
         ]
         # What a step is for comes first: all rows below a block, all matrices that reach so far.
-        rows.sort(key=lambda task: -task[2])
+        # Of a row the block on the diagonal comes last, since tasks are begun from the end.
+        rows.sort(key=lambda task: (-task[2], task[2] == task[3]))
         strips = sorted((task for task in rows if task[3] == 0), key=lambda strip: -strip[1])
-        self._tasks, self._strips = (
-            torch.tensor(table, dtype=torch.int32, device=device) for table in (rows, strips)
+        heads = [task for task in rows if task[2] == 0]
+        self._tasks, self._strips, self._heads = (
+            torch.tensor(table, dtype=torch.int32, device=device) for table in (rows, strips, heads)
         )
         turns = range(max(counts))
         self._below = [sum(task[2] > turn for task in rows) for turn in turns]
@@ -85,11 +88,13 @@ class ManyInverses:
         """
         kernels, panels, roots, bad = self._kernels, self._panels, self._roots, self._bad
         how = {"SIDE": SIDE, "PRECISION": PRECISION, "num_warps": WARPS}
-        alone = {**how, "num_warps": 1}
+        kernels.begin[(len(self._heads),)](values, roots, bad, self._heads, **how)
         for turn, (below, reach) in enumerate(zip(self._below, self._reach, strict=True)):
-            kernels.divide[(reach,)](values, panels, roots, bad, self._strips, turn, **alone)
+            kernels.divide[(reach,)](values, panels, roots, self._strips, turn, **how)
             if below:
-                kernels.subtract[(below,)](values, panels, roots, self._tasks, turn, **how)
+                kernels.subtract[(below,)](
+                    values, panels, roots, bad, self._tasks, turn, below, **how
+                )
         kernels.finish[(len(self._tasks),)](
             *(values, roots, bad, unless, self._tasks, self._halves, out, len(bad)),
             MATRICES=1 << (len(bad) - 1).bit_length(),
