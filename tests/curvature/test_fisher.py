@@ -142,6 +142,13 @@ def test_exact_columns_are_a_root_of_the_fisher(n, active, masked, scale, seed):
     assert_close(second_moment(columns), coupled_moment(logits, mask), **EXACT)
 
 
+def test_classes_that_cannot_exist_need_no_column():
+    logits = torch.cat([LOGITS, torch.full((len(LOGITS), 3), float("-inf"))], dim=1)
+    columns = Exact().columns(Categorical(logits, most=LOGITS.shape[1] + 1), generator())
+    assert len(columns) == LOGITS.shape[1] + 1
+    assert_close(second_moment(columns), coupled_moment(logits), **EXACT)
+
+
 @pytest.mark.parametrize("active", [None, MASKED])
 def test_exact_independent_has_no_cross_sample_terms(active):
     columns = Exact(independent=True).columns(Categorical(LOGITS, active), generator())

@@ -102,6 +102,30 @@ def test_captured_is_eager(kind: str) -> None:
     assert_same(captured, eager)
 
 
+@pytest.mark.parametrize("kind", ["er", "ocar"])
+def test_captured_is_eager_in_single_precision(kind: str) -> None:
+    """With kernels that lie pixel by pixel, and ours for BatchNorm and inverses."""
+    name, settings = METHODS[kind]
+    own, transform = make_settings(name, memory=40, replay_batch=5, **settings)
+    learners = []
+    for capture in (True, False):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            model = SlimResNet18(classes=16).to("cuda", torch.float32)
+        learners.append(Learner(model, own, transform=transform, capture=capture))
+    captured, eager = learners
+    assert any(lies_by_pixel(p) for p in captured.model.parameters())
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        for x, y in batches(5):
+            ours, theirs = captured.learn(x, y), eager.learn(x, y)
+            torch.testing.assert_close(ours.loss, theirs.loss, rtol=1e-2, atol=1e-3)
+    assert captured._steps._graphs
+    for name, weight in captured.model.named_parameters():
+        other = eager.model.get_parameter(name)
+        assert (weight - other).norm() < 1e-2 * other.norm(), name
+        assert weight.stride() == other.stride(), name
+
+
 def test_gdumb_trains_captured_as_eagerly() -> None:
     own, _ = make_settings(
         "gdumb", memory=40, epochs=3, train_batch=8, lr=0.05, augment=ocar.CropFlip()

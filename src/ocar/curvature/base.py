@@ -80,6 +80,10 @@ class Curvature(ABC):
         variance: σ² of a Gaussian likelihood.
         track_norms: Keep the ratio of gradient norms in :attr:`norm_ratio`.
         seed: Seed of the random roots.
+
+    Attributes:
+        most_classes: Where outputs are spare: no class is beyond the first so many. An exact root
+            leaves out the columns of the others on a GPU too, which cannot be asked for the number.
     """
 
     def __init__(
@@ -107,6 +111,7 @@ class Curvature(ABC):
         self.damping = damping
         self.ema = ema
         self.fisher = parse_root(fisher)
+        self.most_classes: int | None = None
         self.likelihood = likelihood
         self.variance = variance
         self.track_norms = track_norms
@@ -267,7 +272,9 @@ class Curvature(ABC):
         if self.likelihood == "gaussian":
             root = self.fisher.columns(Gaussian(outputs, self.variance), self.generator, targets)
         else:
-            root = self.fisher.columns(Categorical(outputs, active), self.generator, targets)
+            root = self.fisher.columns(
+                Categorical(outputs, active, most=self.most_classes), self.generator, targets
+            )
         if weights is None:
             return root
         return root * weights.to(root.dtype).sqrt().view(1, -1, 1)

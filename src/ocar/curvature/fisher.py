@@ -39,6 +39,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -82,10 +83,15 @@ class Categorical(Likelihood):
     Args:
         outputs: Logits, ``(n, classes)``.
         active: Which classes exist, ``(classes,)`` of bool; all by default.
+        most: None of them is beyond the first so many; an accelerator would have to be waited for
+            to know that from ``active``.
     """
 
-    def __init__(self, outputs: Tensor, active: Tensor | None = None) -> None:
+    def __init__(
+        self, outputs: Tensor, active: Tensor | None = None, *, most: int | None = None
+    ) -> None:
         super().__init__(outputs)
+        self.most = most
         logits = self.outputs
         if active is not None:
             logits = logits.masked_fill(~active, float("-inf"))
@@ -93,13 +99,13 @@ class Categorical(Likelihood):
         self.probabilities = logits.softmax(dim=-1)
 
     def basis(self) -> Tensor:
-        """One vector for each class that exists; on an accelerator one for each output.
+        """One vector for each class that exists; on an accelerator one for each that may exist.
 
         There the number of classes would have to be waited for, and a class that
         does not exist has a probability, and so a column, of zero.
         """
         eye = torch.eye(self.shape[1], dtype=self.outputs.dtype, device=self.outputs.device)
-        return eye[self.active] if self.active is not None and eye.is_cpu else eye
+        return eye[self.active] if self.active is not None and eye.is_cpu else eye[: self.most]
 
     def root(self, vectors: Tensor) -> Tensor:
         """S = diag(√p) − p√pᵀ, which has SSᵀ = diag(p) − ppᵀ."""
@@ -159,6 +165,9 @@ class Gaussian(Likelihood):
 class FisherRoot(ABC):
     """A way to choose the columns; ``str()`` gives the text that :func:`parse_root` takes."""
 
+    grows: ClassVar[bool] = False
+    """Whether there are more columns for more classes."""
+
     @abstractmethod
     def columns(
         self, likelihood: Likelihood, generator: torch.Generator, targets: Tensor | None = None
@@ -173,6 +182,8 @@ class Exact(FisherRoot):
     With ``independent`` each sample has columns of its own, n times as many: the
     reference for the independent target.
     """
+
+    grows = True
 
     independent: bool = False
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -189,7 +189,8 @@ class Learner:
         changing = [torch.tensor(n, dtype=torch.float64) for n in (numbers, own_numbers)]
         slots, draws = self._draw()
         given = (x, y, slots, *changing, active)
-        loss, replayed = self._take_guarded_steps(given, draws, trusted, look=grown)
+        key = draws, self._transform.shape(len(self.classes))
+        loss, replayed = self._take_guarded_steps(given, key, trusted, look=grown)
         if replayed:
             self._transform.replayed(self.settings.passes)
         self.steps += self.settings.passes
@@ -256,7 +257,7 @@ class Learner:
     def _take_guarded_steps(
         self,
         given: tuple[Tensor, ...],
-        draws: tuple[int, ...],
+        key: tuple[tuple[int, ...], Hashable],
         trusted: Verdict,
         *,
         look: bool,
@@ -265,7 +266,7 @@ class Learner:
 
         Args:
             given: What :meth:`_take_steps` takes first.
-            draws: The size of each draw from memory.
+            key: The size of each draw from memory, and what else the steps depend on.
             trusted: Whether the new samples are of a sane size.
             look: Whether to look at that also if the device must be waited for.
         """
@@ -274,7 +275,7 @@ class Learner:
             return self._no_loss(), False
         try:
             on_device = torch.empty(0) if isinstance(trusted, bool) else trusted
-            return self._steps(*given, on_device, key=draws)
+            return self._steps(*given, on_device, key=key)
         except NumericalError:
             if not self.has_guard:
                 raise
@@ -294,7 +295,7 @@ class Learner:
         active: Tensor,
         trusted: Tensor,
         *,
-        key: tuple[int, ...],
+        key: tuple[tuple[int, ...], Hashable],
     ) -> Tensor:
         """All steps on a stream batch; on a GPU this is what is captured as a graph.
 
@@ -306,7 +307,7 @@ class Learner:
             own_numbers: What the objective's ``begin`` returned.
             active: Which outputs stand for a class; empty in regression.
             trusted: Whether the new samples are of a sane size; empty if that is known.
-            key: The size of each draw from memory.
+            key: The size of each draw from memory, and what the transform's ``shape`` returned.
 
         Returns:
             The loss of the last pass.
@@ -325,7 +326,7 @@ class Learner:
                 y=ys,
                 raw=raw,
                 new=x.shape[0],
-                draws=key,
+                draws=key[0],
                 extras=extras,
                 index=index,
                 active=None if self._head is None else active,

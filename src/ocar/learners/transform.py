@@ -8,7 +8,7 @@ gradients afterwards. Plain SGD needs none.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
@@ -40,6 +40,14 @@ class Transform:
             tensor, ``step.numbers``: what is captured as a graph sees no other number change.
         """
         return ()
+
+    def shape(self, classes: int) -> Hashable:
+        """What of the next steps, beside the shapes of their tensors, a captured graph depends on.
+
+        Args:
+            classes: Classes that there are by now; 0 in regression.
+        """
+        return None
 
     def watch(self, step: Step) -> AbstractContextManager[object]:
         """A context for the forward pass of the objective."""

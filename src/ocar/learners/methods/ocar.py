@@ -38,6 +38,9 @@ from ocar.learners.objective import Forward, Objective, Step
 from ocar.learners.settings import Augmenter, Normalizer
 from ocar.learners.transform import Transform, TransformSettings
 
+ROUND = 16
+"""Steps with an exact Fisher are captured anew for so many more classes."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class OCARSettings(TransformSettings):
@@ -194,6 +197,13 @@ class OCARTransform(Transform):
         self._recent.append(frozenset(units))
         self.replay_weight = self._weight(known)
         return self.replay_weight, self.curvature.step
+
+    def shape(self, classes: int) -> int | None:
+        """For how many classes a root that grows with them has columns; None for others."""
+        if not self.curvature.fisher.grows or classes == 0:
+            return None
+        self.curvature.most_classes = -(-classes // ROUND) * ROUND
+        return self.curvature.most_classes
 
     @property
     def classes_in_stretch(self) -> int:
