@@ -16,6 +16,7 @@ from ocar.learners.base import Learner
 from ocar.learners.guard import Guard
 from ocar.learners.methods.gdumb import GDumb
 from ocar.learners.registry import make_settings
+from ocar.models.layout import lies_by_pixel
 from ocar.models.resnet import SlimResNet18
 
 pytestmark = [

@@ -129,6 +129,26 @@ def test_columns_are_pulled_back_together(by_pixel: bool) -> None:
         assert_close(gradient, torch.autograd.grad(expected, x, column, retain_graph=True)[0])
 
 
+def test_a_weight_that_has_changed_since_is_not_the_one_that_was_turned() -> None:
+    model = make_model()[:1]
+
+    def pulled_back(weights: dict[str, Tensor]) -> Tensor:
+        x = X.clone().requires_grad_()
+        y = torch.func.functional_call(model, weights, x)
+        return torch.autograd.grad(y.square().sum(), x)[0]
+
+    own, other = dict(model.named_parameters()), {"0.weight": -model[0].weight.detach()}
+    with SideGradients(model, torch.device("cpu")).prepared():
+        found = [pulled_back(own), pulled_back(other)]
+        with torch.no_grad():
+            model[0].weight.mul_(2)
+        found.append(pulled_back(own))
+    twice = pulled_back(own)
+    with torch.no_grad():
+        model[0].weight.div_(2)
+    assert_close(found, [pulled_back(own), pulled_back(other), twice])
+
+
 def test_no_layer_stays_changed() -> None:
     model = make_model()
     with SideGradients(model, torch.device("cpu")).prepared():

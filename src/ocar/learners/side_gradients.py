@@ -15,6 +15,7 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
@@ -35,12 +36,15 @@ class SideGradients:
     Args:
         model: Any module.
         device: Where it is.
+
+    Attributes:
+        turned: The kernels of its convolutions, turned around.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._model = model
         self._device = device
-        self._turned = _TurnedKernels(model, device)
+        self.turned = _TurnedKernels(model, device)
         self._lanes: dict[nn.Module, torch.cuda.Stream] | None = None
         self._used: list[torch.cuda.Stream] = []
         self._kept: list[object] = []
@@ -50,7 +54,7 @@ class SideGradients:
         """For the forward pass; does nothing unless a graph is being recorded."""
         with ExitStack() as stack:
             if is_capturing(self._device):
-                turned = self._turned.all()
+                turned = self.turned.all()
                 for module in self._model.modules():
                     if _is_plain(module):
                         conv = cast("nn.Conv2d", module)
@@ -58,9 +62,9 @@ class SideGradients:
                         conv.forward = partial(_forward, conv, self, own)  # type: ignore[method-assign]
                         stack.callback(conv.__dict__.pop, "forward")
             elif self._device.type == "cuda":
-                self._turned.prepare()
+                self.turned.prepare()
             yield
-            self._turned.join()
+            self.turned.join()
 
     def backward(self, loss: Tensor) -> None:
         """Add the gradients of a loss to ``.grad`` of all parameters."""
@@ -127,6 +131,19 @@ def _is_plain(module: nn.Module) -> bool:
     )
 
 
+@dataclass(frozen=True, eq=False)
+class _Turned:
+    """A kernel turned around, and of which weight: there may be others in its place for a while."""
+
+    kernel: Tensor
+    weight: Tensor
+    version: int
+
+    def is_of(self, weight: Tensor) -> bool:
+        """Whether it is that of a weight as this is now."""
+        return weight is self.weight and weight._version == self.version
+
+
 class _TurnedKernels:
     """Kernels turned around by both axes, with inputs and outputs exchanged.
 
@@ -154,7 +171,7 @@ class _TurnedKernels:
             self._places = torch.cat(found).to(self._device) if found else torch.empty(0)
         return self._places
 
-    def all(self) -> dict[nn.Module, Tensor]:
+    def all(self) -> dict[nn.Module, _Turned]:
         """What they are now, on a stream beside the current one."""
         if not self._convs:
             return {}
@@ -165,7 +182,8 @@ class _TurnedKernels:
             flat = torch.cat([_in_memory(w, like=w).reshape(-1) for w in weights])
             parts = flat.index_select(0, places).split([w.numel() for w in weights])
         return {
-            conv: _shaped(part, conv.weight) for conv, part in zip(self._convs, parts, strict=True)
+            conv: _Turned(_shaped(part, conv.weight), conv.weight, conv.weight._version)
+            for conv, part in zip(self._convs, parts, strict=True)
         }
 
     def join(self) -> None:
@@ -198,9 +216,10 @@ def _can_turn(module: nn.Module) -> bool:
     return single and conv.kernel_size > (1, 1) and all(pad < side for side, pad in sides)
 
 
-def _forward(conv: nn.Conv2d, side: SideGradients, turned: Tensor | None, x: Tensor) -> Tensor:
+def _forward(conv: nn.Conv2d, side: SideGradients, turned: _Turned | None, x: Tensor) -> Tensor:
     apply = cast("Callable[..., Tensor]", _Convolution.apply)
-    return apply(x, conv.weight, conv.bias, turned, conv, side)
+    kernel = None if turned is None or not turned.is_of(conv.weight) else turned.kernel
+    return apply(x, conv.weight, conv.bias, kernel, conv, side)
 
 
 class _Convolution(torch.autograd.Function):
@@ -234,6 +253,7 @@ class _Convolution(torch.autograd.Function):
 
         gx = None
         if wants_x and turned is not None:
+            side.turned.join()
             sides = zip(conv.kernel_size, conv.padding, strict=True)
             gx = functional.conv2d(g, turned, padding=[size - 1 - pad for size, pad in sides])
         elif wants_x:
