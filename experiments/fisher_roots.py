@@ -20,7 +20,6 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -118,36 +117,31 @@ def keep(found: dict[tuple[str, int, int], dict[str, Any]], path: Path = RESULTS
     path.write_text("".join(json.dumps(line) + "\n" for _, line in lines), encoding="utf-8")
 
 
-def compare(tasks: int, path: Path) -> list[str]:
+def compare(tasks: int, path: Path = RESULTS) -> list[str]:
     """The mean AAA of each root over the first tasks, and its paired difference to the exact one.
 
+    Only seeds that every root was run with count.
+
     Returns:
-        The lines of a table.
+        The lines of a table, the best root first.
     """
-    by_root: dict[str, dict[int, tuple[float, float]]] = {}
+    by_root: dict[str, dict[int, float]] = {}
     for line in read(path).values():
         if line["tasks"] >= tasks:
-            found = 100 * line["aaa"][tasks - 1], 1000 * line["train_s"] / line["batches"]
-            by_root.setdefault(line["root"], {})[line["seed"]] = found
-    reference = by_root.get(EXACT, {})
-    table = [
-        "| root | seeds | AAA | difference to exact, 95 % | ms a batch |",
-        "|---|---|---|---|---|",
-    ]
-    ranked = sorted(by_root.items(), key=lambda item: -_mean(aaa for aaa, _ in item[1].values()))
-    for root, values in ranked:
-        paired = [values[s][0] - reference[s][0] for s in values.keys() & reference.keys()]
-        interval = mean_interval(paired) if len(paired) > 1 else None
+            by_root.setdefault(line["root"], {})[line["seed"]] = 100 * line["aaa"][tasks - 1]
+    seeds = sorted(set.intersection(*map(set, by_root.values()))) if by_root else []
+    means = {
+        root: statistics.fmean(found[seed] for seed in seeds) for root, found in by_root.items()
+    }
+    table = [f"| root | AAA, {len(seeds)} seeds | difference to exact, 95 % |", "|---|---|---|"]
+    for root, mean in sorted(means.items(), key=lambda item: -item[1]):
+        paired = [by_root[root][seed] - by_root[EXACT][seed] for seed in seeds]
+        interval = mean_interval(paired)
         text = ""
         if root != EXACT and interval is not None:
-            half = (interval.high - interval.low) / 2
-            text = f"{_mean(paired):+.2f} ± {half:.2f} over {len(paired)}"
-        table.append(f"| `{root}` | {len(values)} | {_mean(values.values()):.1f} | {text} |")
+            text = f"{statistics.fmean(paired):+.2f} ± {(interval.high - interval.low) / 2:.2f}"
+        table.append(f"| `{root}` | {mean:.1f} | {text} |")
     return table
-
-
-def _mean(values: Iterable[float]) -> float:
-    return statistics.fmean(values)
 
 
 def main() -> None:

@@ -107,7 +107,8 @@ def test_captured_is_eager(kind: str) -> None:
 def test_captured_is_eager_in_single_precision(kind: str) -> None:
     """With kernels that lie pixel by pixel, and ours for BatchNorm and inverses."""
     name, settings = METHODS[kind]
-    own, transform = make_settings(name, memory=40, replay_batch=5, **settings)
+    slow = settings | {"lr": 1e-4}  # rounding is to stay small
+    own, transform = make_settings(name, memory=40, replay_batch=5, **slow)
     learners = []
     for capture in (True, False):
         with torch.random.fork_rng(devices=[]):

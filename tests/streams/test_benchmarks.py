@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import weakref
 from collections import Counter
 from dataclasses import FrozenInstanceError
 from pathlib import Path
@@ -254,3 +256,14 @@ def test_models_have_room_for_all_classes() -> None:
         outputs = model_of(benchmark).head.out_features
         assert outputs >= benchmark.classes
         assert outputs == 1 if benchmark.kind == "regression" else outputs >= 16
+
+
+def test_streams_on_one_device_share_the_data_as_long_as_there_is_one():
+    one, two = (make_stream("split-digits", seed=seed, device="meta") for seed in (0, 1))
+    assert one.data is two.data
+    data = weakref.ref(one.data)
+    del one, two
+    gc.collect()
+    assert data() is None
+    one, two = (make_stream("split-digits", seed=seed) for seed in (0, 1))
+    assert one.data is not two.data  # a host may have other files by then

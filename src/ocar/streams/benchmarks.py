@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import torch
 
@@ -224,6 +226,23 @@ def make_stream(
             device=device,
         )
     root = datasets.data_root() if data_root is None else Path(data_root)
-    return stream_over(
-        benchmark.loader(root).to(device), benchmark, seed=seed, iid=iid, blurry=blurry
-    )
+    arrays = _load(benchmark.loader, root, torch.device(device))
+    stream = stream_over(arrays, benchmark, seed=seed, iid=iid, blurry=blurry)
+    stream.data = arrays
+    return stream
+
+
+_loaded: WeakValueDictionary[object, Arrays] = WeakValueDictionary()
+_loading = threading.Lock()
+
+
+def _load(loader: Callable[[Path], Arrays], root: Path, device: torch.device) -> Arrays:
+    """A data set on a device; streams that are on one GPU at the same time share it."""
+    if device.type == "cpu":
+        return loader(root)
+    key = loader, root.resolve(), device
+    with _loading:
+        arrays = _loaded.get(key)
+        if arrays is None:
+            arrays = _loaded[key] = loader(root).to(device)
+    return arrays

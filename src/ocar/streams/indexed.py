@@ -55,7 +55,10 @@ class IndexedStream:
 
     Attributes:
         position: Index of the batch that comes next.
+        data: What the arrays belong to, where others may want to share it.
     """
+
+    data: object = None
 
     def __init__(
         self,
