@@ -21,7 +21,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ocar import state
 from ocar.config import to_plain
-from ocar.curvature.lanes import Here, Lanes, is_capturing
 from ocar.errors import CheckpointError, ConfigError, InputError, ModelError, NumericalError
 from ocar.images import scale_to_unit
 from ocar.learners.alone import alone
@@ -315,15 +314,14 @@ class Learner:
         """
         train_mode_(self.model)
         parameters = self._parameters()
-        lanes = Lanes(self.device) if is_capturing(self.device) else Here()
-
-        def join(index: int) -> Step:
-            replay, extras = self.memory.gather(slots[index], check=False), {}
+        self._guard.begin(parameters, self._statistics())
+        for index, chosen in enumerate(slots):
+            replay, extras = self.memory.gather(chosen, check=False), {}
             raw, ys = x, y
             if len(replay):
                 raw, ys = torch.cat([x, replay.x]), torch.cat([y, replay.y])
                 extras = dict(replay.extras)
-            return Step(
+            step = Step(
                 x=self._normalize(self._augment(raw)),
                 y=ys,
                 raw=raw,
@@ -336,16 +334,7 @@ class Learner:
                 own_numbers=own_numbers,
                 trusted=trusted if trusted.numel() else None,
             )
-
-        steps = [join(0)]
-        # What the later passes are on needs no weights: in a graph it is made beside the first.
-        if len(slots) > 1:
-            lanes.start(1, lambda: steps.extend(map(join, range(1, len(slots)))), keep=steps)
-        self._guard.begin(parameters, self._statistics())
-        for index in range(len(slots)):
-            if index == 1:
-                lanes.join()
-            loss = self._take_step(steps[index], parameters)
+            loss = self._take_step(step, parameters)
         self._guard.settle(loss, trusted)
         return loss
 
