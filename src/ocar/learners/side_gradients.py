@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from ocar.curvature.convolution import is_pulling_back
 from ocar.curvature.lanes import BESIDE, is_capturing
-from ocar.models.layout import lies_by_pixel
+from ocar.models.layout import in_memory, lies_by_pixel
 
 _STREAMS = 4
 
@@ -166,7 +166,7 @@ class _TurnedKernels:
                 weight = conv.weight
                 places = torch.arange(start, start + weight.numel(), dtype=torch.int32)
                 turned = places.as_strided(weight.shape, weight.stride()).flip(2, 3)
-                found.append(_in_memory(turned.transpose(0, 1), like=weight).flatten())
+                found.append(in_memory(turned.transpose(0, 1), like=weight).flatten())
                 start += weight.numel()
             self._places = torch.cat(found).to(self._device) if found else torch.empty(0)
         return self._places
@@ -179,7 +179,7 @@ class _TurnedKernels:
         self._stream = _streams(self._device)[0]
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
-            flat = torch.cat([_in_memory(w, like=w).reshape(-1) for w in weights])
+            flat = torch.cat([in_memory(w).reshape(-1) for w in weights])
             parts = flat.index_select(0, places).split([w.numel() for w in weights])
         return {
             conv: _Turned(_shaped(part, conv.weight), conv.weight, conv.weight._version)
@@ -191,11 +191,6 @@ class _TurnedKernels:
         if self._stream is not None:
             torch.cuda.current_stream(self._device).wait_stream(self._stream)
             self._stream = None
-
-
-def _in_memory(kernels: Tensor, *, like: Tensor) -> Tensor:
-    """Kernels with their axes in the order that others have in memory."""
-    return kernels.permute(0, 2, 3, 1) if lies_by_pixel(like) else kernels
 
 
 def _shaped(flat: Tensor, weight: Tensor) -> Tensor:

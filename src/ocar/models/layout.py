@@ -17,3 +17,13 @@ def laid(t: Tensor, *, like: Tensor) -> Tensor:
     if lies_by_pixel(like):
         return t.contiguous(memory_format=torch.channels_last)
     return t.contiguous()
+
+
+def in_memory(t: Tensor, *, like: Tensor | None = None) -> Tensor:
+    """A view with the axes in the order that they have in memory.
+
+    Args:
+        t: A tensor that is contiguous, or images or kernels that lie pixel by pixel.
+        like: Whose order to take; its own by default.
+    """
+    return t.movedim(1, -1) if lies_by_pixel(t if like is None else like) else t

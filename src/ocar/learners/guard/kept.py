@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from ocar.models.layout import lies_by_pixel
+from ocar.models.layout import in_memory, lies_by_pixel
 
 
 class Kept:
@@ -56,18 +56,14 @@ class Kept:
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:
     """All numbers in a row, those of each tensor in the order that they have in memory."""
-    return torch.cat([_in_memory(t.detach()).reshape(-1) for t in tensors])
+    return torch.cat([in_memory(t.detach()).reshape(-1) for t in tensors])
 
 
 def _shaped(piece: Tensor, like: Tensor) -> Tensor:
     """A tensor's part of :func:`_flat` in its shape."""
     if not lies_by_pixel(like):
         return piece.view_as(like)
-    return piece.view(_in_memory(like).shape).movedim(-1, 1)
-
-
-def _in_memory(t: Tensor) -> Tensor:
-    return t.movedim(1, -1) if lies_by_pixel(t) else t
+    return piece.view(in_memory(like).shape).movedim(-1, 1)
 
 
 def _by_dtype(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
