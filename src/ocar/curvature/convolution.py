@@ -8,7 +8,7 @@ columns of a Fisher's root is hardly anything else.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, cast
@@ -25,7 +25,7 @@ def turned_kernels(modules: Iterable[nn.Module]) -> Iterator[None]:
     """Inside it convolutions on a CPU compute the same, to be differentiated so."""
     with ExitStack() as stack:
         for module in modules:
-            if _is_plain(module):
+            if can_turn(module) and cast("nn.Conv2d", module).weight.is_cpu:
                 conv = cast("nn.Conv2d", module)
                 conv.forward = partial(_forward, conv)  # type: ignore[method-assign]
                 stack.callback(conv.__dict__.pop, "forward")
@@ -51,7 +51,7 @@ def is_pulling_back() -> bool:
     return _pulling_back
 
 
-def _is_plain(module: nn.Module) -> bool:
+def can_turn(module: nn.Module) -> bool:
     """Whether a layer is a 2-d convolution with stride 1 that the trick is for."""
     if type(module) is not nn.Conv2d or "forward" in module.__dict__:
         return False
@@ -59,13 +59,24 @@ def _is_plain(module: nn.Module) -> bool:
         return False
     sides = zip(module.kernel_size, module.padding, strict=True)
     return (
-        module.weight.is_cpu
-        and module.stride == (1, 1)
+        module.stride == (1, 1)
         and module.dilation == (1, 1)
         and module.groups == 1
         and module.padding_mode == "zeros"
         and all(pad < side for side, pad in sides)
     )
+
+
+def input_gradient(g: Tensor, turned: Tensor, padding: Sequence[int]) -> Tensor:
+    """The gradient at the input of a convolution with stride 1.
+
+    Args:
+        g: That at its output.
+        turned: Its kernel turned around by both axes, with inputs and outputs exchanged.
+        padding: Of the convolution.
+    """
+    sides = zip(turned.shape[2:], padding, strict=True)
+    return functional.conv2d(g, turned, padding=[side - 1 - pad for side, pad in sides])
 
 
 def _forward(conv: nn.Conv2d, x: Tensor) -> Tensor:
@@ -89,9 +100,7 @@ class _Convolution(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         gx = gw = gb = None
         if ctx.needs_input_grad[0]:
-            turned = weight.flip(2, 3).transpose(0, 1)
-            sides = zip(weight.shape[2:], ctx.padding, strict=True)
-            gx = functional.conv2d(g, turned, padding=[side - 1 - pad for side, pad in sides])
+            gx = input_gradient(g, weight.flip(2, 3).transpose(0, 1), ctx.padding)
         if not _pulling_back and any(ctx.needs_input_grad[1:3]):
             sizes = [weight.shape[0]] if ctx.has_bias else None
             mask = [False, ctx.needs_input_grad[1], ctx.needs_input_grad[2]]

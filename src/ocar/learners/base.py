@@ -31,8 +31,8 @@ from ocar.learners.inputs import Item, check_labels, check_length, check_samples
 from ocar.learners.objective import Step
 from ocar.learners.optimizer import fit_optimizer_, load_optimizer, save_optimizer
 from ocar.learners.prediction import Repeated, RepeatedPrediction, SideBySidePrediction
+from ocar.learners.recorded_backward import RecordedBackward
 from ocar.learners.settings import LearnerSettings
-from ocar.learners.side_gradients import SideGradients
 from ocar.learners.transform import Transform, TransformSettings
 from ocar.memory import MEMORIES
 from ocar.models.head import GrowingHead
@@ -114,7 +114,7 @@ class Learner:
         self._optimizer = settings.make_optimizer(self._parameters())
         self._guard_settings = guard
         self._guard = make_guard(guard, self._context, bounded=transform is not None)
-        self._gradients = SideGradients(model, self.device)
+        self._gradients = RecordedBackward(model, self.device)
         drawing = [self._augment_generator, *self._objective.generators]
         self._steps = Captured(
             self._take_steps,

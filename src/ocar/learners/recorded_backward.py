@@ -21,16 +21,15 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from ocar.curvature.convolution import is_pulling_back
+from ocar.curvature.convolution import can_turn, input_gradient, is_pulling_back
 from ocar.curvature.lanes import BESIDE, is_capturing
 from ocar.models.layout import in_memory, lies_by_pixel
 
 _STREAMS = 4
 
 
-class SideGradients:
+class RecordedBackward:
     """Runs the backward passes of a model.
 
     Args:
@@ -148,13 +147,13 @@ class _TurnedKernels:
     """Kernels turned around by both axes, with inputs and outputs exchanged.
 
     Args:
-        model: Whose: of all convolutions with stride 1 that are larger than a pixel.
+        model: Whose: of all convolutions with stride 1.
         device: Where it is.
     """
 
     def __init__(self, model: nn.Module, device: torch.device) -> None:
         self._device = device
-        self._convs = [cast("nn.Conv2d", m) for m in model.modules() if _can_turn(m)]
+        self._convs = [cast("nn.Conv2d", m) for m in model.modules() if can_turn(m)]
         self._places: Tensor | None = None
         self._stream: torch.cuda.Stream | None = None
 
@@ -201,24 +200,16 @@ def _shaped(flat: Tensor, weight: Tensor) -> Tensor:
     return flat.view(inputs, outputs, *side)
 
 
-def _can_turn(module: nn.Module) -> bool:
-    """Whether the gradient at the input of a layer is a convolution with its kernel turned."""
-    if not _is_plain(module):
-        return False
-    conv = cast("nn.Conv2d", module)
-    sides = zip(conv.kernel_size, cast("tuple[int, ...]", conv.padding), strict=True)
-    single = conv.stride == conv.dilation == (1, 1) and conv.groups == 1
-    return single and conv.kernel_size > (1, 1) and all(pad < side for side, pad in sides)
-
-
-def _forward(conv: nn.Conv2d, side: SideGradients, turned: _Turned | None, x: Tensor) -> Tensor:
+def _forward(
+    conv: nn.Conv2d, recorded: RecordedBackward, turned: _Turned | None, x: Tensor
+) -> Tensor:
     apply = cast("Callable[..., Tensor]", _Convolution.apply)
     kernel = None if turned is None or not turned.is_of(conv.weight) else turned.kernel
-    return apply(x, conv.weight, conv.bias, kernel, conv, side)
+    return apply(x, conv.weight, conv.bias, kernel, conv, recorded)
 
 
 class _Convolution(torch.autograd.Function):
-    """A convolution that hands the gradients of its weight and bias to :class:`SideGradients`."""
+    """A convolution that hands over the gradients of its weight and bias."""
 
     @staticmethod
     def forward(
@@ -228,16 +219,16 @@ class _Convolution(torch.autograd.Function):
         bias: Tensor | None,
         turned: Tensor | None,
         conv: nn.Conv2d,
-        side: SideGradients,
+        recorded: RecordedBackward,
     ) -> Tensor:
         ctx.save_for_backward(x, weight, turned)
-        ctx.conv, ctx.side = conv, side
+        ctx.conv, ctx.recorded = conv, recorded
         return conv._conv_forward(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, turned = ctx.saved_tensors
-        conv, side = ctx.conv, ctx.side
+        conv, recorded = ctx.conv, ctx.recorded
         wants_x, wants_weight, wants_bias = ctx.needs_input_grad[:3]
 
         def gradients(*mask: bool) -> tuple[Tensor | None, ...]:
@@ -248,16 +239,15 @@ class _Convolution(torch.autograd.Function):
 
         gx = None
         if wants_x and turned is not None:
-            side.turned.join()
-            sides = zip(conv.kernel_size, conv.padding, strict=True)
-            gx = functional.conv2d(g, turned, padding=[size - 1 - pad for size, pad in sides])
+            recorded.turned.join()
+            gx = input_gradient(g, turned, conv.padding)
         elif wants_x:
             gx = gradients(True, False, False)[0]
         gw = gb = None
         if (wants_weight or wants_bias) and not is_pulling_back():
             of_weights = partial(gradients, False, wants_weight, wants_bias)
-            if side.accumulating:
-                side.accumulate(conv, lambda: cast("Tensors", of_weights()[1:]), keep=(x, g))
+            if recorded.accumulating:
+                recorded.accumulate(conv, lambda: cast("Tensors", of_weights()[1:]), keep=(x, g))
             else:
                 _, gw, gb = of_weights()
         return gx, gw, gb, None, None, None

@@ -1,4 +1,4 @@
-"""Weight gradients beside the backward pass, against autograd.
+"""The backward pass of a recorded step, against autograd.
 
 What a GPU records on several streams is made here on the CPU, one after another.
 """
@@ -13,15 +13,15 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from ocar.curvature.convolution import inputs_only
-from ocar.learners import side_gradients
-from ocar.learners.side_gradients import SideGradients
+from ocar.learners import recorded_backward
+from ocar.learners.recorded_backward import RecordedBackward
 
 
 @pytest.fixture(autouse=True)
 def recording(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = SimpleNamespace(wait_stream=lambda other: None)
-    monkeypatch.setattr(side_gradients, "is_capturing", lambda device: True)
-    monkeypatch.setattr(side_gradients, "_streams", lambda device: [stream])
+    monkeypatch.setattr(recorded_backward, "is_capturing", lambda device: True)
+    monkeypatch.setattr(recorded_backward, "_streams", lambda device: [stream])
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
 
@@ -61,7 +61,7 @@ def test_gradients_are_those_of_autograd(
     for model in (ours, theirs):
         if frozen is not None:
             model.get_parameter(frozen).requires_grad_(False)
-    side = SideGradients(ours, torch.device("cpu"))
+    side = RecordedBackward(ours, torch.device("cpu"))
     with side.prepared():
         value = loss(ours, X)
     side.backward(value)
@@ -76,7 +76,7 @@ def test_gradients_that_were_there_are_added_to() -> None:
     for model in (ours, theirs):
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
-    side = SideGradients(ours, torch.device("cpu"))
+    side = RecordedBackward(ours, torch.device("cpu"))
     with side.prepared():
         value = once(ours, X)
     side.backward(value)
@@ -88,7 +88,7 @@ def test_gradients_that_were_there_are_added_to() -> None:
 @pytest.mark.filterwarnings("ignore:Using padding='same'")
 def test_other_backward_passes_get_all_gradients() -> None:
     ours, theirs = make_model(), make_model()
-    side = SideGradients(ours, torch.device("cpu"))
+    side = RecordedBackward(ours, torch.device("cpu"))
     with side.prepared():
         value = once(ours, X)
     mine = torch.autograd.grad(value, list(ours.parameters()))
@@ -100,7 +100,7 @@ def test_other_backward_passes_get_all_gradients() -> None:
 def test_pulling_back_reaches_the_inputs() -> None:
     ours, theirs = make_model(), make_model()
     x, y = X.clone().requires_grad_(), X.clone().requires_grad_()
-    side = SideGradients(ours, torch.device("cpu"))
+    side = RecordedBackward(ours, torch.device("cpu"))
     with side.prepared():
         value = once(ours, x)
     with inputs_only():
@@ -115,7 +115,7 @@ def test_columns_are_pulled_back_together(by_pixel: bool) -> None:
     if by_pixel:
         model = model.to(memory_format=torch.channels_last)
     x = X.clone().requires_grad_()
-    with SideGradients(model, torch.device("cpu")).prepared():
+    with RecordedBackward(model, torch.device("cpu")).prepared():
         y = model(x)
     columns = torch.randn(4, *y.shape, dtype=torch.float64)
 
@@ -138,7 +138,7 @@ def test_a_weight_that_has_changed_since_is_not_the_one_that_was_turned() -> Non
         return torch.autograd.grad(y.square().sum(), x)[0]
 
     own, other = dict(model.named_parameters()), {"0.weight": -model[0].weight.detach()}
-    with SideGradients(model, torch.device("cpu")).prepared():
+    with RecordedBackward(model, torch.device("cpu")).prepared():
         found = [pulled_back(own), pulled_back(other)]
         with torch.no_grad():
             model[0].weight.mul_(2)
@@ -151,6 +151,6 @@ def test_a_weight_that_has_changed_since_is_not_the_one_that_was_turned() -> Non
 
 def test_no_layer_stays_changed() -> None:
     model = make_model()
-    with SideGradients(model, torch.device("cpu")).prepared():
+    with RecordedBackward(model, torch.device("cpu")).prepared():
         assert "forward" in model[0].__dict__
     assert "forward" not in model[0].__dict__
