@@ -83,6 +83,7 @@ def describe(trained: Run) -> dict[str, Any]:
     """What is kept of a finished run."""
     columns, summary = trained.columns, trained.summary
     assert summary is not None
+    assert summary.acc is not None
     accuracy = columns.accuracy()
     tasks = int(columns.task[-1]) + 1
     return {
