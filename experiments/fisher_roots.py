@@ -1,14 +1,15 @@
-"""Which root of the Fisher is the cheapest that costs no accuracy? On Split-CIFAR100.
+"""Which root of the Fisher is the cheapest that costs no accuracy?
 
     python experiments/fisher_roots.py run --roots exact "sketched(4)" --seeds 0 1 2 3 4
     python experiments/fisher_roots.py run --tasks 10 --seeds 0 1 2
     python experiments/fisher_roots.py compare --tasks 10
+    python experiments/fisher_roots.py run --benchmark split-mnist --workers 2
 
-``run`` trains OCAR with each root and seed, with the published settings, side by side on a GPU, and
-keeps what it found in ``results/fisher-roots/runs.jsonl``: for each run the accuracy on validation
-data averaged over time (AAA), up to the end of each task. ``compare`` pairs the runs by seed and
-gives the mean difference in AAA to the exact root with its 95 % interval (Student's t). The first
-tasks of a longer run count for fewer tasks too: it learns the same until then.
+``run`` trains OCAR with each root and seed, with the benchmark's settings, side by side, and keeps
+what it found in ``results/fisher-roots/``, a file a benchmark: for each run the accuracy on
+validation data averaged over time (AAA), up to the end of each task. ``compare`` pairs the runs by
+seed and gives the mean difference in AAA to the exact root with its 95 % interval (Student's t).
+The first tasks of a longer run count for fewer tasks too: it learns the same until then.
 
 Train-mode BatchNorm couples the samples of a batch, so roots with signs shared by the batch and
 roots drawn for each sample estimate different matrices, see ``ocar.curvature.fisher``.
@@ -27,9 +28,9 @@ from ocar.experiment import RunConfig
 from ocar.experiment.many import Ended, Job, run_many
 from ocar.metrics import mean_interval
 from ocar.runs import Run, read_run
+from ocar.streams import get_benchmark
 
-RESULTS = Path("results/fisher-roots/runs.jsonl")
-BENCHMARK = "split-cifar100"
+RESULTS = Path("results/fisher-roots")
 EXACT = "exact"
 ROOTS = (
     EXACT,
@@ -46,11 +47,13 @@ ROOTS = (
 )
 
 
-def run(roots: list[str], seeds: list[int], tasks: int | None, workers: int, out: Path) -> int:
+def run(
+    benchmark: str, roots: list[str], seeds: list[int], tasks: int | None, workers: int, out: Path
+) -> int:
     """Train with every root and seed; returns how many runs are not finished."""
     configs = {
         (root, seed): RunConfig(
-            benchmark=BENCHMARK,
+            benchmark=benchmark,
             method="ocar",
             settings={"fisher": root},
             seed=seed,
@@ -75,7 +78,7 @@ def run(roots: list[str], seeds: list[int], tasks: int | None, workers: int, out
         if trained.summary is not None:
             line = {"root": root, **describe(trained)}
             found[key(line)] = line
-    keep(found)
+    keep(found, RESULTS / f"{benchmark}.jsonl")
     return left
 
 
@@ -105,20 +108,20 @@ def key(line: dict[str, Any]) -> tuple[str, int, int]:
     return line["root"], line["seed"], line["tasks"]
 
 
-def read(path: Path = RESULTS) -> dict[tuple[str, int, int], dict[str, Any]]:
+def read(path: Path) -> dict[tuple[str, int, int], dict[str, Any]]:
     """All that was found so far."""
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return {key(line): line for line in map(json.loads, lines)}
 
 
-def keep(found: dict[tuple[str, int, int], dict[str, Any]], path: Path = RESULTS) -> None:
+def keep(found: dict[tuple[str, int, int], dict[str, Any]], path: Path) -> None:
     """Add lines to what was found before, in place of those of the same runs."""
     path.parent.mkdir(parents=True, exist_ok=True)
     lines = sorted((read(path) | found).items())
     path.write_text("".join(json.dumps(line) + "\n" for _, line in lines), encoding="utf-8")
 
 
-def compare(tasks: int, path: Path = RESULTS) -> list[str]:
+def compare(tasks: int, path: Path) -> list[str]:
     """The mean AAA of each root over the first tasks, and its paired difference to the exact one.
 
     Only seeds that every root was run with count.
@@ -149,20 +152,21 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    running = commands.add_parser("run")
+    running, comparing = commands.add_parser("run"), commands.add_parser("compare")
+    for command in (running, comparing):
+        command.add_argument("--benchmark", default="split-cifar100")
+        command.add_argument("--tasks", type=int, help="only the first so many tasks")
     running.add_argument("--roots", nargs="+", default=list(ROOTS))
     running.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    running.add_argument("--tasks", type=int, help="only the first so many tasks")
     running.add_argument("--workers", type=int, default=6)
     running.add_argument("--out", type=Path, default=Path("runs"))
-    comparing = commands.add_parser("compare")
-    comparing.add_argument("--tasks", type=int, default=20)
-    comparing.add_argument("--results", type=Path, default=RESULTS)
     given = parser.parse_args()
     if given.command == "compare":
-        print("\n".join(compare(given.tasks, given.results)))
+        tasks = given.tasks or get_benchmark(given.benchmark).tasks
+        print("\n".join(compare(tasks, RESULTS / f"{given.benchmark}.jsonl")))
     else:
-        left = run(given.roots, given.seeds, given.tasks, given.workers, given.out)
+        which = given.benchmark, given.roots, given.seeds, given.tasks
+        left = run(*which, given.workers, given.out)
         sys.exit(1 if left else 0)
 
 
