@@ -132,7 +132,7 @@ def compute_gaps(state: Gaps) -> tuple[float, float]:
 def _extend(gap: OpenGap, accuracy: float) -> OpenGap:
     place, recovered = gap.evaluations, accuracy >= gap.before - ROUNDING
     gap = gap._replace(evaluations=place + 1)
-    if accuracy < gap.lowest:
+    if accuracy < gap.lowest - ROUNDING:
         return gap._replace(lowest=accuracy, fell=place, back=place if recovered else None)
     if gap.back is None and recovered:
         return gap._replace(back=place)

@@ -59,7 +59,7 @@ def stability_gaps(
         share = weights[:earlier] / weights[:earlier].sum()
         before = float(values[first - 1, :earlier] @ share)
         during = values[current == task][:, :earlier] @ share
-        lowest = int(during.argmin())
+        lowest = int(np.flatnonzero(during <= during.min() + ROUNDING)[0])
         back = np.flatnonzero(during[lowest:] >= level * before - ROUNDING)
         recovered = len(back) > 0
         count = lowest + int(back[0]) + 1 if recovered else len(during)
