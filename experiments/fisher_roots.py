@@ -133,7 +133,11 @@ def compare(tasks: int, path: Path) -> list[str]:
     for line in read(path).values():
         if line["tasks"] >= tasks:
             by_root.setdefault(line["root"], {})[line["seed"]] = 100 * line["aaa"][tasks - 1]
-    seeds = sorted(set.intersection(*map(set, by_root.values()))) if by_root else []
+    if EXACT not in by_root:
+        raise SystemExit(
+            f"{path} has no run of {EXACT!r} over {tasks} tasks to compare with: run it."
+        )
+    seeds = sorted(set.intersection(*map(set, by_root.values())))
     means = {
         root: statistics.fmean(found[seed] for seed in seeds) for root, found in by_root.items()
     }

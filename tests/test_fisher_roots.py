@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from scripts import load_script
+from scripts import ROOT, load_script
 
 
 def line(root: str, seed: int, *aaa: float) -> dict[str, object]:
@@ -36,11 +36,23 @@ def test_runs_are_paired_by_the_seeds_that_all_have(tmp_path: Path) -> None:
     assert len(script.compare(2, path)) == 4
 
 
-def test_kept_results_have_what_the_page_quotes() -> None:
+@pytest.mark.parametrize(
+    ("benchmark", "tasks"), [("split-cifar100", 20), ("split-cifar100", 10), ("split-mnist", 5)]
+)
+def test_the_page_quotes_what_was_kept(benchmark: str, tasks: int) -> None:
     script = load_script("experiments/fisher_roots.py")
-    lines = script.read(Path(script.__file__).parents[1] / script.RESULTS / "split-cifar100.jsonl")
-    whole = [key for key in lines if key[2] == 20]
-    assert {root for root, *_ in whole} >= {"exact", "sketched(4)"}
-    for found in lines.values():
-        assert len(found["aaa"]) == found["tasks"]
-        assert found["aaa"][-1] == pytest.approx(0.5, abs=0.2)
+    page = (ROOT / "docs/guides/own-model.md").read_text(encoding="utf-8")
+    for row in script.compare(tasks, ROOT / script.RESULTS / f"{benchmark}.jsonl")[2:]:
+        root, mean, difference = (cell.strip() for cell in row.strip("|").split("|"))
+        if tasks == 10:
+            assert f"| {root} | {mean} | {difference}".rstrip() in page
+        else:
+            assert mean in page
+        if tasks == 20 or (tasks == 5 and root == "`sketched(1)`"):
+            assert difference.lstrip("+") in page
+
+
+def test_without_a_reference_it_says_what_to_do(tmp_path: Path) -> None:
+    script = load_script("experiments/fisher_roots.py")
+    with pytest.raises(SystemExit, match="no run of 'exact' over 3 tasks"):
+        script.compare(3, tmp_path / "none.jsonl")
