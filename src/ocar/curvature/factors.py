@@ -33,6 +33,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ocar.curvature import symmetric
+from ocar.curvature.patches import patches
 from ocar.models.layout import lies_by_pixel
 
 Sharing = Literal["expand", "reduce"]
@@ -60,10 +61,17 @@ def conv_inputs(
         bias: Whether to append a row of ones.
         by_pixel: Whether a patch is to be in the order pixel by pixel, or channel by channel.
     """
+    samples, groups, area = x.shape[0], conv.groups, math.prod(conv.kernel_size)
+    by_pixel = by_pixel or (area == 1 and lies_by_pixel(x))
+    if (rows := patches(x, conv, by_pixel=by_pixel)) is not None:
+        if by_pixel:
+            a = rows.unflatten(0, (samples, -1)).mT.unsqueeze(1)
+        else:
+            a = rows.unflatten(1, (samples, -1)).movedim(1, 0).unsqueeze(1)
+        return _append_ones(a) if bias else a
     x, kernel, stride, dilation = _as_2d(x, conv)
     windows = _windows(x, kernel, stride, dilation)  # (channels, kernel, n, positions)
-    samples, groups, area = x.shape[0], conv.groups, math.prod(kernel)
-    if by_pixel or (area == 1 and lies_by_pixel(x)):
+    if by_pixel:
         windows = windows.unflatten(0, (groups, -1)).permute(4, 5, 6, 0, 2, 3, 1)
         a = windows.reshape(samples, -1, groups, x.shape[1] // groups * area).permute(0, 2, 3, 1)
     else:

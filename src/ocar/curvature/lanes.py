@@ -127,6 +127,11 @@ class Here:
         """There is nothing to wait for."""
 
 
+def beside(device: torch.device) -> Lanes | Here:
+    """Streams beside the one of a graph that is being recorded; else there are none."""
+    return Lanes(device) if is_capturing(device) else Here()
+
+
 def is_capturing(device: torch.device) -> bool:
     """Whether work on the device is being recorded as a graph: then nothing can be waited for."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -21,6 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ocar import state
 from ocar.config import to_plain
+from ocar.curvature.lanes import beside
 from ocar.errors import CheckpointError, ConfigError, InputError, ModelError, NumericalError
 from ocar.images import scale_to_unit
 from ocar.learners.alone import alone
@@ -315,13 +316,14 @@ class Learner:
         train_mode_(self.model)
         parameters = self._parameters()
         self._guard.begin(parameters, self._statistics())
-        for index, chosen in enumerate(slots):
-            replay, extras = self.memory.gather(chosen, check=False), {}
+
+        def join(index: int) -> Step:
+            replay, extras = self.memory.gather(slots[index], check=False), {}
             raw, ys = x, y
             if len(replay):
                 raw, ys = torch.cat([x, replay.x]), torch.cat([y, replay.y])
                 extras = dict(replay.extras)
-            step = Step(
+            return Step(
                 x=self._normalize(self._augment(raw)),
                 y=ys,
                 raw=raw,
@@ -334,7 +336,14 @@ class Learner:
                 own_numbers=own_numbers,
                 trusted=trusted if trusted.numel() else None,
             )
-            loss = self._take_step(step, parameters)
+
+        steps, lanes = [join(0)], beside(self.device)
+        if len(slots) > 1:  # the inputs of the others are made beside the first
+            lanes.start(1, lambda: steps.extend(map(join, range(1, len(slots)))), keep=steps)
+        for index in range(len(slots)):
+            if index == 1:
+                lanes.join()
+            loss = self._take_step(steps[index], parameters)
         self._guard.settle(loss, trusted)
         return loss
 

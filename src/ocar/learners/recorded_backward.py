@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from ocar.curvature.convolution import can_turn, input_gradient, is_pulling_back
 from ocar.curvature.lanes import BESIDE, is_capturing
+from ocar.learners.weight_gradients import Gradients, Job, WeightGradients
 from ocar.models.layout import in_memory, lies_by_pixel
 
 _STREAMS = 4
@@ -44,7 +45,8 @@ class RecordedBackward:
         self._model = model
         self._device = device
         self.turned = _TurnedKernels(model, device)
-        self._lanes: dict[nn.Module, torch.cuda.Stream] | None = None
+        self._weights = WeightGradients(model, device)
+        self._lanes: Iterator[torch.cuda.Stream] | None = None
         self._used: list[torch.cuda.Stream] = []
         self._kept: list[object] = []
 
@@ -62,6 +64,7 @@ class RecordedBackward:
                         stack.callback(conv.__dict__.pop, "forward")
             elif self._device.type == "cuda":
                 self.turned.prepare()
+                stack.enter_context(self._weights.prepared())
             yield
             self.turned.join()
 
@@ -70,10 +73,11 @@ class RecordedBackward:
         if not is_capturing(self._device):
             loss.backward()
             return
-        streams = itertools.cycle(_streams(self._device))
-        self._lanes = {module: next(streams) for module in self._model.modules()}
+        self._lanes = itertools.cycle(_streams(self._device))
         try:
             loss.backward()
+            for job in self._weights.left():
+                self._accumulate_beside(job)
             current = torch.cuda.current_stream(self._device)
             for stream in self._used:  # another is no part of the graph
                 current.wait_stream(stream)
@@ -87,33 +91,33 @@ class RecordedBackward:
         """Whether the backward pass that runs now is one of :meth:`backward`."""
         return self._lanes is not None
 
-    def accumulate(self, conv: nn.Conv2d, gradients: Callable[[], Tensors], keep: object) -> None:
+    def accumulate(self, conv: nn.Conv2d, x: Tensor, g: Tensor, alone: Job) -> None:
         """Add gradients of weight and bias to ``.grad``, beside the current stream.
 
         Args:
             conv: Whose they are.
-            gradients: Computes them.
-            keep: The tensors that this reads.
+            x: What went in.
+            g: The gradient at what came out.
+            alone: Makes them by themselves, if they are not made with those of other layers.
         """
+        self._kept.append((x, g))
+        for job in self._weights.add(conv, x, g, alone):
+            self._accumulate_beside(job)
+
+    def _accumulate_beside(self, job: Job) -> None:
         assert self._lanes is not None
-        self._kept.append(keep)
-        lane = self._lanes[conv]
+        lane = next(self._lanes)
         lane.wait_stream(torch.cuda.current_stream(self._device))
         if lane not in self._used:
             self._used.append(lane)
         with torch.cuda.stream(lane):
-            for parameter, gradient in zip((conv.weight, conv.bias), gradients(), strict=True):
-                if parameter is None or gradient is None:
-                    continue
+            for parameter, gradient in job():
                 if parameter.is_contiguous():  # of one pixel: strides as of the parameter too
                     gradient = gradient.reshape(-1).view_as(parameter)
                 if parameter.grad is None:
                     parameter.grad = gradient
                 else:
                     parameter.grad.add_(gradient)
-
-
-Tensors = tuple[Tensor | None, Tensor | None]
 
 
 @functools.cache
@@ -247,7 +251,14 @@ class _Convolution(torch.autograd.Function):
         if (wants_weight or wants_bias) and not is_pulling_back():
             of_weights = partial(gradients, False, wants_weight, wants_bias)
             if recorded.accumulating:
-                recorded.accumulate(conv, lambda: cast("Tensors", of_weights()[1:]), keep=(x, g))
+                recorded.accumulate(conv, x, g, partial(_of_layer, conv, of_weights))
             else:
                 _, gw, gb = of_weights()
         return gx, gw, gb, None, None, None
+
+
+def _of_layer(conv: nn.Conv2d, gradients: Callable[[], tuple[Tensor | None, ...]]) -> Gradients:
+    """Parameters of a layer with the gradients that there are."""
+    _, *found = gradients()
+    pairs = zip((conv.weight, conv.bias), found, strict=True)
+    return [(p, g) for p, g in pairs if p is not None and g is not None]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ocar.curvature.lanes import Here, Lanes, is_capturing
+from ocar.curvature.lanes import beside
 from ocar.learners.context import Context
 from ocar.learners.guard.base import BatchGuard, Verdict
 from ocar.learners.guard.settings import Guard, GuardCounts
@@ -71,7 +71,7 @@ class DeviceGuard(BatchGuard):
         In a graph, what is not waited for goes on beside what is.
         """
         assert self._kept is not None
-        kept, lanes = self._kept, self._lanes()
+        kept, lanes = self._kept, beside(self.context.device)
         found: list[Tensor] = []
         lanes.start(1, lambda: found.append(loss.double() + kept.sum()), keep=loss)
         kl = self._change.divergence()
@@ -95,11 +95,6 @@ class DeviceGuard(BatchGuard):
             self._counts[2] += (share < 1) & self._accepted
             torch.fmax(self._largest_kl, kl * self._accepted, out=self._largest_kl)
         self._count(trusted & ~finite, ~trusted)
-
-    def _lanes(self) -> Lanes | Here:
-        """Streams beside the one of a graph that is being recorded; else there are none."""
-        device = self.context.device
-        return Lanes(device) if is_capturing(device) else Here()
 
     @torch.no_grad()
     def take_back(self) -> None:
