@@ -59,13 +59,19 @@ def test_the_same_to_the_bit(
     conv = nn.Conv2d(channels, 4, side, stride, padding)
     kind = torch.channels_last if by_pixel else torch.contiguous_format
     x = images(size[0], channels, *size[1:]).to(device).contiguous(memory_format=kind)
-    assert patches.patches(x, conv, by_pixel=by_pixel) is not None
+    found_patches = patches.find_patches(x, conv, by_pixel=by_pixel)
+    assert found_patches is not None
     found = factors.conv_inputs(x, conv, bias=bias, by_pixel=by_pixel)
-    monkeypatch.setattr(factors, "patches", lambda *_, **__: None)
+    monkeypatch.setattr(factors, "find_patches", lambda *_, **__: None)
     wanted = factors.conv_inputs(x, conv, bias=bias, by_pixel=by_pixel)
     assert torch.equal(found, wanted)
     rows = found.permute(1, 2, 0, 3)
     assert bias or rows.flatten(2).data_ptr() == found.data_ptr()  # a view: the product copies none
+    filled = found_patches.rows(x, conv, multiple=32)
+    assert filled.shape[1] % 32 == 0
+    plain = factors.conv_inputs(x, conv, bias=False, by_pixel=by_pixel).permute(1, 2, 0, 3)
+    assert torch.equal(filled[:, : found_patches.count], plain.flatten(2)[0])
+    assert not filled[:, found_patches.count :].any()
 
 
 @pytest.mark.parametrize(
@@ -83,11 +89,11 @@ def test_the_same_to_the_bit(
     ids=repr,
 )
 def test_other_layers_are_left_to_pytorch(conv: nn.Conv2d, device: torch.device) -> None:
-    assert patches.patches(images(2, 4, 8, 8).to(device), conv, by_pixel=False) is None
+    assert patches.find_patches(images(2, 4, 8, 8).to(device), conv, by_pixel=False) is None
 
 
 def test_other_images_are_left_to_pytorch(device: torch.device) -> None:
     conv, x = nn.Conv2d(4, 4, 3), images(2, 4, 8, 8).to(device)
-    assert patches.patches(x.double(), conv, by_pixel=False) is None
-    assert patches.patches(x.transpose(0, 2), conv, by_pixel=False) is None
-    assert patches.patches(x, conv, by_pixel=True) is None
+    assert patches.find_patches(x.double(), conv, by_pixel=False) is None
+    assert patches.find_patches(x.transpose(0, 2), conv, by_pixel=False) is None
+    assert patches.find_patches(x, conv, by_pixel=True) is None

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ocar.curvature import symmetric
-from ocar.curvature.patches import patches
+from ocar.curvature.patches import find_patches
 from ocar.models.layout import lies_by_pixel
 
 Sharing = Literal["expand", "reduce"]
@@ -63,11 +63,9 @@ def conv_inputs(
     """
     samples, groups, area = x.shape[0], conv.groups, math.prod(conv.kernel_size)
     by_pixel = by_pixel or (area == 1 and lies_by_pixel(x))
-    if (rows := patches(x, conv, by_pixel=by_pixel)) is not None:
-        if by_pixel:
-            a = rows.unflatten(0, (samples, -1)).mT.unsqueeze(1)
-        else:
-            a = rows.unflatten(1, (samples, -1)).movedim(1, 0).unsqueeze(1)
+    found = find_patches(x, conv, by_pixel=by_pixel)
+    if found is not None and isinstance(conv, nn.Conv2d):
+        a = found.rows(x, conv).unflatten(1, (samples, -1)).movedim(1, 0).unsqueeze(1)
         return _append_ones(a) if bias else a
     x, kernel, stride, dilation = _as_2d(x, conv)
     windows = _windows(x, kernel, stride, dilation)  # (channels, kernel, n, positions)

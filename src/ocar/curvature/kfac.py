@@ -26,6 +26,8 @@ from ocar.curvature.compiled_pool import make_pool
 from ocar.curvature.factors import Sharing
 from ocar.curvature.fisher import FisherRoot
 from ocar.curvature.lanes import Lanes, is_capturing
+from ocar.curvature.many_inputs import ManyInputs, Seen, see
+from ocar.curvature.many_squares import ManySquares, Matrix, find_gradients, make_squares
 from ocar.curvature.pool import FactorPool
 from ocar.curvature.rows import RowRecorder
 from ocar.curvature.symmetric import side_by_side
@@ -123,6 +125,10 @@ class KFAC(Curvature):
         self._rows = RowRecorder(layers)
         self._batched = True
         self._pool: FactorPool | None = None
+        self._seen: tuple[Matrix, ...] = ()  # of layers whose G can be made together
+        self._squares: dict[tuple[Matrix, ...], ManySquares | None] = {}
+        self._seen_inputs: Seen | None = None  # the same of A
+        self._many_inputs = ManyInputs()
         self._lanes: Lanes | None = None  # those of the step that is being recorded
         self._begun: set[str] = set()  # layers whose A is being estimated on them
         self._finish: Callable[[], None] | None = None
@@ -192,9 +198,26 @@ class KFAC(Curvature):
             return
         assert self._lanes is not None
         x = self._by_sample(name, x, x.unsqueeze(0), len(x))[0]
+        conv, done = self._convs().get(name), None
+        if conv is not None:
+            layer, by_pixel = conv
+            with self._lanes.first(keep=x):
+                done = self._many_inputs.add(name, x, layer, pool.scratch, by_pixel=by_pixel)
+        if done is not None:
+            self._begun |= done
+            return
         place = pool.places(name)["A"]
         self._lanes.start(block.cost, partial(block.estimate_inputs, x, None, out=place), keep=x)
         self._begun.add(name)
+
+    def _convs(self) -> dict[str, tuple[nn.Conv2d, bool]]:
+        """Convolutions whose A can be made together, and whether kernels lie pixel by pixel."""
+        return {
+            name: (block.layer, block.by_pixel)
+            for name, block in self._poolable().items()
+            if isinstance(block.layer, nn.Conv2d) and not block.has_bias
+            if block.groups == 1 and self.sharing == "expand"
+        }
 
     def follow(self) -> AbstractContextManager[None]:
         """For the forward pass of the loss, inside or outside of :meth:`capture`."""
@@ -258,6 +281,9 @@ class KFAC(Curvature):
         ema = at_step(self.ema, self.step)
         for name, estimate in estimates.items():
             self._average(name, estimate, ema, active)
+        self._seen = self._square_together(layers)
+        if self._device.type == "cuda" and self.weighting == "gradients":
+            self._seen_inputs = see(self._capture.inputs, self._convs())
         self._capture.clear()
         self._stale = True
 
@@ -304,6 +330,7 @@ class KFAC(Curvature):
         if pooled and (pool is None or not pool.fits(pooled)):
             raise NotImplementedError("The factors have other shapes than those inverted last.")
         lanes = self._lanes or Lanes(self._device)
+        self._many_inputs.clear()
         inputs = {
             name: self._by_sample(name, x, x.unsqueeze(0), samples)[0]
             for name, x in self._capture.inputs.items()
@@ -319,12 +346,18 @@ class KFAC(Curvature):
         layers = self._layers(outputs, weights, targets, active)
         if pooled.keys() - layers.keys():
             raise NotImplementedError("The layers in use have changed.")
-        estimates = [
+        together = self._square_together(layers)
+        squares = self._squares.get(together)
+        done = {each.name: layers[each.name][1] for each in together if squares is not None}
+        jobs: list[tuple[int, Callable[[], object]]] = [
             (g.numel(), partial(pooled[n].estimate_gradients, g, out=places[n]["G"]))
             for n, (_, g) in layers.items()
-            if n in pooled
+            if n in pooled and n not in done
         ]
-        lanes.run(estimates, keep=(layers, active, ema, damping))
+        if pool is not None and squares is not None:
+            cost = sum(g.numel() for g in done.values())
+            jobs.append((cost, partial(squares.square, done, pool.scratch)))
+        lanes.run(jobs, keep=(layers, active, ema, damping))
         infinite: list[Tensor] = []
         failed: list[Tensor] = []
         reports: list[Tensor] = []
@@ -368,6 +401,17 @@ class KFAC(Curvature):
 
         self._capture.clear()
         self._finish = finish
+
+    def _square_together(self, layers: Mapping[str, tuple[Tensor, Tensor]]) -> tuple[Matrix, ...]:
+        """The gradients of those layers whose G can be made together, on a GPU."""
+        if self._device.type != "cuda" or self.sharing != "expand":
+            return ()
+        found = (
+            find_gradients(name, layers[name][1], of_images=isinstance(block.layer, nn.Conv2d))
+            for name, block in self._poolable().items()
+            if name in layers and block.groups == 1 and not isinstance(block.layer, nn.Conv1d)
+        )
+        return tuple(matrix for matrix in found if matrix is not None)
 
     def _poolable(self) -> dict[str, KroneckerBlock]:
         """The blocks whose factors can lie together."""
@@ -449,6 +493,15 @@ class KFAC(Curvature):
         pooled = self._poolable() if self._device.type == "cuda" else {}
         if pooled and (self._pool is None or not self._pool.fits(pooled)):
             self._pool = make_pool(pooled, head=self.head)
+            self._squares.clear()
+            self._many_inputs.forget()
+        if self._pool is None:
+            return
+        scratch = self._pool.scratch
+        if self._seen and self._seen not in self._squares:
+            self._squares[self._seen] = make_squares(self._seen, self._pool.starts("G"), scratch)
+        if self._seen_inputs is not None:
+            self._many_inputs.prepare(self._seen_inputs, self._pool.starts("A"), scratch)
 
     def _rewrite_gradients(self) -> None:
         if is_capturing(self._device):

@@ -8,7 +8,8 @@ time; one after another, each would leave most of the device idle.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -96,6 +97,20 @@ class Lanes:
         self._used.add(stream)
         with torch.cuda.stream(stream):
             job()
+
+    @contextmanager
+    def first(self, *, keep: object = None) -> Iterator[None]:
+        """Inside it the current stream is the first lane, after all that this has been given.
+
+        Args:
+            keep: What to hold on to until :meth:`join`.
+        """
+        self._kept.append(keep)
+        stream = self._streams[0]
+        stream.wait_stream(torch.cuda.current_stream(self._device))
+        self._used.add(stream)
+        with torch.cuda.stream(stream):
+            yield
 
     def run_between(self, job: Callable[[], object]) -> None:
         """Start a job that waits for all of :meth:`run` before it, and all after it wait for."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-_SIZES = ("channels", "height", "width", "tall", "wide", "stride", "padding", "count")
+_SIZES = ("channels", "height", "width", "tall", "wide", "stride", "padding", "count", "length")
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -20,12 +20,14 @@ def by_channel(
     stride,
     padding,
     count,
+    length,
     SIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Rows ``channel · SIDE² + place in the kernel`` of ``count`` numbers, one for each patch.
+    """Rows ``channel · SIDE² + place in the kernel``, for images that lie channel by channel.
 
-    A program writes one channel of ``BLOCK`` patches.
+    Each has ``length`` numbers, one for each of the ``count`` patches, and then zeros. A program
+    writes one channel of ``BLOCK`` patches.
     """
     patch = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     channel = tl.program_id(1)
@@ -36,14 +38,13 @@ def by_channel(
     top = line * stride - padding
     left = (place - line * wide) * stride - padding
     source = x + ((image * channels + channel) * height + top) * width + left
-    target = out + channel * (SIDE * SIDE) * count + patch
-    there = patch < count
+    target = out + channel * (SIDE * SIDE) * length + patch
     for down in tl.static_range(SIDE):
-        inside = there & (top + down >= 0) & (top + down < height)
+        inside = (patch < count) & (top + down >= 0) & (top + down < height)
         for across in tl.static_range(SIDE):
             within = inside & (left + across >= 0) & (left + across < width)
             value = tl.load(source + down * width + across, mask=within, other=0.0)
-            tl.store(target + (down * SIDE + across) * count, value, mask=there)
+            tl.store(target + (down * SIDE + across) * length, value, mask=patch < length)
 
 
 @triton.jit(do_not_specialize=_SIZES)
@@ -58,14 +59,15 @@ def by_pixel(
     stride,
     padding,
     count,
+    length,
     SIDE: tl.constexpr,
     BLOCK: tl.constexpr,
     CHANNELS: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    """``count`` rows, one for each patch, pixel by pixel with all channels of each together.
+    """Rows ``place in the kernel · channels + channel``, for images that lie pixel by pixel.
 
-    A program writes ``CHANNELS`` channels of ``BLOCK`` patches.
+    As above, but a program writes ``CHANNELS`` channels of ``BLOCK`` patches.
     """
     if ALIGNED:
         channels = tl.multiple_of(channels, [4])
@@ -78,12 +80,12 @@ def by_pixel(
     top = line * stride - padding
     left = (place - line * wide) * stride - padding
     source = x + (((image * height + top) * width + left) * channels)[:, None] + channel
-    target = out + (patch * (SIDE * SIDE * channels))[:, None] + channel
-    there = (patch < count)[:, None] & (channel < channels)
+    target = out + channel * length + patch[:, None]
+    there = (patch < length)[:, None] & (channel < channels)
     for down in tl.static_range(SIDE):
-        inside = (top + down >= 0) & (top + down < height)
+        inside = (patch < count) & (top + down >= 0) & (top + down < height)
         for across in tl.static_range(SIDE):
             within = inside & (left + across >= 0) & (left + across < width)
             shift = (down * width + across) * channels
             value = tl.load(source + shift, mask=there & within[:, None], other=0.0)
-            tl.store(target + (down * SIDE + across) * channels, value, mask=there)
+            tl.store(target + (down * SIDE + across) * channels * length, value, mask=there)

@@ -6,6 +6,9 @@ dimensions, which is slow. It needs Triton, see :mod:`ocar.compiled`.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -13,48 +16,82 @@ from ocar.compiled import kernels
 from ocar.models.layout import lies_by_pixel
 
 _PATCHES = 512  # that a program writes, where channels lie apart
-_BLOCK = 16  # patches and channels that it writes, where channels lie together
+_BLOCK, _CHANNELS = 32, 16  # patches and channels that it writes, where channels lie together
 _MOST = 2**31  # numbers that the kernels can count
+_KERNELS = "ocar.curvature.patch_kernels"
 
 
-def patches(x: Tensor, conv: nn.Conv1d | nn.Conv2d, *, by_pixel: bool) -> Tensor | None:
-    """All patches of some images; None where there is no kernel that finds them.
+@dataclass(frozen=True)
+class Patches:
+    """What a convolution sees of some images.
+
+    Args:
+        size: Numbers of a patch.
+        count: Patches of all images.
+        tall: Rows of patches of an image.
+        wide: Patches of a row.
+        by_pixel: Whether a patch is in the order pixel by pixel, or channel by channel.
+    """
+
+    size: int
+    count: int
+    tall: int
+    wide: int
+    by_pixel: bool
+
+    def rows(self, x: Tensor, conv: nn.Conv2d, *, multiple: int = 1) -> Tensor:
+        """The patches as columns of a matrix.
+
+        Args:
+            x: The images.
+            conv: The layer.
+            multiple: Fill the rows up with zeros to a multiple of this.
+
+        Returns:
+            Shape ``(size, count)``, or more columns.
+        """
+        compiled = kernels(_KERNELS)
+        assert compiled is not None
+        length = -(-self.count // multiple) * multiple
+        channels, *size = x.shape[1:]
+        out = x.new_empty(self.size, length)
+        places = self.tall, self.wide, conv.stride[0], int(conv.padding[0]), self.count, length
+        with torch.cuda.device_of(x):
+            if self.by_pixel:
+                compiled.by_pixel[-(-length // _BLOCK), -(-channels // _CHANNELS)](
+                    *(x, out, channels, *size, *places),
+                    SIDE=conv.kernel_size[0],
+                    BLOCK=_BLOCK,
+                    CHANNELS=_CHANNELS,
+                    ALIGNED=channels % 4 == 0,
+                )
+            else:
+                compiled.by_channel[-(-length // _PATCHES), channels](
+                    *(x, out, channels, *size, *places),
+                    SIDE=conv.kernel_size[0],
+                    BLOCK=_PATCHES,
+                )
+        return out
+
+
+def find_patches(x: Tensor, conv: nn.Module, *, by_pixel: bool) -> Patches | None:
+    """What a convolution sees; None where there is no kernel that finds it.
 
     Args:
         x: Images ``(n, channels, height, width)``.
         conv: The layer that they go into.
         by_pixel: Whether a patch is to be in the order pixel by pixel, or channel by channel.
-
-    Returns:
-        Shape ``(d_in, n · places)`` channel by channel, ``(n · places, d_in)`` pixel by pixel.
     """
-    if not _is_plain(x, conv) or by_pixel != lies_by_pixel(x):
+    if not _is_plain(x, conv) or by_pixel != lies_by_pixel(x) or kernels(_KERNELS) is None:
         return None
-    compiled = kernels("ocar.curvature.patch_kernels")
-    images, channels, *size = x.shape
+    conv = cast("nn.Conv2d", conv)
     side, stride, padding = conv.kernel_size[0], conv.stride[0], int(conv.padding[0])
-    tall, wide = ((length + 2 * padding - side) // stride + 1 for length in size)
-    count, length = images * tall * wide, channels * side**2
-    if compiled is None or count * length >= _MOST:
-        return None
-    out = x.new_empty((count, length) if by_pixel else (length, count))
-    sizes = channels, *size, tall, wide, stride, padding, count
-    with torch.cuda.device_of(x):
-        if by_pixel:
-            compiled.by_pixel[-(-count // _BLOCK), -(-channels // _BLOCK)](
-                *(x, out, *sizes),
-                SIDE=side,
-                BLOCK=_BLOCK,
-                CHANNELS=_BLOCK,
-                ALIGNED=channels % 4 == 0,
-            )
-        else:
-            grid = -(-count // _PATCHES), channels
-            compiled.by_channel[grid](x, out, *sizes, SIDE=side, BLOCK=_PATCHES)
-    return out
+    tall, wide = ((length + 2 * padding - side) // stride + 1 for length in x.shape[2:])
+    found = Patches(x.shape[1] * side**2, x.shape[0] * tall * wide, tall, wide, by_pixel)
+    return found if found.size * (found.count + _BLOCK) < _MOST else None
 
 
-def _is_plain(x: Tensor, conv: nn.Conv1d | nn.Conv2d) -> bool:
+def _is_plain(x: Tensor, conv: nn.Module) -> bool:
     """Whether images and layer are such as the kernels are for."""
     if not x.is_cuda or type(conv) is not nn.Conv2d or not isinstance(conv.padding, tuple):
         return False

@@ -87,6 +87,15 @@ class FactorPool:
             for slot in self._slots
         )
 
+    @property
+    def scratch(self) -> Tensor:
+        """The buffer that the next estimates are to be written into."""
+        return self._scratch
+
+    def starts(self, key: str) -> dict[str, int]:
+        """Where in it a factor of each layer starts."""
+        return {slot.layer: slot.start for slot in self._slots if slot.key == key}
+
     def places(self, layer: str) -> dict[str, Tensor]:
         """Where the next estimate of each factor of a layer is to be written, by its key."""
         return {s.key: s.view(self._scratch) for s in self._slots if s.layer == layer}

@@ -27,7 +27,7 @@ from ocar.curvature.lanes import BESIDE, is_capturing
 from ocar.learners.weight_gradients import Gradients, Job, WeightGradients
 from ocar.models.layout import in_memory, lies_by_pixel
 
-_STREAMS = 4
+_STREAMS = 1  # more would take more memory, and save no time
 
 
 class RecordedBackward:

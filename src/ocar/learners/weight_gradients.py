@@ -223,7 +223,7 @@ class _Products:
         )
 
     def _zeros(self, *shape: int) -> Tensor:
-        zeros = torch.zeros(1, *shape, device=self._device)
+        zeros = torch.zeros(1, *shape, dtype=torch.float32, device=self._device)
         kind = torch.channels_last if self._by_pixel else torch.contiguous_format
         return zeros.contiguous(memory_format=kind)
 
@@ -235,7 +235,7 @@ class _Products:
         """
         parts = self._parts * len(layers[0][0])  # images, or blocks of their pixels
         shares = -(-parts // self._share)
-        out = torch.empty(shares, self._total, device=self._device)
+        out = torch.empty(shares, self._total, dtype=torch.float32, device=self._device)
         places = [tensor.data_ptr() for layer in layers for tensor in layer]
         places += places[-2:] * (_LAYERS - len(layers))
         with torch.cuda.device_of(out):
