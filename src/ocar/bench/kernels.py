@@ -39,6 +39,13 @@ OWN = {
     "subtract": "factorization",
     "finish": "factorization",
     "multiply": "products",
+    "multiply_rows": "convolution",
+    "multiply_pixels": "convolution",
+    "square_channels": "products",
+    "square_pixels": "products",
+    "add_up": "products",
+    "by_channel": "copies",
+    "by_pixel": "copies",
     "mix": "elementwise and sums",
     "trace": "elementwise and sums",
 }

@@ -120,11 +120,13 @@ class Captured:
         graph = torch.cuda.CUDAGraph()
         for generator in self.generators:
             graph.register_generator_state(generator)
-        before = [generator.clone_state() for generator in self.generators]
+        # A graph may draw from the device's own generator too, and so records its state.
+        drawn_from = [*self.generators, _own_generator(self.device)]
+        before = [generator.clone_state() for generator in drawn_from]
         try:
             output = self._run_into(graph, inputs, key)
         except (RuntimeError, NotImplementedError, TypeError) as error:
-            for generator, unused in zip(self.generators, before, strict=True):
+            for generator, unused in zip(drawn_from, before, strict=True):
                 generator.graphsafe_set_state(unused)  # a failed recording leaves it unusable
             self.enabled = False
             reason = str(error).strip().partition("\n")[0]
@@ -158,6 +160,11 @@ def release_memory(device: torch.device) -> None:
     if device.type == "cuda":
         with _ALONE:
             torch.cuda.empty_cache()
+
+
+def _own_generator(device: torch.device) -> torch.Generator:
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return torch.cuda.default_generators[index]
 
 
 @functools.cache
