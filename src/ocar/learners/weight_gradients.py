@@ -204,6 +204,7 @@ class _Products:
         self._rows = torch.tensor(rows, dtype=torch.int32, device=device)
         self._programs = torch.tensor(programs, dtype=torch.int32, device=device)
         area = max(shape.tall * shape.wide for shape in shapes)
+        self.how: dict[str, int]
         if self._by_pixel:
             self._kernel, self._parts, self._share = compiled.multiply_pixels, 1, _SHARE // area
             channels = (count for shape in shapes for count in (shape.channels, shape.outputs))
