@@ -1,18 +1,17 @@
 """Convolutions by a kernel of our own, against PyTorch's in single precision.
 
-On a GPU, or on a CPU with Triton and TRITON_INTERPRET=1 in the environment.
+On a GPU, or in Triton's interpreter, see ``interpreter.py``.
 """
 
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from interpreter import INTERPRETED, NEEDS_TRITON
 from torch import Tensor
 from torch.nn import functional
 from torch.testing import assert_close
@@ -20,13 +19,7 @@ from torch.testing import assert_close
 from ocar.models import SlimResNet18, folded
 from ocar.models.folded import FoldedResNet
 
-interpreted = os.environ.get("TRITON_INTERPRET") == "1" and bool(importlib.util.find_spec("triton"))
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not (torch.cuda.is_available() or interpreted), reason="needs CUDA, or Triton's interpreter"
-    ),
-]
+pytestmark = NEEDS_TRITON
 # Images, channels, outputs, side of the kernel, stride, height and width.
 SHAPES = {
     "stem": (2, 8, 24, 3, 1, 32, 32),
@@ -46,7 +39,7 @@ CLOSE = {"rtol": 2e-3, "atol": 2e-3}
 
 @pytest.fixture
 def device() -> torch.device:
-    return torch.device("cpu" if interpreted else "cuda")
+    return torch.device("cpu" if INTERPRETED else "cuda")
 
 
 @pytest.fixture
@@ -137,7 +130,7 @@ def test_what_is_not_finite_stays(
 def test_a_network(monkeypatch: pytest.MonkeyPatch, device: torch.device) -> None:
     """Layers of few channels and shortcuts are ours; predictions are those in eval mode."""
     kernels = importlib.import_module("ocar.models.convolution_kernels")
-    if interpreted:
+    if INTERPRETED:
         monkeypatch.setattr(folded, "_kernels", lambda weight: kernels)
     seen: list[tuple[int, ...]] = []
     ours = kernels.convolve

@@ -87,7 +87,12 @@ def _where(document: Mapping[str, Any]) -> str:
 
 
 def _commands(runs: Sequence[Mapping[str, Any]]) -> str:
-    columns = {"wall_s": "whole, s", "train_s": "training, s", "memory_mib": "GPU memory, MiB"}
+    columns = {
+        "wall_s": "whole, s",
+        "run_s": "the run, s",
+        "train_s": "learning, s",
+        "memory_mib": "GPU memory, MiB",
+    }
     rows = [
         [
             f"`{run['command']}`" + (f", {run['note']}" if "note" in run else ""),

@@ -7,12 +7,11 @@ needs a NumPy that still makes a number of an array with one.
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import os
 from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
+from interpreter import INTERPRETED, NEEDS_TRITON
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -23,13 +22,9 @@ from ocar.curvature.many_inverses import ManyInverses
 from ocar.curvature.many_products import ManyProducts, Place
 from ocar.curvature.pool import FactorPool
 
-interpreted = os.environ.get("TRITON_INTERPRET") == "1" and bool(importlib.util.find_spec("triton"))
 pytestmark = [
-    pytest.mark.gpu,
+    *NEEDS_TRITON,
     pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS"),  # whatever came first
-    pytest.mark.skipif(
-        not (torch.cuda.is_available() or interpreted), reason="needs CUDA, or Triton's interpreter"
-    ),
 ]
 SIZES = (27, 20, 180, 100, 64, 161, 1)
 TAU, EMA, HEAD_RATE = 1e-2, 0.3, 0.8
@@ -37,7 +32,7 @@ TAU, EMA, HEAD_RATE = 1e-2, 0.3, 0.8
 
 @pytest.fixture
 def device() -> torch.device:
-    return torch.device("cpu" if interpreted else "cuda")
+    return torch.device("cpu" if INTERPRETED else "cuda")
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +46,7 @@ def single_by_default() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def one_after_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter knows no threads."""
-    if interpreted:
+    if INTERPRETED:
         monkeypatch.setattr(
             compiled_pool, "run_side_by_side", lambda jobs, device: [job() for job in jobs]
         )

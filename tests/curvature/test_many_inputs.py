@@ -1,40 +1,28 @@
 """A of several convolutions by kernels of our own, against one product for each in float64.
 
-On a GPU, or on a CPU with Triton and TRITON_INTERPRET=1 in the environment.
+On a GPU, or in Triton's interpreter, see ``interpreter.py``.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from dataclasses import dataclass, field
 
 import pytest
 import torch
+from interpreter import INTERPRETED, NEEDS_TRITON, device_of_kernels
 from torch import Tensor, nn
 
 from ocar.curvature import factors, many_squares, patches
-from ocar.curvature.many_inputs import ManyInputs, see
+from ocar.curvature.many_inputs import ManyInputs
 
-interpreted = os.environ.get("TRITON_INTERPRET") == "1" and bool(importlib.util.find_spec("triton"))
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not (torch.cuda.is_available() or interpreted), reason="needs CUDA, or Triton's interpreter"
-    ),
-]
-CLOSE = 1e-6 if interpreted else 2e-3
+pytestmark = NEEDS_TRITON
+CLOSE = 1e-6 if INTERPRETED else 2e-3
 """Of the norm: a GPU rounds what it multiplies to eleven bits."""
 
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    if not interpreted:
-        return torch.device("cuda")
-    monkeypatch.setattr(Tensor, "is_cuda", True)
-    for module in (many_squares, patches):
-        monkeypatch.setattr(module, "kernels", importlib.import_module)
-    return torch.device("cpu")
+    return device_of_kernels(monkeypatch, many_squares, patches)
 
 
 @dataclass
@@ -92,7 +80,8 @@ def test_layers_of_all_kinds(device: torch.device) -> None:
     layers = seven_layers(device)
     out = torch.zeros(layers.end, dtype=torch.float32, device=device)
     many = ManyInputs()
-    many.prepare(see(layers.inputs, layers.convs), layers.starts, out)
+    many.see(layers.inputs, layers.convs)
+    many.prepare(layers.starts, out)
     done: set[str] = set()
     for name, x in layers.inputs.items():
         conv, by_pixel = layers.convs[name]
@@ -109,9 +98,9 @@ def test_what_was_not_prepared(device: torch.device) -> None:
     layers, fewer = seven_layers(device), seven_layers(device, images=4)
     out = torch.zeros(layers.end, dtype=torch.float32, device=device)
     many = ManyInputs()
-    seen = see(layers.inputs, layers.convs)
-    many.prepare(seen, layers.starts, out)
-    many.prepare(seen, layers.starts, out)  # again
+    for _ in range(2):
+        many.see(layers.inputs, layers.convs)
+        many.prepare(layers.starts, out)
     name, (conv, by_pixel) = next(iter(layers.convs.items()))
     x = layers.inputs[name]
 

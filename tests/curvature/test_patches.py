@@ -1,35 +1,23 @@
 """The patches that a convolution sees by a kernel of our own, against a view of the padded images.
 
-On a GPU, or on a CPU with Triton and TRITON_INTERPRET=1 in the environment.
+On a GPU, or in Triton's interpreter, see ``interpreter.py``.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import os
-
 import pytest
 import torch
+from interpreter import NEEDS_TRITON, device_of_kernels
 from torch import Tensor, nn
 
 from ocar.curvature import factors, patches
 
-interpreted = os.environ.get("TRITON_INTERPRET") == "1" and bool(importlib.util.find_spec("triton"))
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not (torch.cuda.is_available() or interpreted), reason="needs CUDA, or Triton's interpreter"
-    ),
-]
+pytestmark = NEEDS_TRITON
 
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    if not interpreted:
-        return torch.device("cuda")
-    monkeypatch.setattr(Tensor, "is_cuda", True)
-    monkeypatch.setattr(patches, "kernels", importlib.import_module)
-    return torch.device("cpu")
+    return device_of_kernels(monkeypatch, patches)
 
 
 # Channels, side of the kernel, stride, padding, and the images' number, height and width.

@@ -68,6 +68,21 @@ def test_falls_are_from_a_boundary_to_the_lowest_before_the_next() -> None:
     assert falls(curve) == pytest.approx([0.5, 0.1])
 
 
+def test_the_whole_runs_in_the_readme_and_on_the_page_are_those_measured() -> None:
+    speed = (ROOT / "README.md").read_text(encoding="utf-8").partition("\n## Speed\n")[2]
+    page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    path = ROOT / "results" / "bench" / "h200-runs.json"
+    er, ocar, five = json.loads(path.read_text(encoding="utf-8"))["runs"]
+    said = f"takes {er['wall_s']:.0f} s with ER and {ocar['wall_s']:.0f} s with OCAR"
+    assert said in " ".join(speed.split())
+    memory = f"{five['memory_mib'] / 1024:.1f} GiB"
+    assert f"at once {five['wall_s']:.0f} s in {memory}" in speed
+    for run in (er, ocar, five):
+        seconds = (run["wall_s"], run["run_s"], run["train_s"])
+        row = " | ".join([*map(str, seconds), f"{run['memory_mib'] / 1024:.1f} GiB"])
+        assert f"| {row} |" in page
+
+
 def test_the_speed_in_the_readme_is_what_was_measured() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     speed = readme.partition("\n## Speed\n")[2].partition("\n## ")[0]

@@ -1,44 +1,34 @@
 """Gradients of the weights of several convolutions by one kernel, against PyTorch's in float64.
 
-On a GPU, or on a CPU with Triton and TRITON_INTERPRET=1 in the environment.
+On a GPU, or in Triton's interpreter, see ``interpreter.py``.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import os
 from collections.abc import Iterator
 from typing import cast
 
 import pytest
 import torch
+from interpreter import INTERPRETED, NEEDS_TRITON, device_of_kernels
 from torch import Tensor, nn
 from torch.nn import functional
 
 from ocar.learners import weight_gradients
 from ocar.learners.weight_gradients import Gradients, Job, WeightGradients
 
-interpreted = os.environ.get("TRITON_INTERPRET") == "1" and bool(importlib.util.find_spec("triton"))
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not (torch.cuda.is_available() or interpreted), reason="needs CUDA, or Triton's interpreter"
-    ),
-]
-CLOSE = 1e-6 if interpreted else 2e-3
+pytestmark = NEEDS_TRITON
+CLOSE = 1e-6 if INTERPRETED else 2e-3
 """Of the norm: a GPU rounds what it multiplies to eleven bits."""
 
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    if interpreted:
-        monkeypatch.setattr(Tensor, "is_cuda", True)
-        monkeypatch.setattr(weight_gradients, "kernels", importlib.import_module)
+    if INTERPRETED:
         monkeypatch.setattr(
-            weight_gradients, "run_side_by_side", lambda jobs, _: [j() for j in jobs]
+            weight_gradients, "run_side_by_side", lambda jobs, _: [job() for job in jobs]
         )
-        return torch.device("cpu")
-    return torch.device("cuda")
+    return device_of_kernels(monkeypatch, weight_gradients)
 
 
 class Layers:

@@ -26,8 +26,8 @@ from ocar.curvature.compiled_pool import make_pool
 from ocar.curvature.factors import Sharing
 from ocar.curvature.fisher import FisherRoot
 from ocar.curvature.lanes import Lanes, is_capturing
-from ocar.curvature.many_inputs import ManyInputs, Seen, see
-from ocar.curvature.many_squares import ManySquares, Matrix, find_gradients, make_squares
+from ocar.curvature.many_gradients import ManyGradients
+from ocar.curvature.many_inputs import ManyInputs
 from ocar.curvature.pool import FactorPool
 from ocar.curvature.rows import RowRecorder
 from ocar.curvature.symmetric import side_by_side
@@ -125,10 +125,7 @@ class KFAC(Curvature):
         self._rows = RowRecorder(layers)
         self._batched = True
         self._pool: FactorPool | None = None
-        self._seen: tuple[Matrix, ...] = ()  # of layers whose G can be made together
-        self._squares: dict[tuple[Matrix, ...], ManySquares | None] = {}
-        self._seen_inputs: Seen | None = None  # the same of A
-        self._many_inputs = ManyInputs()
+        self._many_inputs, self._many_gradients = ManyInputs(), ManyGradients()
         self._lanes: Lanes | None = None  # those of the step that is being recorded
         self._begun: set[str] = set()  # layers whose A is being estimated on them
         self._finish: Callable[[], None] | None = None
@@ -281,9 +278,9 @@ class KFAC(Curvature):
         ema = at_step(self.ema, self.step)
         for name, estimate in estimates.items():
             self._average(name, estimate, ema, active)
-        self._seen = self._square_together(layers)
-        if self._device.type == "cuda" and self.weighting == "gradients":
-            self._seen_inputs = see(self._capture.inputs, self._convs())
+        if self.weighting == "gradients":
+            self._many_inputs.see(self._capture.inputs, self._convs())
+        self._many_gradients.see(self._gradients(layers))
         self._capture.clear()
         self._stale = True
 
@@ -346,17 +343,16 @@ class KFAC(Curvature):
         layers = self._layers(outputs, weights, targets, active)
         if pooled.keys() - layers.keys():
             raise NotImplementedError("The layers in use have changed.")
-        together = self._square_together(layers)
-        squares = self._squares.get(together)
-        done = {each.name: layers[each.name][1] for each in together if squares is not None}
-        jobs: list[tuple[int, Callable[[], object]]] = [
+        done: set[str] = set()
+        jobs: list[tuple[int, Callable[[], object]]] = []
+        if pool is not None:
+            done, together = self._many_gradients.estimate(self._gradients(layers), pool.scratch)
+            jobs.append((sum(layers[name][1].numel() for name in done), together))
+        jobs += [
             (g.numel(), partial(pooled[n].estimate_gradients, g, out=places[n]["G"]))
             for n, (_, g) in layers.items()
             if n in pooled and n not in done
         ]
-        if pool is not None and squares is not None:
-            cost = sum(g.numel() for g in done.values())
-            jobs.append((cost, partial(squares.square, done, pool.scratch)))
         lanes.run(jobs, keep=(layers, active, ema, damping))
         infinite: list[Tensor] = []
         failed: list[Tensor] = []
@@ -402,16 +398,16 @@ class KFAC(Curvature):
         self._capture.clear()
         self._finish = finish
 
-    def _square_together(self, layers: Mapping[str, tuple[Tensor, Tensor]]) -> tuple[Matrix, ...]:
-        """The gradients of those layers whose G can be made together, on a GPU."""
-        if self._device.type != "cuda" or self.sharing != "expand":
-            return ()
-        found = (
-            find_gradients(name, layers[name][1], of_images=isinstance(block.layer, nn.Conv2d))
+    def _gradients(
+        self, layers: Mapping[str, tuple[Tensor, Tensor]]
+    ) -> dict[str, tuple[Tensor, bool]]:
+        """The gradients of layers whose G can be made together, and whether they are of images."""
+        return {
+            name: (layers[name][1], isinstance(block.layer, nn.Conv2d))
             for name, block in self._poolable().items()
-            if name in layers and block.groups == 1 and not isinstance(block.layer, nn.Conv1d)
-        )
-        return tuple(matrix for matrix in found if matrix is not None)
+            if name in layers and not isinstance(block.layer, nn.Conv1d)
+            if block.groups == 1 and self.sharing == "expand"
+        }
 
     def _poolable(self) -> dict[str, KroneckerBlock]:
         """The blocks whose factors can lie together."""
@@ -493,15 +489,15 @@ class KFAC(Curvature):
         pooled = self._poolable() if self._device.type == "cuda" else {}
         if pooled and (self._pool is None or not self._pool.fits(pooled)):
             self._pool = make_pool(pooled, head=self.head)
-            self._squares.clear()
             self._many_inputs.forget()
-        if self._pool is None:
-            return
-        scratch = self._pool.scratch
-        if self._seen and self._seen not in self._squares:
-            self._squares[self._seen] = make_squares(self._seen, self._pool.starts("G"), scratch)
-        if self._seen_inputs is not None:
-            self._many_inputs.prepare(self._seen_inputs, self._pool.starts("A"), scratch)
+            self._many_gradients.forget()
+        if self._pool is not None:
+            self._prepare_together(self._pool)
+
+    def _prepare_together(self, pool: FactorPool) -> None:
+        """Make ready to record what the last update has seen."""
+        self._many_inputs.prepare(pool.starts("A"), pool.scratch)
+        self._many_gradients.prepare(pool.starts("G"), pool.scratch)
 
     def _rewrite_gradients(self) -> None:
         if is_capturing(self._device):

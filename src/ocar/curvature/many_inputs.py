@@ -22,29 +22,6 @@ Seen = tuple[int, tuple[tuple[str, Patches], ...]]
 """The number of samples, and the patches of each layer in the order of the forward pass."""
 
 
-def see(inputs: Mapping[str, Tensor], convs: Mapping[str, tuple[nn.Conv2d, bool]]) -> Seen:
-    """What a forward pass has shown of layers whose A can be made together.
-
-    Args:
-        inputs: What went into each layer, in the order of the forward pass.
-        convs: Layers without a bias, and whether their patches are in the order pixel by pixel.
-    """
-    found = {
-        name: find_patches(
-            inputs[name], convs[name][0], by_pixel=_order(inputs[name], *convs[name])
-        )
-        for name in inputs
-        if name in convs
-    }
-    samples = next((len(inputs[name]) for name in found), 0)
-    return samples, tuple((name, patches) for name, patches in found.items() if patches is not None)
-
-
-def _order(x: Tensor, conv: nn.Conv2d, by_pixel: bool) -> bool:
-    """Of a single pixel both orders are one."""
-    return by_pixel or (conv.kernel_size == (1, 1) and lies_by_pixel(x))
-
-
 @dataclass(eq=False)
 class _Group:
     layers: dict[str, Patches]
@@ -56,13 +33,27 @@ class ManyInputs:
     """Estimates A of convolutions, a few together."""
 
     def __init__(self) -> None:
+        self._seen: Seen = (0, ())
+        self._prepared: set[Seen] = set()
         self._groups: dict[int, dict[str, _Group]] = {}
-        self._seen: set[Seen] = set()
 
     def forget(self) -> None:
         """Drop all that was prepared: the buffer has changed."""
         self._groups.clear()
-        self._seen.clear()
+        self._prepared.clear()
+
+    def see(
+        self, inputs: Mapping[str, Tensor], convs: Mapping[str, tuple[nn.Conv2d, bool]]
+    ) -> None:
+        """Take note of what went into layers; it is recorded only once it was seen.
+
+        Args:
+            inputs: Of each layer, in the order of the forward pass.
+            convs: Layers without a bias, and whether their patches are in the order pixel by pixel.
+        """
+        found = {name: _find(inputs[name], *convs[name]) for name in inputs if name in convs}
+        samples = next((len(inputs[name]) for name in found), 0)
+        self._seen = samples, tuple((name, p) for name, p in found.items() if p is not None)
 
     def clear(self) -> None:
         """Drop what a forward pass has left of groups that it did not come to whole."""
@@ -70,18 +61,17 @@ class ManyInputs:
             for group in groups.values():
                 group.rows.clear()
 
-    def prepare(self, seen: Seen, starts: Mapping[str, int], out: Tensor) -> None:
-        """Make ready to record what was seen: while a graph is recorded it cannot be done.
+    def prepare(self, starts: Mapping[str, int], out: Tensor) -> None:
+        """Make ready to record what was seen last: while a graph is recorded it cannot be done.
 
         Args:
-            seen: What :func:`see` found.
             starts: Where A of each layer starts in a buffer, by name.
             out: The buffer.
         """
-        if seen in self._seen:
+        if self._seen in self._prepared:
             return
-        self._seen.add(seen)
-        samples, layers = seen
+        self._prepared.add(self._seen)
+        samples, layers = self._seen
         groups = self._groups[samples] = {}
         for first in range(0, len(layers), _LAYERS):
             part = dict(layers[first : first + _LAYERS])
@@ -109,7 +99,7 @@ class ManyInputs:
         group = self._groups.get(len(x), {}).get(name)
         if group is None or name in group.rows:
             return None
-        patches = find_patches(x, conv, by_pixel=_order(x, conv, by_pixel))
+        patches = _find(x, conv, by_pixel)
         if patches is None or patches != group.layers[name]:
             return None
         group.rows[name] = patches.rows(x, conv, multiple=TERMS)
@@ -118,6 +108,11 @@ class ManyInputs:
         group.squares.square(group.rows, out)
         group.rows.clear()
         return set(group.layers)
+
+
+def _find(x: Tensor, conv: nn.Conv2d, by_pixel: bool) -> Patches | None:
+    one = conv.kernel_size == (1, 1)  # of a single pixel both orders are one
+    return find_patches(x, conv, by_pixel=by_pixel or (one and lies_by_pixel(x)))
 
 
 def _matrix(name: str, patches: Patches, samples: int) -> Matrix:

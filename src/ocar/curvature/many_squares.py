@@ -8,7 +8,6 @@ symmetric. What is multiplied is rounded as convolutions round it (TF32).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -20,9 +19,6 @@ from ocar.compiled import kernels
 
 TERMS = 32
 """Terms of its sums that a program takes at a time."""
-
-_ALIGNMENT = 16  # bytes
-_MOST = 2**31  # numbers that the kernels can count
 
 
 @dataclass(frozen=True)
@@ -49,27 +45,6 @@ class Matrix:
     def terms(self) -> int:
         """Its columns: the terms of each number of the product."""
         return self.images * self.area
-
-
-def find_gradients(name: str, g: Tensor, *, of_images: bool) -> Matrix | None:
-    """The gradients at the outputs of a layer as a matrix; None if the kernels are not for such.
-
-    Args:
-        name: Of the layer.
-        g: Shape ``(columns, n, outputs, height, width)`` of images, else
-            ``(columns, n, ..., outputs)``.
-        of_images: Which it is.
-    """
-    if not g.is_cuda or g.dtype != torch.float32 or g.numel() >= _MOST:
-        return None
-    if g.data_ptr() % _ALIGNMENT:
-        return None
-    pixels = g.movedim(2, -1) if of_images else g
-    columns, samples, *places, size = pixels.shape
-    area, by_pixel = math.prod(places), pixels.is_contiguous()
-    if not by_pixel and not (of_images and g.is_contiguous() and area % TERMS == 0):
-        return None
-    return Matrix(name, size, columns * samples, area, by_pixel, 1 / (samples * area))
 
 
 class ManySquares:

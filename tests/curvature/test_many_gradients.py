@@ -1,38 +1,26 @@
 """G of many layers by kernels of our own, against one product for each in float64.
 
-On a GPU, or on a CPU with Triton and TRITON_INTERPRET=1 in the environment.
+On a GPU, or in Triton's interpreter, see ``interpreter.py``.
 """
 
 from __future__ import annotations
 
-import importlib.util
-import os
-
 import pytest
 import torch
+from interpreter import INTERPRETED, NEEDS_TRITON, device_of_kernels
 from torch import Tensor
 
 from ocar.curvature import factors, many_squares
-from ocar.curvature.many_squares import Matrix, find_gradients, make_squares
+from ocar.curvature.many_gradients import ManyGradients, find_matrices
 
-interpreted = os.environ.get("TRITON_INTERPRET") == "1" and bool(importlib.util.find_spec("triton"))
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(
-        not (torch.cuda.is_available() or interpreted), reason="needs CUDA, or Triton's interpreter"
-    ),
-]
-CLOSE = 1e-6 if interpreted else 2e-3
+pytestmark = NEEDS_TRITON
+CLOSE = 1e-6 if INTERPRETED else 2e-3
 """Of the norm: a GPU rounds what it multiplies to eleven bits."""
 
 
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> torch.device:
-    if not interpreted:
-        return torch.device("cuda")
-    monkeypatch.setattr(Tensor, "is_cuda", True)
-    monkeypatch.setattr(many_squares, "kernels", importlib.import_module)
-    return torch.device("cpu")
+    return device_of_kernels(monkeypatch, many_squares)
 
 
 def numbers(*shape: int, by_pixel: bool = False) -> Tensor:
@@ -48,30 +36,34 @@ def in_layout(g: Tensor) -> Tensor:
     return factors.linear_gradients(g)
 
 
-def check(gradients: dict[str, Tensor], device: torch.device) -> None:
-    gradients = {name: g.to(device) for name, g in gradients.items()}
-    matrices: list[Matrix] = []
+def check(numbers: dict[str, Tensor], device: torch.device) -> None:
+    gradients = {name: (g.to(device), g.dim() == 5) for name, g in numbers.items()}
+    matrices = find_matrices(gradients)
+    assert [matrix.name for matrix in matrices] == list(gradients)
     starts, end = {}, 3
-    for name, g in gradients.items():
-        matrix = find_gradients(name, g, of_images=g.dim() == 5)
-        assert matrix is not None
-        matrices.append(matrix)
-        starts[name] = end
+    for matrix in matrices:
+        starts[matrix.name] = end
         end += matrix.size**2 + 1
     out = torch.full((end,), 7.0, dtype=torch.float32, device=device)
-    squares = make_squares(matrices, starts, out)
-    assert squares is not None
-    squares.square(gradients, out)
+    many = ManyGradients()
+    assert many.estimate(gradients, out)[0] == set()  # nothing is ready yet
+    many.see(gradients)
+    many.prepare(starts, out)
+    done, estimate = many.estimate(gradients, out)
+    assert done == gradients.keys()
+    estimate()
     untouched = torch.ones(end, dtype=torch.bool)
     for matrix in matrices:
         place = slice(starts[matrix.name], starts[matrix.name] + matrix.size**2)
         found = out[place].view(matrix.size, matrix.size)
-        g = in_layout(gradients[matrix.name]).double()
+        g = in_layout(gradients[matrix.name][0]).double()
         (wanted,) = factors.gradient_factor(g, sharing="expand")
         assert (found - wanted).norm() <= CLOSE * wanted.norm()
         assert torch.equal(found, found.T)
         untouched[place] = False
     assert (out[untouched.to(device)] == 7).all()
+    many.forget()
+    assert many.estimate(gradients, out)[0] == set()
 
 
 @pytest.mark.parametrize("columns", [1, 4])
@@ -99,10 +91,13 @@ def test_only_together_and_not_aligned(device: torch.device) -> None:
 
 
 def test_what_is_left_to_the_library(device: torch.device) -> None:
+    def is_found(g: Tensor, *, of_images: bool) -> bool:
+        return bool(find_matrices({"a": (g, of_images)}))
+
     g = numbers(2, 3, 8, 4, 8).to(device)
-    assert find_gradients("a", g, of_images=True) is not None
-    assert find_gradients("a", g.double(), of_images=True) is None
-    assert find_gradients("a", g[..., :7], of_images=True) is None
-    assert find_gradients("a", numbers(2, 3, 8, 5, 5).to(device), of_images=True) is None
-    assert find_gradients("a", numbers(2, 8, 3).to(device).mT, of_images=False) is None
-    assert find_gradients("a", numbers(97).to(device)[1:].view(2, 3, 16), of_images=False) is None
+    assert is_found(g, of_images=True)
+    assert not is_found(g.double(), of_images=True)
+    assert not is_found(g[..., :7], of_images=True)
+    assert not is_found(numbers(2, 3, 8, 5, 5).to(device), of_images=True)
+    assert not is_found(numbers(2, 8, 3).to(device).mT, of_images=False)
+    assert not is_found(numbers(97).to(device)[1:].view(2, 3, 16), of_images=False)
