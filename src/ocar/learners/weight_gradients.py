@@ -134,7 +134,7 @@ class WeightGradients:
             What makes the gradients that can be made now.
         """
         group = self._groups.get(conv)
-        if group is None or not torch.backends.cudnn.allow_tf32:
+        if group is None or not _may_round():
             return [alone]
         if _shape(conv, x, g) != self._noted[conv] or not group.accepts(conv, x):
             return [alone]
@@ -145,7 +145,8 @@ class WeightGradients:
 
     def left(self) -> list[Job]:
         """What makes the gradients of groups that the backward pass did not come to whole."""
-        return [job for group in set(self._groups.values()) for job in group.left()]
+        groups = dict.fromkeys(self._groups.values())
+        return [job for group in groups for job in group.left()]
 
 
 class _Group:
@@ -260,7 +261,7 @@ class _Products:
 
 
 def _is_plain(module: nn.Module) -> bool:
-    """Whether a layer is a convolution that the kernel knows."""
+    """Whether a layer is a convolution that learns and that the kernel knows."""
     if type(module) is not nn.Conv2d or not isinstance(module.padding, tuple):
         return False
     side, stride, padding = module.kernel_size, module.stride, module.padding
@@ -273,7 +274,16 @@ def _is_plain(module: nn.Module) -> bool:
         and stride[0] == stride[1]
         and padding[0] == padding[1]
         and module.weight.dtype == torch.float32
+        and module.weight.requires_grad
     )
+
+
+def _may_round() -> bool:
+    """Whether convolutions may round what they multiply, as they do unless told otherwise."""
+    try:
+        return torch.backends.cudnn.allow_tf32
+    except RuntimeError:  # it was set for some operations only
+        return False
 
 
 def _shape(conv: nn.Conv2d, x: Tensor, y: Tensor) -> _Shape | None:
