@@ -49,3 +49,12 @@ def test_without_triton_nothing_is_said(
         compiled._compiles.cache_clear()
         compiled.kernels.cache_clear()
     assert not recwarn.list
+
+
+def test_what_cannot_be_compiled_is_said_with_the_reason() -> None:
+    def fail() -> None:
+        raise RuntimeError("no such instruction\nand much more")
+
+    with pytest.warns(UserWarning, match="^Factors take more .* ours: no such instruction$"):
+        assert not compiled.compiles(fail, "Factors")
+    assert compiled.compiles(lambda: None, "Factors")

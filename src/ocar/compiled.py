@@ -45,6 +45,25 @@ def _compiles() -> bool:
     return True
 
 
+def compiles(job: Callable[[], object], about: str) -> bool:
+    """Do what compiles kernels for the first time; if that fails say so, and why.
+
+    Args:
+        job: What to call.
+        about: What is slower then.
+    """
+    try:
+        job()
+    except Exception as error:  # noqa: BLE001 (a compiler's failures are of many kinds)
+        reason = str(error).strip().partition("\n")[0]
+        warnings.warn(
+            f"{about} take more kernels, more slowly: Triton cannot compile ours: {reason}",
+            stacklevel=3,
+        )
+        return False
+    return True
+
+
 def run_side_by_side(jobs: Iterable[Callable[[], object]], device: torch.device) -> None:
     """Do what compiles kernels in threads, on the current stream, and wait for them.
 

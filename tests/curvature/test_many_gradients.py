@@ -101,3 +101,20 @@ def test_what_is_left_to_the_library(device: torch.device) -> None:
     assert not is_found(numbers(2, 3, 8, 5, 5).to(device), of_images=True)
     assert not is_found(numbers(2, 8, 3).to(device).mT, of_images=False)
     assert not is_found(numbers(97).to(device)[1:].view(2, 3, 16), of_images=False)
+
+
+def test_what_cannot_be_compiled_is_left_to_the_library(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise TypeError("a tuple is no argument")
+
+    monkeypatch.setattr(many_squares.ManySquares, "compile", fail)
+    gradients = {"a": (numbers(2, 3, 8).to(device), False)}
+    out = torch.zeros(64, dtype=torch.float32, device=device)
+    many = ManyGradients()
+    many.see(gradients)
+    with pytest.warns(UserWarning, match="^Factors .* a tuple is no argument$"):
+        many.prepare({"a": 0}, out)
+    many.prepare({"a": 0}, out)  # it is not tried again
+    assert many.estimate(gradients, out)[0] == set()

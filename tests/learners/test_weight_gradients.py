@@ -170,6 +170,22 @@ def test_without_tensor_cores_the_library_does_it(
     assert layers.gradients.add(layer, *layers.seen[layer], layers.fail) == [layers.fail]
 
 
+def test_what_cannot_be_compiled_is_the_librarys(
+    device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(products: object) -> None:
+        raise TypeError("a tuple is no argument")
+
+    monkeypatch.setattr(weight_gradients._Products, "compile", fail)
+    model, x = nn.Sequential(conv(3, 5)).to(device), torch.rand(2, 3, 8, 8).to(device)
+    with pytest.warns(UserWarning, match="^Gradients of weights .* a tuple is no argument$"):
+        layers = Layers(model, x)
+    with layers.gradients.prepared():
+        model(x)  # it is not tried again
+    (layer,) = layers.seen
+    assert layers.gradients.add(layer, *layers.seen[layer], layers.fail) == [layers.fail]
+
+
 def test_large_layers_are_the_librarys(
     device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:

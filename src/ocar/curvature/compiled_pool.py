@@ -6,14 +6,13 @@ hundred here: each does one step for all factors, whatever their sizes.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from types import ModuleType
 
 import torch
 from torch import Tensor
 
-from ocar.compiled import kernels, run_side_by_side
+from ocar.compiled import compiles, kernels, run_side_by_side
 from ocar.curvature.blocks import KroneckerBlock
 from ocar.curvature.many_inverses import ManyInverses
 from ocar.curvature.many_products import ManyProducts, Place
@@ -41,15 +40,10 @@ def make_pool(blocks: Mapping[str, KroneckerBlock], *, head: str | None) -> Fact
     found = [module for module in modules if module is not None]
     if not found:
         return FactorPool(blocks, head=head)
-    try:
-        return CompiledPool(blocks, *found, head=head)
-    except Exception as error:  # noqa: BLE001 (a compiler's failures are of many kinds)
-        reason = str(error).strip().partition("\n")[0]
-        warnings.warn(
-            f"Inverses take more kernels, more slowly: Triton cannot compile ours: {reason}",
-            stacklevel=2,
-        )
-        return FactorPool(blocks, head=head)
+    made: list[FactorPool] = []
+    if compiles(lambda: made.append(CompiledPool(blocks, *found, head=head)), "Inverses"):
+        return made[0]
+    return FactorPool(blocks, head=head)
 
 
 class CompiledPool(FactorPool):

@@ -15,7 +15,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from ocar.compiled import kernels
+from ocar.compiled import compiles, kernels
 
 TERMS = 32
 """Terms of its sums that a program takes at a time."""
@@ -143,7 +143,7 @@ def make_squares(
     share: int = 1024,
     warps: int = 2,
 ) -> ManySquares | None:
-    """What multiplies some matrices with their transposes, compiled, if there is a compiler.
+    """What multiplies some matrices with their transposes, compiled, if that can be done.
 
     Args:
         matrices: What they are.
@@ -158,8 +158,7 @@ def make_squares(
         return None
     how = {"tile": tile, "share": share, "warps": warps}
     squares = ManySquares(matrices, starts, compiled=compiled, device=out.device, **how)
-    squares.compile(out)
-    return squares
+    return squares if compiles(lambda: squares.compile(out), "Factors") else None
 
 
 def _half(count: int) -> Iterator[tuple[int, int]]:

@@ -100,12 +100,12 @@ class RecordedBackward:
             g: The gradient at what came out.
             alone: Makes them by themselves, if they are not made with those of other layers.
         """
-        self._kept.append((x, g))
         for job in self._weights.add(conv, x, g, alone):
             self._accumulate_beside(job)
 
     def _accumulate_beside(self, job: Job) -> None:
         assert self._lanes is not None
+        self._kept.append(job)  # and with it what it reads
         lane = next(self._lanes)
         lane.wait_stream(torch.cuda.current_stream(self._device))
         if lane not in self._used:

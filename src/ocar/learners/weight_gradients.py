@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ocar.compiled import kernels, run_side_by_side
+from ocar.compiled import compiles, kernels, run_side_by_side
 from ocar.models.layout import lies_by_pixel
 
 Gradients = list[tuple[Tensor, Tensor]]
@@ -119,7 +119,10 @@ class WeightGradients:
                 new[str(made.how)] = made
             group = _Group(convs, self._products[shapes])
             self._groups.update(dict.fromkeys(convs, group))
-        run_side_by_side([made.compile for made in new.values()], self._device)
+        jobs = [made.compile for made in new.values()]
+        if not compiles(lambda: run_side_by_side(jobs, self._device), "Gradients of weights"):
+            self._convs.clear()
+            self._groups.clear()
 
     def add(self, conv: nn.Conv2d, x: Tensor, g: Tensor, alone: Job) -> list[Job]:
         """One more layer that the backward pass has come to.
