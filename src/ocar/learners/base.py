@@ -691,7 +691,15 @@ class Learner:
 
 def train_mode_(model: nn.Module) -> None:
     """Train mode, except for a frozen BatchNorm, whose statistics are frozen too."""
+    modules = list(model.modules())
+    frozen = [
+        module
+        for module in modules
+        if isinstance(module, _BatchNorm) and module.affine and not module.weight.requires_grad
+    ]
+    learning = sum(module.training for module in modules)
+    if learning == len(modules) - len(frozen) and not any(module.training for module in frozen):
+        return
     model.train()
-    for module in model.modules():
-        if isinstance(module, _BatchNorm) and module.affine and not module.weight.requires_grad:
-            module.eval()
+    for module in frozen:
+        module.eval()

@@ -32,8 +32,8 @@ class Kept:
         if not whole[0].is_cpu:  # there a kernel more costs more than a copy
             whole = self._seen = [_flat(same) for same, *_ in self._parts]
         wide = (torch.promote_types(t.dtype, torch.float32) for t in whole)
-        sums = [t.sum(dtype=dtype).double() for t, dtype in zip(whole, wide, strict=True)]
-        return torch.stack(sums).sum()
+        sums = [t.sum(dtype=dtype) for t, dtype in zip(whole, wide, strict=True)]
+        return torch.stack(sums).sum(dtype=torch.float64)
 
     @torch.no_grad()
     def settle_(self, accepted: Tensor, share: Tensor | None = None) -> None:
