@@ -151,7 +151,6 @@ def test_events_calls_and_metrics_of_a_whole_run() -> None:
             assert isinstance(event, Learned)
             assert (event.index, event.task) == (batch.index, batch.task)
             assert learner.calls == [("learn", 5)]
-            assert not event.loss.requires_grad
             assert float(event.loss) == event.report.loss.item()
             before = [("learn", 5)]
         else:
@@ -210,6 +209,37 @@ def test_told_in_blocks_it_is_the_same(block: int) -> None:
         assert [e for e in told if e[0] == kind] == [e for e in whole if e[0] == kind]
     assert told[-1] == whole[-1]
     assert len(told) < len(whole)  # fewer rests
+
+
+@pytest.mark.parametrize("block", [2, 3])
+@pytest.mark.parametrize("interval", [1, 7, 1000])
+def test_told_while_the_next_block_is_learned_it_is_the_same(block: int, interval: int) -> None:
+    whole = [without_seconds(e) for e in evaluate(NearestMean(), make_stream())]
+    stream, told, asked = make_stream(), [], []
+
+    def rest(index: int) -> bool:
+        asked.append(index)
+        return len(asked) % interval == 0
+
+    evaluated, ended, rests, ahead = -1, -1, [], 0
+    for event in evaluate(NearestMean(), stream, block=block, rest=rest):
+        told.append(without_seconds(event))
+        if isinstance(event, Evaluated):
+            evaluated = event.index
+            ahead = max(ahead, stream.position - 1 - evaluated)
+        if isinstance(event, AtRest):
+            assert evaluated == event.index == stream.position - 1
+            rests.append(event.index)
+        if isinstance(event, TaskEnded):
+            ended = event.index
+            assert rests[-1] == ended
+    for kind in ("learned", "evaluated", "ended", "finished"):
+        assert [e for e in told if e[0] == kind] == [e for e in whole if e[0] == kind]
+    wanted = asked[interval - 1 :: interval]
+    assert set(wanted) <= set(rests)
+    ends = [event.index for event in make_stream() if event.last]
+    assert sorted({*wanted, *ends}) == rests
+    assert ahead == 2 * block - 1  # the first of a block is told when the next has been learned
 
 
 def test_every_kth_batch_and_each_task_end() -> None:

@@ -7,7 +7,7 @@ from its events alone, and a run that goes on needs no more than those of before
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, SupportsFloat
 
 if TYPE_CHECKING:  # whoever only reads what was told does not wait for PyTorch
     from torch import Tensor
@@ -31,8 +31,8 @@ class Learned:
     task: int
     """Its task."""
 
-    loss: Tensor
-    """What the learner reported, a scalar still on its device; ``float(loss)`` waits for it."""
+    loss: SupportsFloat
+    """What the learner reported; on a GPU ``float(loss)`` waits for it."""
 
     report: StepReport
     """All that the learner reported."""
@@ -120,7 +120,7 @@ class Guarded:
 class AtRest:
     """All that was learned has been evaluated and told: the moment to save the learner, or to stop.
 
-    On a GPU evaluations are waited for in blocks, so this comes after a number of them.
+    On a GPU evaluations are told in blocks, so this comes after a number of them.
     """
 
     index: int

@@ -21,7 +21,7 @@ from ocar.learners.recorded_backward import RecordedBackward
 def recording(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = SimpleNamespace(wait_stream=lambda other: None)
     monkeypatch.setattr(recorded_backward, "is_capturing", lambda device: True)
-    monkeypatch.setattr(recorded_backward, "_streams", lambda device: [stream])
+    monkeypatch.setattr(recorded_backward, "_stream", lambda device: stream)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: nullcontext())
 

@@ -26,8 +26,8 @@ from torch import Tensor, nn
 
 from ocar.curvature.capture import Capture
 from ocar.curvature.fisher import Categorical, FisherRoot, Gaussian, parse_root
-from ocar.curvature.lanes import is_capturing
 from ocar.errors import CheckpointError, ConfigError, InputError, ModelError, NumericalError
+from ocar.lanes import is_capturing
 from ocar.rng import make_generator
 
 Schedule = float | Callable[[int], float]

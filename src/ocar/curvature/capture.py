@@ -23,6 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from ocar.curvature.batchnorm import batched_backward
 from ocar.curvature.convolution import inputs_only, turned_kernels
 from ocar.errors import ModelError
+from ocar.lanes import one_stream
 
 
 class Capture:
@@ -45,6 +46,7 @@ class Capture:
 
     def __enter__(self) -> Capture:
         self.clear()
+        self._context.enter_context(one_stream())
         self._context.enter_context(batched_backward(self.model.modules()))
         self._context.enter_context(turned_kernels(self.model.modules()))
         for name, layer in self.layers.items():

@@ -25,13 +25,13 @@ from ocar.curvature.capture import Capture, reject_shared_parameters, warn_uncov
 from ocar.curvature.compiled_pool import make_pool
 from ocar.curvature.factors import Sharing
 from ocar.curvature.fisher import FisherRoot
-from ocar.curvature.lanes import Lanes, is_capturing
 from ocar.curvature.many_gradients import ManyGradients
 from ocar.curvature.many_inputs import ManyInputs
 from ocar.curvature.pool import FactorPool
 from ocar.curvature.rows import RowRecorder
 from ocar.curvature.symmetric import side_by_side
 from ocar.errors import CheckpointError, ConfigError, ModelError, NumericalError
+from ocar.lanes import Lanes, is_capturing
 
 Weighting = Literal["gradients", "both"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal, Protocol, cast
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ocar.errors import ConfigError
 from ocar.evaluate.history import History
+from ocar.evaluate.later import Later
 from ocar.evaluate.measure import Answer, Classification, Measure, Predictor, Regression
 from ocar.evaluate.stopwatch import Lap, Stopwatch
 from ocar.evaluate.summary import summarize
@@ -27,7 +28,7 @@ from ocar.probe import check_probe, probe_stream
 from ocar.streams.base import StreamBatch, TaskStream
 
 BLOCK = 32
-"""Evaluations that are waited for together on a GPU."""
+"""Evaluations that are told together on a GPU."""
 
 
 class OnlineLearner(Predictor, Protocol):
@@ -59,6 +60,7 @@ def evaluate(
     every: int | Literal["task"] = 1,
     history: Sequence[Evaluated] | History = (),
     block: int | None = None,
+    rest: Callable[[int], bool] | None = None,
     test_batch: int = 1000,
     online: bool = False,
     probe: bool = False,
@@ -80,6 +82,9 @@ def evaluate(
             L_s sums over evaluations.
         block: So many evaluations are told together, so that a GPU is not waited for each time;
             by default 32 on a GPU, else 1. A task's last always ends a block.
+        rest: Asked after a block of more than one, with the index of its last batch, whether all
+            is to come to rest. If not, the block is told while the next is learned, and a GPU
+            always has something to do. By default there is a rest after each block.
         history: The evaluations before, where the stream goes on from the middle. A ``History``
             is carried on: it has every evaluation that was told.
         test_batch: Most test samples to predict at once.
@@ -102,7 +107,10 @@ def evaluate(
     loop = _Loop(learner, stream, past, online=online)
     if block is None:
         block = BLOCK if loop.watch.on_cuda else 1
-    return loop.events(every=every, block=block, test_batch=test_batch, probe=probe, seed=seed)
+    rests = rest if rest is not None and block > 1 else None
+    return loop.events(
+        every=every, block=block, rest=rests, test_batch=test_batch, probe=probe, seed=seed
+    )
 
 
 class _Loop:
@@ -120,11 +128,19 @@ class _Loop:
         self.watch = Stopwatch(device, 0.0 if history.last is None else history.last.seconds)
 
     def events(
-        self, *, every: int | Literal["task"], block: int, test_batch: int, probe: bool, seed: int
+        self,
+        *,
+        every: int | Literal["task"],
+        block: int,
+        rest: Callable[[int], bool] | None,
+        test_batch: int,
+        probe: bool,
+        seed: int,
     ) -> Iterator[Event]:
         regression = self.history.last is not None and self.history.last.l_s is not None
         measure: Measure | None = None
         waiting: list[tuple[Lap, Answer]] = []
+        most = block if rest is None else 2 * block
         for batch in self.stream:
             if measure is None:
                 measure = self._measure(batch.y.is_floating_point())
@@ -136,11 +152,16 @@ class _Loop:
             due = every != "task" and (batch.index + 1) % every == 0
             if due or batch.last:
                 waiting.append((self.watch.lap(), measure.evaluate(batch)))
-            if waiting and (len(waiting) == block or batch.last):
-                yield from self._wait_for(waiting)
-                waiting.clear()
-                yield from self._backed_off(batch.index)
-                yield AtRest(index=batch.index)
+            if waiting and (len(waiting) == most or batch.last):
+                rests = batch.last or rest is None or rest(batch.index)
+                if rests:
+                    self._check()
+                told = len(waiting) if rests else block
+                yield from self._tell(waiting[:told])
+                del waiting[:told]
+                if rests:
+                    yield from self._backed_off(batch.index)
+                    yield AtRest(index=batch.index)
             if batch.last and self.history.last is not None:
                 seconds = self.history.last.seconds
                 yield TaskEnded(index=batch.index, task=batch.task, seconds=seconds)
@@ -155,10 +176,13 @@ class _Loop:
         summary = summarize(self.history, test=test, seconds=seconds, probe=probed)
         yield Finished(correct=test.correct, sizes=test.sizes, summary=summary, probe=probed)
 
-    def _wait_for(self, waiting: list[tuple[Lap, Answer]]) -> Iterator[Evaluated]:
+    def _check(self) -> None:
+        """Wait for a learner that has something to say only then."""
         check = getattr(self.learner, "check", None)
         if check is not None:
             check()
+
+    def _tell(self, waiting: list[tuple[Lap, Answer]]) -> Iterator[Evaluated]:
         for lap, answer in waiting:
             event = answer(self.watch.seconds(lap))
             self.history.add(event)
@@ -190,7 +214,7 @@ class _Loop:
         learned = None
         if batch.complete:
             report = self.learner.learn(batch.x, batch.y)
-            loss = report.loss.detach().clone()  # a captured step reuses its buffer
+            loss = Later(report.loss)  # a captured step reuses its buffer
             learned = Learned(index=batch.index, task=batch.task, loss=loss, report=report)
         else:
             self.learner.remember(batch.x, batch.y)

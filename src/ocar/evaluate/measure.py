@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from ocar.errors import InputError
+from ocar.evaluate.later import Later
 from ocar.events import Counts, Evaluated
 from ocar.metrics import CumulativeLoss
 from ocar.streams.base import Labelled, StreamBatch, TaskStream, concatenate
+
+T = TypeVar("T")
 
 
 class Predictor(Protocol):
@@ -250,11 +253,10 @@ class _HeldOut:
             counts = torch.zeros(task + 1, dtype=torch.int64, device=hits.device)
             return counts.index_add_(0, self.task_of[:n].to(hits.device), hits)
 
-        counts = self.predict(n, count)
+        counts = self.predict(n, lambda logits: Later(count(logits)))
 
         def look() -> list[int]:
-            self.predict.wait()
-            found: list[int] = counts.tolist()
+            found: list[int] = counts.read().tolist()
             return found
 
         return look, sizes
@@ -263,9 +265,7 @@ class _HeldOut:
 class _Repeated(Protocol):
     """What can be made of the predictions of the first samples, again and again."""
 
-    def __call__(self, n: int, use: Callable[[Tensor], Tensor], /) -> Tensor: ...
-
-    def wait(self) -> None: ...
+    def __call__(self, n: int, use: Callable[[Tensor], T], /) -> T: ...
 
 
 class _Plain:
@@ -273,11 +273,8 @@ class _Plain:
         self.learner = learner
         self.x = x
 
-    def __call__(self, n: int, use: Callable[[Tensor], Tensor], /) -> Tensor:
+    def __call__(self, n: int, use: Callable[[Tensor], T], /) -> T:
         return use(self.learner.predict(self.x[:n]))
-
-    def wait(self) -> None:
-        pass
 
 
 @torch.no_grad()

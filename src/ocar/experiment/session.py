@@ -21,11 +21,15 @@ from ocar.evaluate.history import is_kept
 from ocar.events import AtRest, Evaluated, Finished, Guarded, Learned, TaskEnded
 from ocar.experiment.cadence import Cadence
 from ocar.experiment.events import Recorded, RunEvent, Saved, Started, Stopped
+from ocar.experiment.executors.base import never
 from ocar.learners.base import Learner
 from ocar.runs import RunFolder
 from ocar.runs.records import evaluation_record, evaluations, result_record
 from ocar.state import with_prefix, without_prefix
 from ocar.streams.base import TaskStream
+
+RESTLESS_SECONDS = 5.0
+"""Most seconds without a rest, by when a learner that has diverged is found out on a GPU."""
 
 MOST_IN_A_ROW = 20
 """Batches one after another that are not finite: then it is not the batches."""
@@ -69,6 +73,8 @@ class Session:
         self.history = History()
         self._past: tuple[Evaluated, ...] = ()
         self._saved = 0
+        self._stop: Callable[[], bool] = never
+        self._rested = time.monotonic()
         self.cadence = Cadence(checkpoint_every)
         restored = folder.restore()
         if restored is not None:
@@ -77,6 +83,7 @@ class Session:
             learner,
             stream,
             every=every,
+            rest=self._wants_rest,
             history=self.history,
             online=online,
             probe=probe,
@@ -89,6 +96,7 @@ class Session:
         Args:
             stop: Asked whenever the run is at rest whether to save and leave.
         """
+        self._stop = stop
         yield self._started()
         learned: dict[int, Learned] = {}
         for event in self._loop:
@@ -97,12 +105,13 @@ class Session:
             elif isinstance(event, Evaluated):
                 # None of a batch that was only remembered: a line never depends on what came
                 # before its batch, which a run that goes on does not know.
-                yield self._record(event, learned.get(event.index))
+                yield self._record(event, learned.pop(event.index, None))
             elif isinstance(event, Guarded):
                 _look_at(event)
                 yield event
             elif isinstance(event, AtRest):
                 learned.clear()
+                self._rested = time.monotonic()
                 stopping = stop()
                 if stopping or self.cadence.is_due(event.index):
                     yield self._save("stopped" if stopping else "running")
@@ -126,6 +135,11 @@ class Session:
                     guarded=asdict(self.learner.guarded),
                 )
                 yield event
+
+    def _wants_rest(self, index: int) -> bool:
+        """Whether there is something to do that needs a rest."""
+        long = time.monotonic() - self._rested >= RESTLESS_SECONDS
+        return long or self._stop() or self.cadence.is_due(index)
 
     def _started(self) -> Started:
         past, self._past = self._past, ()

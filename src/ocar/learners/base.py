@@ -21,9 +21,9 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ocar import state
 from ocar.config import to_plain
-from ocar.curvature.lanes import beside
 from ocar.errors import CheckpointError, ConfigError, InputError, ModelError, NumericalError
 from ocar.images import scale_to_unit
+from ocar.lanes import beside
 from ocar.learners.alone import alone
 from ocar.learners.captured import Captured, release_memory
 from ocar.learners.context import Context

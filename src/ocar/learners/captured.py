@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ocar.curvature.lanes import BESIDE, RECORDING
+from ocar.lanes import BESIDE, RECORDING
 
 FIRST = RECORDING
 """Priority of what is waited for."""
@@ -27,7 +27,8 @@ FIRST = RECORDING
 AFTER = BESIDE + 1
 """Priority of what may take longer, such as an evaluation beside the learning."""
 
-_ALONE = threading.Lock()
+ALONE = threading.Lock()
+"""Held while a graph is recorded, or anything is begun that must not be meanwhile."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,7 +101,7 @@ class Captured:
         if graph is None:
             # One at a time in a process: libraries do not like to be begun by several threads,
             # nor to be while a graph is recorded.
-            with _ALONE:
+            with ALONE:
                 if shape in self._seen:
                     graph = self._record(shape, tensors, key)
                 self._seen.add(shape)
@@ -158,7 +159,7 @@ class Captured:
 def release_memory(device: torch.device) -> None:
     """Give back memory that is not used; that of graphs that are gone is not used again."""
     if device.type == "cuda":
-        with _ALONE:
+        with ALONE:
             torch.cuda.empty_cache()
 
 

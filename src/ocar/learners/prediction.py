@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +16,8 @@ from torch import Tensor, nn
 from ocar.learners.captured import AFTER, Captured, release_memory
 from ocar.learners.context import Context
 from ocar.models.folded import fold
+
+T = TypeVar("T")
 
 MOST_BYTES = 2**30
 """Samples that would be larger than this once normalised are normalised each time."""
@@ -55,7 +58,7 @@ class RepeatedPrediction:
     def finish(self) -> None:
         """Wait, on the host, for all that was begun: this is about to be dropped."""
 
-    def __call__(self, n: int, use: Callable[[Tensor], Tensor]) -> Tensor:
+    def __call__(self, n: int, use: Callable[[Tensor], T]) -> T:
         """What ``use`` makes of the outputs for the first n samples."""
         return use(torch.cat([self._outputs(part) for part in self._x[:n].split(CHUNK)]))
 
@@ -110,7 +113,7 @@ class SideBySidePrediction(RepeatedPrediction):
             self(len(self._x), lambda outputs: outputs)
 
     @torch.no_grad()
-    def __call__(self, n: int, use: Callable[[Tensor], Tensor]) -> Tensor:
+    def __call__(self, n: int, use: Callable[[Tensor], T]) -> T:
         """What ``use`` makes of the outputs for the first n samples, some time later.
 
         The result can be looked at after :meth:`wait`.
@@ -158,7 +161,7 @@ class Repeated:
         self._prediction: RepeatedPrediction | None = None
         self._capacity = 0
 
-    def __call__(self, n: int, use: Callable[[Tensor], Tensor]) -> Tensor:
+    def __call__(self, n: int, use: Callable[[Tensor], T]) -> T:
         """What ``use`` makes of the predictions for the first n samples."""
         head = self._context.head
         capacity = 0 if head is None else head.capacity

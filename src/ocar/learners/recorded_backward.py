@@ -2,7 +2,8 @@
 
 A backward pass is a chain: the gradient at the input of a layer waits for that of the layer
 above. The gradient of a convolution's weight hangs beside the chain; nothing waits for it before
-the step is taken. On streams of their own these kernels, a third of the time, cost little.
+the step is taken. On a stream of their own these kernels, a third of the time, cost little. (More
+streams would take more memory, and save no time.)
 
 The links of the chain are convolutions too: of the gradient at the output with the kernel turned
 around, where the stride is 1. As such they are faster than cuDNN's backward pass, which for some
@@ -12,7 +13,6 @@ numbers of channels knows no tensor cores. All kernels are turned at once, besid
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -23,11 +23,9 @@ import torch
 from torch import Tensor, nn
 
 from ocar.curvature.convolution import can_turn, input_gradient, is_pulling_back
-from ocar.curvature.lanes import BESIDE, is_capturing
+from ocar.lanes import BESIDE, is_capturing
 from ocar.learners.weight_gradients import Gradients, Job, WeightGradients
 from ocar.models.layout import in_memory, lies_by_pixel
-
-_STREAMS = 1  # more would take more memory, and save no time
 
 
 class RecordedBackward:
@@ -46,8 +44,8 @@ class RecordedBackward:
         self._device = device
         self.turned = _TurnedKernels(model, device)
         self._weights = WeightGradients(model, device)
-        self._lanes: Iterator[torch.cuda.Stream] | None = None
-        self._used: list[torch.cuda.Stream] = []
+        self._accumulating = False
+        self._sources: list[torch.cuda.Stream] = []  # several where a network has branches
         self._kept: list[object] = []
 
     @contextmanager
@@ -73,23 +71,23 @@ class RecordedBackward:
         if not is_capturing(self._device):
             loss.backward()
             return
-        self._lanes = itertools.cycle(_streams(self._device))
+        self._accumulating = True
         try:
             loss.backward()
             for job in self._weights.left():
                 self._accumulate_beside(job)
-            current = torch.cuda.current_stream(self._device)
-            for stream in self._used:  # another is no part of the graph
-                current.wait_stream(stream)
+            if self._kept:  # else it is no part of the graph
+                current = torch.cuda.current_stream(self._device)
+                current.wait_stream(_stream(self._device))
         finally:
-            self._lanes = None
-            self._used.clear()
+            self._accumulating = False
+            self._sources.clear()
             self._kept.clear()
 
     @property
     def accumulating(self) -> bool:
         """Whether the backward pass that runs now is one of :meth:`backward`."""
-        return self._lanes is not None
+        return self._accumulating
 
     def accumulate(self, conv: nn.Conv2d, x: Tensor, g: Tensor, alone: Job) -> None:
         """Add gradients of weight and bias to ``.grad``, beside the current stream.
@@ -100,16 +98,17 @@ class RecordedBackward:
             g: The gradient at what came out.
             alone: Makes them by themselves, if they are not made with those of other layers.
         """
+        current = torch.cuda.current_stream(self._device)
+        if current not in self._sources:
+            self._sources.append(current)
         for job in self._weights.add(conv, x, g, alone):
             self._accumulate_beside(job)
 
     def _accumulate_beside(self, job: Job) -> None:
-        assert self._lanes is not None
         self._kept.append(job)  # and with it what it reads
-        lane = next(self._lanes)
-        lane.wait_stream(torch.cuda.current_stream(self._device))
-        if lane not in self._used:
-            self._used.append(lane)
+        lane = _stream(self._device)
+        for source in self._sources:
+            lane.wait_stream(source)
         with torch.cuda.stream(lane):
             for parameter, gradient in job():
                 if parameter.is_contiguous():  # of one pixel: strides as of the parameter too
@@ -121,8 +120,8 @@ class RecordedBackward:
 
 
 @functools.cache
-def _streams(device: torch.device) -> list[torch.cuda.Stream]:
-    return [torch.cuda.Stream(device, priority=BESIDE) for _ in range(_STREAMS)]
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    return torch.cuda.Stream(device, priority=BESIDE)
 
 
 def _is_plain(module: nn.Module) -> bool:
@@ -179,7 +178,7 @@ class _TurnedKernels:
         if not self._convs:
             return {}
         weights, places = [conv.weight.detach() for conv in self._convs], self.prepare()
-        self._stream = _streams(self._device)[0]
+        self._stream = _stream(self._device)
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
         with torch.cuda.stream(self._stream):
             flat = torch.cat([in_memory(w).reshape(-1) for w in weights])

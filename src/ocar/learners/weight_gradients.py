@@ -322,9 +322,15 @@ def _shape(conv: nn.Conv2d, x: Tensor, y: Tensor) -> _Shape | None:
 
 
 def _neighbours(noted: Mapping[nn.Conv2d, _Shape]) -> Iterator[list[nn.Conv2d]]:
-    """Layers that follow each other and are of one kind, a few together."""
+    """Layers that follow each other and are of one kind, a few together.
+
+    The first of the network is by itself. A backward pass comes to it last, and then there is
+    nothing left that others could be made beside.
+    """
+    first, *others = noted.items()
+    yield [first[0]]
     part: list[nn.Conv2d] = []
-    for conv, shape in noted.items():
+    for conv, shape in others:
         if part and (len(part) == _LAYERS or noted[part[0]].kind != shape.kind):
             yield part
             part = []

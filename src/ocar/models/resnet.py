@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from ocar.errors import ConfigError
+from ocar.lanes import branch
 from ocar.models.fused_norm import norm_relu
 from ocar.models.layout import laid, lies_by_pixel
 
@@ -48,8 +49,13 @@ class BasicBlock(nn.Module):
         """``(n, in_channels, h, w)`` to ``(n, out_channels, ⌈h/stride⌉, ⌈w/stride⌉)``."""
         if lies_by_pixel(self.conv1.weight):
             x = laid(x, like=self.conv1.weight)
-        out = norm_relu(self.bn1, self.conv1(x))
-        return norm_relu(self.bn2, self.conv2(out), self.shortcut(x))
+        if isinstance(self.shortcut, nn.Identity):
+            return norm_relu(self.bn2, self.conv2(norm_relu(self.bn1, self.conv1(x))), x)
+        beside = branch(x.device)
+        short = beside.start(1, lambda: self.shortcut(x), keep=x)
+        out = self.conv2(norm_relu(self.bn1, self.conv1(x)))
+        beside.join()
+        return norm_relu(self.bn2, out, short)
 
 
 class Stem(nn.Sequential):

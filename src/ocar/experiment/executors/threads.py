@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 
-from ocar.curvature.lanes import share_device
 from ocar.experiment.executors.base import (
     INTERVAL,
     Executor,
@@ -25,6 +24,7 @@ from ocar.experiment.executors.base import (
     follow,
     never,
 )
+from ocar.lanes import share_device
 
 
 class Threads(Executor):

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from ocar.curvature.lanes import beside
+from ocar.lanes import beside
 from ocar.learners.context import Context
 from ocar.learners.guard.base import BatchGuard, Verdict
 from ocar.learners.guard.settings import Guard, GuardCounts

@@ -35,7 +35,7 @@ from ocar import state as states
 from ocar.config import require, require_one_of
 from ocar.curvature import factors, linalg
 from ocar.curvature.capture import reject_shared_parameters
-from ocar.curvature.lanes import is_capturing
+from ocar.lanes import is_capturing
 from ocar.learners.context import Context
 from ocar.learners.objective import Objective
 from ocar.learners.transform import Transform, TransformSettings

@@ -1,17 +1,22 @@
 """Independent work side by side on an accelerator.
 
 The layers of a network give many small factorizations that do not depend on
-each other. Recorded in a CUDA graph on several streams they run at the same
-time; one after another, each would leave most of the device idle.
+each other, and the branches of a network do not either. Recorded in a CUDA graph
+on several streams they run at the same time; one after another, each would leave
+most of the device idle.
 """
 
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 RECORDING = -3
 """Priority of a stream that nothing but a graph is recorded on: the first of all."""
@@ -46,6 +51,12 @@ def _streams(device: torch.device) -> list[torch.cuda.Stream]:
     return [torch.cuda.Stream(device, priority=BESIDE) for _ in range(LANES)]
 
 
+@functools.cache
+def _branch(device: torch.device) -> list[torch.cuda.Stream]:
+    # Not one of the above, on which other work may wait.
+    return [torch.cuda.Stream(device, priority=BESIDE)]
+
+
 class Lanes:
     """Runs jobs on streams beside the current one.
 
@@ -53,11 +64,14 @@ class Lanes:
 
     Args:
         device: A CUDA device.
+        streams: The streams; by default those that share out the work of a step.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(
+        self, device: torch.device, streams: list[torch.cuda.Stream] | None = None
+    ) -> None:
         self._device = device
-        self._streams = _streams(device)[:_lanes]
+        self._streams = _streams(device)[:_lanes] if streams is None else streams
         self._loads = [0] * len(self._streams)
         self._used: set[torch.cuda.Stream] = set()  # another is no part of a graph
         self._kept: list[object] = []
@@ -81,13 +95,16 @@ class Lanes:
             with torch.cuda.stream(self._streams[least]):
                 job()
 
-    def start(self, cost: int, job: Callable[[], object], *, keep: object = None) -> None:
+    def start(self, cost: int, job: Callable[[], T], *, keep: object = None) -> T:
         """Start one job beside the current stream, after all that this has been given so far.
 
         Args:
             cost: About how much work it is, in the unit of the other jobs that are started so.
             job: What to call.
             keep: What to hold on to until :meth:`join`.
+
+        Returns:
+            What the job returned: tensors to be read after :meth:`join`.
         """
         self._kept.append(keep)
         least = self._loads.index(min(self._loads))
@@ -96,7 +113,7 @@ class Lanes:
         stream.wait_stream(torch.cuda.current_stream(self._device))
         self._used.add(stream)
         with torch.cuda.stream(stream):
-            job()
+            return job()
 
     @contextmanager
     def first(self, *, keep: object = None) -> Iterator[None]:
@@ -134,9 +151,9 @@ class Lanes:
 class Here:
     """In place of :class:`Lanes` where nothing is being recorded: jobs are done at once."""
 
-    def start(self, cost: int, job: Callable[[], object], *, keep: object = None) -> None:
+    def start(self, cost: int, job: Callable[[], T], *, keep: object = None) -> T:
         """Do a job; arguments as for :meth:`Lanes.start`."""
-        job()
+        return job()
 
     def join(self) -> None:
         """There is nothing to wait for."""
@@ -145,6 +162,33 @@ class Here:
 def beside(device: torch.device) -> Lanes | Here:
     """Streams beside the one of a graph that is being recorded; else there are none."""
     return Lanes(device) if is_capturing(device) else Here()
+
+
+class _Branches(threading.local):
+    allowed = True
+
+
+_branches = _Branches()
+
+
+def branch(device: torch.device) -> Lanes | Here:
+    """As :func:`beside`, for a branch of a network that is soon waited for."""
+    beside = _branches.allowed and is_capturing(device)
+    return Lanes(device, _branch(device)) if beside else Here()
+
+
+@contextmanager
+def one_stream() -> Iterator[None]:
+    """Inside it branches are not beside each other.
+
+    For forward passes that several columns are pulled back through at once: PyTorch cannot hand
+    these from one stream to another.
+    """
+    before, _branches.allowed = _branches.allowed, False
+    try:
+        yield
+    finally:
+        _branches.allowed = before
 
 
 def is_capturing(device: torch.device) -> bool:
