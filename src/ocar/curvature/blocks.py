@@ -305,17 +305,21 @@ class KroneckerBlock(Block):
         a, g = self.averages["A"], self.averages["G"]
         damping_a, damping_g = self._split(damping)
         names = (f"the inputs of layer {self.name!r}", f"the outputs of layer {self.name!r}")
-        inverse_g = linalg.damped_inverse(g, damping_g, name=names[1])
-        if not a.is_cpu:
-            factor = linalg.damped_factor(a, damping_a, name=names[0])
-            return linalg.triangular_inverse(factor, out=torch.empty_like(a)), inverse_g
         # On a CPU two triangular solves cost what a product costs, and two thirds of the work of
-        # the larger inverse are saved; on an accelerator triangular solves are slow, and the
-        # inverse of the Cholesky factor does as well as that of the matrix.
+        # an inverse are saved: of the larger one, and where few rows are multiplied of both. On an
+        # accelerator triangular solves are slow, and the inverse of the Cholesky factor does as
+        # well as that of the matrix.
+        invert = linalg.damped_factor if self.solves_g else linalg.damped_inverse
+        of_g = invert(g, damping_g, name=names[1])
         factor = linalg.damped_factor(a, damping_a, name=names[0])
-        return (
-            (factor, inverse_g) if self.used is None else (factor, inverse_g, self.used, damping_a)
-        )
+        if not a.is_cpu:
+            return linalg.triangular_inverse(factor, out=torch.empty_like(a)), of_g
+        return (factor, of_g) if self.used is None else (factor, of_g, self.used, damping_a)
+
+    @property
+    def solves_g(self) -> bool:
+        """Whether G is kept as its Cholesky factor and not as its inverse."""
+        return self.layer.weight.is_cpu and isinstance(self.layer, nn.Linear)
 
     def move_inverse(self, key: str, place: Tensor) -> None:
         """Keep the inverse of a factor elsewhere from now on; factored damping on a GPU only."""
@@ -349,7 +353,10 @@ class KroneckerBlock(Block):
                 half = linalg.long_product(inverse[1] @ grad, inverse[0].mT)
                 linalg.long_product(half, inverse[0], out=grad)
                 return
-            result = _times_inverse_a(inverse, inverse[1] @ grad.to(dtype))
+            grad = grad.to(dtype)
+            of_g = inverse[1]
+            half = torch.cholesky_solve(grad, of_g) if self.solves_g else of_g @ grad
+            result = _times_inverse_a(inverse, half)
         else:
             vectors_a, vectors_g, denominator = inverse
             rotated = vectors_g.mT @ grad.to(dtype) @ vectors_a
@@ -394,8 +401,7 @@ class KroneckerBlock(Block):
         """Write G⁻¹ΔᵀXA⁻¹ over the gradients of a linear layer, without another copy of it."""
         x, g = (part.to(inverse[0].dtype) for part in rows)
         inputs = torch.cat([x, x.new_ones(len(x), 1)], dim=1) if self.has_bias else x
-        # G⁻¹ is symmetric and lies by columns; PyTorch multiplies few rows with rows fastest.
-        left = (g @ inverse[1][0].mT).mT
+        left = linalg.solve_right(inverse[1], g.unsqueeze(0))[0].mT
         right = _times_inverse_a(inverse, inputs.unsqueeze(0))[0]
         _product_(self.layer.weight.grad, left, right[:, : x.shape[1]])
         if self.has_bias:

@@ -241,7 +241,7 @@ def damped_factor(matrix: Tensor, damping: Tensor | float, *, name: str) -> Tens
         # A matrix with NaN may be reported as a success. Each number of the factor is part of the
         # diagonal one in its row.
         diagonal = factor.diagonal(dim1=-2, dim2=-1)
-        return None if bool(info.any()) or not _all_finite(diagonal) else (factor,)
+        return None if any(info.tolist()) or not _all_finite(diagonal) else (factor,)
 
     return _guarded(factorize, matrix, damping, name=name)[0]
 
@@ -274,7 +274,7 @@ def eigen(matrix: Tensor, *, name: str) -> tuple[Tensor, Tensor]:
 
 
 def _all_finite(tensor: Tensor) -> bool:
-    return bool(tensor.sum().isfinite()) or bool(tensor.isfinite().all())
+    return math.isfinite(tensor.sum()) or bool(tensor.isfinite().all())
 
 
 @contextmanager

@@ -106,12 +106,12 @@ def _is_product(gradient: Tensor | None, bias: Tensor | None, g: Tensor, x: Tens
     if gradient is None or not gradient.dtype == g.dtype == x.dtype or g.dtype not in _PRECISIONS:
         return False
     # A few numbers are faster without tensors.
-    weight, out, into = (t.detach().numpy() for t in (gradient, g, x))
+    weight, out, into = gradient.numpy(), g.numpy(), x.numpy()
     vector, one = _direction(x.shape[1], out.dtype)
     with np.errstate(all="ignore"):  # what is not finite is no product
         found, onto = weight @ vector, into @ vector
         if bias is not None:
-            found += one * bias.detach().numpy()
+            found += one * bias.numpy()
             onto += one
         product = onto @ out
         largest, error = np.abs(product).max(), np.abs(found - product).max()
