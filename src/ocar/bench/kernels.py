@@ -46,6 +46,10 @@ OWN = {
     "add_up": "products",
     "by_channel": "copies",
     "by_pixel": "copies",
+    "convolve_plainly": "convolution",
+    "convolve_normalized": "convolution",
+    "join": "batch norm",
+    "answer": "elementwise and sums",
     "mix": "elementwise and sums",
     "trace": "elementwise and sums",
 }
