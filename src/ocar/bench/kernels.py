@@ -50,6 +50,10 @@ OWN = {
     "convolve_normalized": "convolution",
     "join": "batch norm",
     "answer": "elementwise and sums",
+    "keep": "copies",
+    "put_back": "copies",
+    "sum_up": "elementwise and sums",
+    "decide": "elementwise and sums",
     "mix": "elementwise and sums",
     "trace": "elementwise and sums",
 }
