@@ -19,7 +19,7 @@ from ocar.curvature.lanes import is_capturing
 from ocar.learners.guard.kept import Kept
 from ocar.models.layout import lies_by_pixel
 
-_PIECE = 4096  # numbers that a program takes at a time
+_PIECE = 2048  # numbers that a program takes at a time
 _MOST = 2**13  # pieces that one program can add up
 _PROGRAMS = 264  # that share what is to be put back, if anything is
 _ALIGNMENT = 16  # bytes
