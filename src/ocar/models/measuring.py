@@ -30,7 +30,7 @@ from ocar.models.resnet import BasicBlock, ResNet, Stem
 _MOST = 2**31  # numbers of a tensor that a kernel can count
 _SUMS = 2**14  # of the parts of a convolution, that whoever reads it keeps in registers
 _UNITS = 1024  # of the output layer, that one program answers for
-_JOINED = 2048  # numbers that a program of a join makes
+_BLOCK = 32  # channels that a program of a join makes, of as many pixels as were made together
 _ANSWERING = 8  # warps of the last kernel
 _HEAD = 8192  # weights of the output layer that it takes at a time
 
@@ -56,6 +56,9 @@ class Tile:
 
     stages: int
     """How many times that many terms are on their way from memory."""
+
+    cached: bool = False
+    """Whether what neighbours share is looked for in the L1 cache, half as much at a time."""
 
 
 def tile(count: int, outputs: int) -> Tile:
@@ -273,7 +276,7 @@ class MeasuredResNet:
             "convolve_plainly",
             (programs * (1 if short is None else 2),),
             *(x, own.weight, result.y, result.parts, weight, beside.y, beside.parts),
-            result.count,
+            *(result.count, 0),
             HEIGHT=height,
             WIDTH=width,
             X_BY_PIXEL=by_pixel,
@@ -290,7 +293,7 @@ class MeasuredResNet:
             "convolve_normalized",
             (programs,),
             *(*x.given[:4], factors, conv.weight, result.y, result.parts),
-            *(result.count, x.norm.eps),
+            *(result.count, 0, x.norm.eps),
             HEIGHT=height,
             WIDTH=width,
             CHANNELS_ABOVE=1 << (channels - 1).bit_length(),
@@ -301,16 +304,15 @@ class MeasuredResNet:
     def _join(self, x: _Raw, short: _Raw | Tensor | None) -> Tensor:
         y = torch.empty_like(x.y)
         channels = y.shape[-1]
-        block = min(32, 1 << (channels - 1).bit_length())
-        pixels = _JOINED // block
+        block = min(_BLOCK, 1 << (channels - 1).bit_length())
         given, kind = _shortcut(x, short)
         self._launch(
             "join",
-            (-(-x.count // pixels), -(-channels // block)),
+            (len(x.parts), -(-channels // block)),
             *(*x.given, *given, y, x.count),
             **x.sizes,
             SHORT=kind,
-            PIXELS=pixels,
+            PIXELS=x.share,
             BLOCK=block,
         )
         return y
@@ -336,6 +338,7 @@ def _result(
         "BLOCK": own.block,
         "SPLIT": own.split,
         "TERMS": own.terms,
+        "CACHED": own.cached,
         "num_warps": own.warps,
         "num_stages": own.stages,
     }

@@ -55,6 +55,7 @@ def _convolve(
     parts,
     factors,
     count,
+    nothing,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -68,11 +69,16 @@ def _convolve(
     BLOCK: tl.constexpr,
     SPLIT: tl.constexpr,
     TERMS: tl.constexpr,
+    CACHED: tl.constexpr,
 ):
     """One program's part of a convolution: ``PIXELS`` of the ``count`` results, ``BLOCK`` channels.
 
     It adds up ``SPLIT · TERMS`` terms at a time; several warps can share the splits. With
     ``NORMALIZES`` the images are normalized by ``factors`` and rectified as they are read.
+
+    A patch shares most of its numbers with its neighbours. Asynchronous copies find them in the L1
+    cache only if they are of two numbers and not of four, which ``CACHED`` asks for: ``nothing`` is
+    0, but that is not known when this is compiled.
     """
     PADDING: tl.constexpr = SIDE // 2
     TAPS: tl.constexpr = SIDE * SIDE
@@ -93,6 +99,8 @@ def _convolve(
     top = (line - image * DOWN) * STRIDE - PADDING
     left = (pixel - line * ACROSS) * STRIDE - PADDING
     corner = image * (HEIGHT * WIDTH * CHANNELS) + (top * WIDTH + left) * X_PIXEL
+    if CACHED:
+        corner += 2 * nothing
     # Which places of the kernel are inside the image, a bit each.
     inside = tl.zeros((PIXELS,), tl.int32)
     for number in tl.static_range(TAPS):
@@ -120,7 +128,6 @@ def _convolve(
                 x + (corner[:, None] + offset[None, :]),
                 mask=seen,
                 other=0.0,
-                cache_modifier=".ca",
             )
             weights = tl.load(
                 weight + (output[None, :] * LENGTH + place[:, None]),
@@ -139,7 +146,6 @@ def _convolve(
                 x + (corner[None, :, None] + offset[:, None, :]),
                 mask=seen,
                 other=0.0,
-                cache_modifier=".ca",
             )
             weights = tl.load(
                 weight + (output[None, None, :] * LENGTH + place[:, :, None]),
@@ -166,7 +172,7 @@ def _convolve(
     tl.store(own + OUTPUTS, tl.sum(away * away, axis=0), mask=output < OUTPUTS)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["nothing"])
 def convolve_plainly(
     x,
     weight,
@@ -176,6 +182,7 @@ def convolve_plainly(
     short_y,
     short_parts,
     count,
+    nothing,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -188,6 +195,7 @@ def convolve_plainly(
     BLOCK: tl.constexpr,
     SPLIT: tl.constexpr,
     TERMS: tl.constexpr,
+    CACHED: tl.constexpr,
     SHORT: tl.constexpr,
 ):
     """Convolve images; with ``SHORT`` the second half of the programs does so with 1×1 kernels."""
@@ -196,19 +204,19 @@ def convolve_plainly(
     own = tl.cdiv(count, PIXELS) * BLOCKS
     if program < own:
         _convolve(
-            *(program, x, weight, y, parts, None, count),
+            *(program, x, weight, y, parts, None, count, nothing),
             *(HEIGHT, WIDTH, CHANNELS, OUTPUTS, SIDE, STRIDE, X_BY_PIXEL, W_BY_PIXEL, False),
-            *(PIXELS, BLOCK, SPLIT, TERMS),
+            *(PIXELS, BLOCK, SPLIT, TERMS, CACHED),
         )
     elif SHORT:
         _convolve(
-            *(program - own, x, short_weight, short_y, short_parts, None, count),
+            *(program - own, x, short_weight, short_y, short_parts, None, count, nothing),
             *(HEIGHT, WIDTH, CHANNELS, OUTPUTS, 1, STRIDE, X_BY_PIXEL, True, False),
-            *(PIXELS, BLOCK, SPLIT, TERMS),
+            *(PIXELS, BLOCK, SPLIT, TERMS, CACHED),
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["nothing"])
 def convolve_normalized(
     x,
     x_parts,
@@ -219,6 +227,7 @@ def convolve_normalized(
     y,
     parts,
     count,
+    nothing,
     eps,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -231,6 +240,7 @@ def convolve_normalized(
     BLOCK: tl.constexpr,
     SPLIT: tl.constexpr,
     TERMS: tl.constexpr,
+    CACHED: tl.constexpr,
     CHANNELS_ABOVE: tl.constexpr,
     PARTS: tl.constexpr,
     SHARE: tl.constexpr,
@@ -248,9 +258,9 @@ def convolve_normalized(
     tl.store(factors + CHANNELS + channel, shift, mask=channel < CHANNELS)
     tl.debug_barrier()
     _convolve(
-        *(tl.program_id(0), x, weight, y, parts, factors, count),
+        *(tl.program_id(0), x, weight, y, parts, factors, count, nothing),
         *(HEIGHT, WIDTH, CHANNELS, OUTPUTS, SIDE, STRIDE, True, W_BY_PIXEL, True),
-        *(PIXELS, BLOCK, SPLIT, TERMS),
+        *(PIXELS, BLOCK, SPLIT, TERMS, CACHED),
     )
 
 
