@@ -46,6 +46,7 @@ OWN = {
     "add_up": "products",
     "by_channel": "copies",
     "by_pixel": "copies",
+    "begin_and_turn": "convolution",
     "convolve_plainly": "convolution",
     "convolve_normalized": "convolution",
     "join": "batch norm",

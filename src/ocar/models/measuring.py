@@ -31,6 +31,7 @@ _MOST = 2**31  # numbers of a tensor that a kernel can count
 _SUMS = 2**14  # of the parts of a convolution, that whoever reads it keeps in registers
 _UNITS = 1024  # of the output layer, that one program answers for
 _BLOCK = 32  # channels that a program of a join makes, of as many pixels as were made together
+_PIECE = 1024  # numbers of a weight that a program lays pixel by pixel
 _ANSWERING = 8  # warps of the last kernel
 _HEAD = 8192  # weights of the output layer that it takes at a time
 
@@ -117,6 +118,10 @@ class MeasuredResNet:
         self._model = model
         self._kernels = compiled
         self._tried: dict[tuple[Any, ...], bool] = {}
+        blocks = [cast("BasicBlock", block) for block in model.blocks]
+        self._convs = [conv for block in blocks for conv in (block.conv1, block.conv2)]
+        self._tables: dict[tuple[int, ...], Tensor] = {}  # none is forgotten: graphs use them
+        self._turned: dict[nn.Conv2d, Tensor] = {}
         self._rehearsed: dict[str, Callable[[], object]] | None = None
 
     @torch.no_grad()
@@ -130,7 +135,7 @@ class MeasuredResNet:
         """
         if not self._takes(x):
             return None
-        key = x.shape, before.shape
+        key = x.shape, before.shape, self._places()
         if key not in self._tried:
             about = "Measures of what steps change"
             self._tried[key] = compiles(lambda: self._rehearse(x, active, before), about)
@@ -234,10 +239,56 @@ class MeasuredResNet:
         windows = (height // window[0]) * (width // window[1])
         return window if 0 < windows <= 4 and window[0] * window[1] <= 64 else None
 
+    def _places(self) -> tuple[int, ...]:
+        """Where the weights are that are to lie pixel by pixel; 0 for those that do already."""
+        weights = [conv.weight for conv in self._convs]
+        return tuple(0 if lies_by_pixel(w) else w.data_ptr() for w in weights)
+
+    def _turning(self) -> tuple[Tensor, Tensor, dict[nn.Conv2d, Tensor]]:
+        """A table of such weights in pieces, room for all of them, and for each."""
+        places, rows, total = self._places(), [], 0
+        starts: dict[nn.Conv2d, int] = {}
+        for conv, place in zip(self._convs, places, strict=True):
+            if place == 0:
+                continue
+            size, channels = conv.weight.numel(), conv.in_channels
+            taps, pieces = conv.kernel_size[0] ** 2, range(0, size, _PIECE)
+            rows += [(place, total, size, channels, taps, first) for first in pieces]
+            starts[conv] = total
+            total += -(-size // 4) * 4  # so that four can be read together
+        weight = self._model.head.weight
+        if places not in self._tables:
+            table = torch.tensor(rows, dtype=torch.int64).view(-1, 6)
+            self._tables[places] = table.to(weight.device)
+        turned = weight.new_empty(total)
+        return self._tables[places], turned, {conv: turned[at:] for conv, at in starts.items()}
+
+    def _begin(self, x: Tensor) -> _Raw:
+        """The first convolution, and what later ones wait for."""
+        stem = cast("nn.Sequential", self._model.stem)
+        conv = cast("nn.Conv2d", stem[0])
+        height, width = x.shape[2:]
+        result, how, programs = _result(x, (height, width), conv, stem[1])
+        table, turned, self._turned = self._turning()
+        self._launch(
+            "begin_and_turn",
+            (programs + len(table),),
+            *(x, conv.weight, result.y, result.parts, table, turned, result.count, 0),
+            HEIGHT=height,
+            WIDTH=width,
+            PIECE=_PIECE,
+            **how,
+        )
+        return result
+
+    def _weight(self, conv: nn.Conv2d) -> tuple[Tensor, bool]:
+        """A weight, and whether it lies pixel by pixel."""
+        turned = self._turned.get(conv)
+        return (conv.weight, lies_by_pixel(conv.weight)) if turned is None else (turned, True)
+
     def _last(self, x: Tensor) -> tuple[_Raw, _Raw | Tensor | None]:
         """The results of the last convolution, and of the shortcut beside it."""
-        stem = cast("nn.Sequential", self._model.stem)
-        raw, _ = self._convolve(x.contiguous(), stem[0], stem[1], by_pixel=False)
+        raw = self._begin(x.contiguous())
         short: _Raw | Tensor | None = None
         for module in self._model.blocks:
             block = cast("BasicBlock", module)
@@ -246,42 +297,35 @@ class MeasuredResNet:
             first, short = self._convolve(joined, block.conv1, block.bn1, shortcut)
             short = joined if short is None else short
             raw = self._convolve_normalized(first, block.conv2, block.bn2)
+        self._turned = {}
         return raw, short
 
     def _convolve(
-        self,
-        x: Tensor,
-        conv: nn.Module,
-        norm: nn.Module,
-        shortcut: nn.Sequential | None = None,
-        *,
-        by_pixel: bool = True,
+        self, x: Tensor, conv: nn.Conv2d, norm: nn.Module, shortcut: nn.Sequential | None = None
     ) -> tuple[_Raw, _Raw | None]:
         """A convolution of images ``(n, h, w, channels)``, and that of a shortcut.
 
         Args:
-            x: The images, ``(n, channels, h, w)`` if not by pixel.
+            x: The images.
             conv: The convolution.
             norm: The BatchNorm after it.
             shortcut: A convolution of 1×1 with the same stride, and its BatchNorm.
-            by_pixel: How the images lie.
         """
-        own = cast("nn.Conv2d", conv)
-        height, width = x.shape[1:3] if by_pixel else x.shape[2:]
-        result, how, programs = _result(x, (height, width), own, norm)
-        short = None if shortcut is None else _result(x, (height, width), own, shortcut[1])[0]
+        height, width = x.shape[1:3]
+        result, how, programs = _result(x, (height, width), conv, norm)
+        short = None if shortcut is None else _result(x, (height, width), conv, shortcut[1])[0]
         beside = result if short is None else short
-        weight = own.weight if shortcut is None else cast("nn.Conv2d", shortcut[0]).weight
+        own, by_pixel = self._weight(conv)
+        weight = own if shortcut is None else cast("nn.Conv2d", shortcut[0]).weight
         self._launch(
             "convolve_plainly",
             (programs * (1 if short is None else 2),),
-            *(x, own.weight, result.y, result.parts, weight, beside.y, beside.parts),
+            *(x, own, result.y, result.parts, weight, beside.y, beside.parts),
             *(result.count, 0),
             HEIGHT=height,
             WIDTH=width,
-            X_BY_PIXEL=by_pixel,
             SHORT=short is not None,
-            **how,
+            **(how | {"W_BY_PIXEL": by_pixel}),
         )
         return result, short
 
@@ -289,15 +333,16 @@ class MeasuredResNet:
         height, width, channels = x.y.shape[1:]
         result, how, programs = _result(x.y, (height, width), conv, norm)
         factors = x.y.new_empty(2, channels)
+        weight, by_pixel = self._weight(conv)
         self._launch(
             "convolve_normalized",
             (programs,),
-            *(*x.given[:4], factors, conv.weight, result.y, result.parts),
+            *(*x.given[:4], factors, weight, result.y, result.parts),
             *(result.count, 0, x.norm.eps),
             HEIGHT=height,
             WIDTH=width,
             CHANNELS_ABOVE=1 << (channels - 1).bit_length(),
-            **(how | x.sizes),
+            **(how | x.sizes | {"W_BY_PIXEL": by_pixel}),
         )
         return result
 

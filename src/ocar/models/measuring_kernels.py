@@ -172,6 +172,65 @@ def _convolve(
     tl.store(own + OUTPUTS, tl.sum(away * away, axis=0), mask=output < OUTPUTS)
 
 
+@triton.jit
+def _turn(table, number, turned, PIECE: tl.constexpr):
+    """Write a piece of a weight so that it lies pixel by pixel."""
+    row = table + number * 6
+    weight = tl.load(row).to(tl.pointer_type(tl.float32))
+    start, size = tl.load(row + 1).to(tl.int32), tl.load(row + 2).to(tl.int32)
+    channels, taps = tl.load(row + 3).to(tl.int32), tl.load(row + 4).to(tl.int32)
+    inside = tl.load(row + 5).to(tl.int32) + tl.arange(0, PIECE)
+    output = inside // (channels * taps)
+    place = inside - output * (channels * taps)
+    tap = place // channels
+    source = output * (channels * taps) + (place - tap * channels) * taps + tap
+    value = tl.load(weight + source, mask=inside < size, other=0.0)
+    tl.store(turned + start + inside, value, mask=inside < size)
+
+
+@triton.jit(do_not_specialize=["nothing"])
+def begin_and_turn(
+    x,
+    weight,
+    y,
+    parts,
+    table,
+    turned,
+    count,
+    nothing,
+    HEIGHT: tl.constexpr,
+    WIDTH: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    SIDE: tl.constexpr,
+    STRIDE: tl.constexpr,
+    W_BY_PIXEL: tl.constexpr,
+    PIXELS: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SPLIT: tl.constexpr,
+    TERMS: tl.constexpr,
+    CACHED: tl.constexpr,
+    PIECE: tl.constexpr,
+):
+    """The first convolution; the other programs lay the weights of later ones pixel by pixel.
+
+    The images lie channel by channel. A row of ``table`` is a piece of a weight: its address, where
+    it is to be among those that are ``turned``, its numbers, its channels, the places of its
+    kernels, and where the piece begins.
+    """
+    BLOCKS: tl.constexpr = (OUTPUTS + BLOCK - 1) // BLOCK
+    program = tl.program_id(0)
+    own = tl.cdiv(count, PIXELS) * BLOCKS
+    if program < own:
+        _convolve(
+            *(program, x, weight, y, parts, None, count, nothing),
+            *(HEIGHT, WIDTH, CHANNELS, OUTPUTS, SIDE, STRIDE, False, W_BY_PIXEL, False),
+            *(PIXELS, BLOCK, SPLIT, TERMS, CACHED),
+        )
+    else:
+        _turn(table, program - own, turned, PIECE)
+
+
 @triton.jit(do_not_specialize=["nothing"])
 def convolve_plainly(
     x,
@@ -189,7 +248,6 @@ def convolve_plainly(
     OUTPUTS: tl.constexpr,
     SIDE: tl.constexpr,
     STRIDE: tl.constexpr,
-    X_BY_PIXEL: tl.constexpr,
     W_BY_PIXEL: tl.constexpr,
     PIXELS: tl.constexpr,
     BLOCK: tl.constexpr,
@@ -205,13 +263,13 @@ def convolve_plainly(
     if program < own:
         _convolve(
             *(program, x, weight, y, parts, None, count, nothing),
-            *(HEIGHT, WIDTH, CHANNELS, OUTPUTS, SIDE, STRIDE, X_BY_PIXEL, W_BY_PIXEL, False),
+            *(HEIGHT, WIDTH, CHANNELS, OUTPUTS, SIDE, STRIDE, True, W_BY_PIXEL, False),
             *(PIXELS, BLOCK, SPLIT, TERMS, CACHED),
         )
     elif SHORT:
         _convolve(
             *(program - own, x, short_weight, short_y, short_parts, None, count, nothing),
-            *(HEIGHT, WIDTH, CHANNELS, OUTPUTS, 1, STRIDE, X_BY_PIXEL, True, False),
+            *(HEIGHT, WIDTH, CHANNELS, OUTPUTS, 1, STRIDE, True, True, False),
             *(PIXELS, BLOCK, SPLIT, TERMS, CACHED),
         )
 
