@@ -64,6 +64,14 @@ def compiles(job: Callable[[], object], about: str) -> bool:
     return True
 
 
+def may_round() -> bool:
+    """Whether convolutions may round what they multiply, as they do unless told otherwise."""
+    try:
+        return torch.backends.cudnn.allow_tf32
+    except RuntimeError:  # it was set for some operations only
+        return False
+
+
 def run_side_by_side(jobs: Iterable[Callable[[], object]], device: torch.device) -> None:
     """Do what compiles kernels in threads, on the current stream, and wait for them.
 

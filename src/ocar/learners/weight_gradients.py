@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ocar.compiled import compiles, kernels, run_side_by_side
+from ocar.compiled import compiles, kernels, may_round, run_side_by_side
 from ocar.models.layout import lies_by_pixel
 
 Gradients = list[tuple[Tensor, Tensor]]
@@ -137,7 +137,7 @@ class WeightGradients:
             What makes the gradients that can be made now.
         """
         group = self._groups.get(conv)
-        if group is None or not _may_round():
+        if group is None or not may_round():
             return [alone]
         if _shape(conv, x, g) != self._noted[conv] or not group.accepts(conv, x):
             return [alone]
@@ -279,14 +279,6 @@ def _is_plain(module: nn.Module) -> bool:
         and module.weight.dtype == torch.float32
         and module.weight.requires_grad
     )
-
-
-def _may_round() -> bool:
-    """Whether convolutions may round what they multiply, as they do unless told otherwise."""
-    try:
-        return torch.backends.cudnn.allow_tf32
-    except RuntimeError:  # it was set for some operations only
-        return False
 
 
 def _shape(conv: nn.Conv2d, x: Tensor, y: Tensor) -> _Shape | None:

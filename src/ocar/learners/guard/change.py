@@ -15,6 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from ocar.learners.context import Context
 from ocar.learners.objective import Step
 from ocar.models.head import mask_logits
+from ocar.models.measuring import MeasuredResNet, measured
 
 
 class Change:
@@ -34,6 +35,8 @@ class Change:
         self._asks_quietly = any(isinstance(m, _DropoutNd) for m in modules)
         self._coupled = any(isinstance(m, _BatchNorm) for m in modules)
         self._asked: tuple[Step, Tensor] | None = None
+        self._in_few_kernels: MeasuredResNet | None = None
+        self._looked = False
 
     def forget(self) -> None:
         """Drop what was asked."""
@@ -52,16 +55,34 @@ class Change:
             outputs = self._outputs(step)
         self._asked = step, self._predictions(step, outputs.detach())
 
-    @torch.no_grad()
     def divergence(self) -> Tensor | None:
-        """KL(before ‖ after) in nats, mean over the replayed samples; None if nothing was asked."""
+        """The mean of :meth:`divergences`; None if nothing was asked."""
+        divergences = self.divergences()
+        return None if divergences is None else divergences.mean()
+
+    @torch.no_grad()
+    def divergences(self) -> Tensor | None:
+        """KL(before ‖ after) in nats of each replayed sample; None if nothing was asked."""
         if self._asked is None:
             return None
         step, before = self._asked
+        found = self._measure(step, before)
+        if found is not None:
+            return found
         after = self._predictions(step, self._outputs(step))
         if step.active is None:
-            return (after - before).square().sum(-1).mean() / 2
-        return (before.exp() * (before - after)).sum(-1).mean()
+            return (after - before).square().sum(-1) / 2
+        return (before.exp() * (before - after)).sum(-1)
+
+    def _measure(self, step: Step, before: Tensor) -> Tensor | None:
+        """The same in few kernels, if there are such for this model and these samples."""
+        if step.active is None or self._asks_quietly:
+            return None
+        if not self._looked:
+            self._in_few_kernels, self._looked = measured(self.context.model), True
+        if self._in_few_kernels is None:
+            return None
+        return self._in_few_kernels.divergences(step.x, step.active, before)
 
     def _predictions(self, step: Step, outputs: Tensor) -> Tensor:
         """Log-probabilities of the replayed samples, or their outputs in a regression."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -10,7 +10,9 @@ from torch import Tensor
 from ocar.lanes import beside
 from ocar.learners.context import Context
 from ocar.learners.guard.base import BatchGuard, Verdict
+from ocar.learners.guard.kept import Kept
 from ocar.learners.guard.settings import Guard, GuardCounts
+from ocar.learners.guard.settling import TableKept, Tables
 
 
 class DeviceGuard(BatchGuard):
@@ -35,6 +37,7 @@ class DeviceGuard(BatchGuard):
         self._accepted = self._yes.clone()
         self._is_copies = ~self._yes
         self._skipped = 0
+        self._tables = Tables(context.device)
 
     @property
     def accepted(self) -> Tensor:
@@ -64,6 +67,9 @@ class DeviceGuard(BatchGuard):
         self._accepted.copy_(trusted)
         self._counts[1] += ~trusted
 
+    def _keep(self, weights: Sequence[Tensor], others: Sequence[Tensor]) -> None:
+        self._kept = self._tables.keep(weights, others)
+
     @torch.no_grad()
     def settle(self, loss: Tensor, trusted: Tensor) -> None:
         """The steps on a batch are done: let them stand, shorten them or take them back.
@@ -73,10 +79,21 @@ class DeviceGuard(BatchGuard):
         assert self._kept is not None
         kept, lanes = self._kept, beside(self.context.device)
         found: list[Tensor] = []
-        lanes.start(1, lambda: found.append(loss.double() + kept.sum()), keep=loss)
-        kl = self._change.divergence()
+        lanes.start(1, lambda: found.append(kept.sum()))
+        divergences = self._change.divergences()
         lanes.join()
-        (total,) = found
+        if isinstance(kept, TableKept):
+            noted = self._counts, self._largest_kl, self._accepted
+            share = kept.decide(found[0], loss, trusted, divergences, self._bound, *noted)
+            kept.settle_(self._accepted, share)
+        else:
+            kl = None if divergences is None else divergences.mean()
+            self._settle(kept, loss + found[0], trusted, kl)
+        self._kept = None
+
+    def _settle(self, kept: Kept, total: Tensor, trusted: Tensor, kl: Tensor | None) -> None:
+        """Without kernels of our own for it; the total is finite only if all that must be is."""
+        lanes = beside(self.context.device)
         finite = (total if kl is None else total + kl) * 0 == 0
         torch.logical_and(finite, trusted, out=self._accepted)
         share = None
@@ -85,7 +102,6 @@ class DeviceGuard(BatchGuard):
         lanes.start(1, lambda: self._take_note(finite, trusted, kl, share))
         kept.settle_(self._accepted, share)
         lanes.join()
-        self._kept = None
 
     def _take_note(
         self, finite: Tensor, trusted: Tensor, kl: Tensor | None, share: Tensor | None

@@ -1,0 +1,125 @@
+"""The guard of a learner on a CUDA device, in single precision, by kernels of our own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from ocar.learners.base import Learner
+from ocar.learners.guard import Guard
+from ocar.learners.guard.device import DeviceGuard
+from ocar.learners.guard.settling import TableKept
+from ocar.learners.registry import make_settings
+from ocar.models.resnet import SlimResNet18
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+    pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS"),
+    pytest.mark.filterwarnings("ignore::ocar.learners.guard.GuardWarning"),
+]
+
+
+def make(*, capture: bool, guard: Guard | None = None, tau: float = 10.0) -> Learner:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = SlimResNet18(classes=16).to("cuda", torch.float32)
+    own, transform = make_settings(
+        "ocar", memory=40, replay_batch=10, lr=1e-3, tau=tau, tau_step=1e-6, ema=0.2
+    )
+    return Learner(model, own, transform=transform, capture=capture, guard=guard or Guard())
+
+
+def batches(count: int) -> list[tuple[Tensor, Tensor]]:
+    generator = torch.Generator().manual_seed(1)
+    return [
+        (
+            torch.randint(0, 256, (10, 3, 32, 32), generator=generator, dtype=torch.uint8).cuda(),
+            torch.randint(0, 5, (10,), generator=generator),
+        )
+        for _ in range(count)
+    ]
+
+
+def test_few_kernels_measure_what_many_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[tuple[Tensor, Tensor]] = []
+    settle = DeviceGuard.settle
+
+    def measure_and_settle(guard: DeviceGuard, loss: Tensor, trusted: Tensor) -> None:
+        assert isinstance(guard._kept, TableKept)
+        change = guard._change
+        ours = change.divergences()
+        if ours is not None:
+            assert change._in_few_kernels is not None
+            monkeypatch.setattr(change, "_measure", lambda step, before: None)
+            theirs = change.divergences()
+            monkeypatch.undo()
+            monkeypatch.setattr(DeviceGuard, "settle", measure_and_settle)
+            assert theirs is not None
+            found.append((ours, theirs))
+        settle(guard, loss, trusted)
+
+    monkeypatch.setattr(DeviceGuard, "settle", measure_and_settle)
+    learner = make(capture=False, tau=0.1)
+    for x, y in batches(5):
+        learner.learn(x, y)
+    assert len(found) >= 3
+    for ours, theirs in found:
+        assert theirs.mean() > 1e-3
+        torch.testing.assert_close(ours.mean(), theirs.mean(), rtol=1e-2, atol=1e-5)
+
+
+def test_captured_is_eager() -> None:
+    captured, eager = make(capture=True), make(capture=False)
+    for x, y in batches(6):
+        captured.learn(x, y)
+        eager.learn(x, y)
+        kl = captured.guarded.largest_kl
+        assert kl == pytest.approx(eager.guarded.largest_kl, rel=5e-2, abs=1e-5)
+    assert captured._steps._graphs
+    assert captured.guarded.total == eager.guarded.total == 0
+
+
+def test_the_same_twice_to_the_bit() -> None:
+    learner = make(capture=False)
+    stream = batches(3)
+    for x, y in stream:
+        learner.learn(x, y)
+    measured = learner._guard._change._in_few_kernels
+    assert measured is not None
+    x = torch.randn(20, 3, 32, 32, device="cuda")
+    active = torch.ones(16, dtype=torch.bool, device="cuda")
+    before = torch.randn(10, 16, device="cuda").log_softmax(-1)
+    first = measured.divergences(x, active, before)
+    assert first is not None
+    assert all(torch.equal(first, measured.divergences(x, active, before)) for _ in range(20))
+
+
+@pytest.mark.parametrize("capture", [True, False])
+def test_what_is_not_finite_is_taken_back(capture: bool) -> None:
+    learner = make(capture=capture)
+    stream = batches(6)
+    for x, y in stream[:5]:
+        learner.learn(x, y)
+    before = {name: t.clone() for name, t in learner.model.state_dict().items()}
+    head = list(learner.model.parameters())[-1]
+    handle = head.register_hook(lambda gradient: gradient * float("nan"))
+    learner._steps.forget()  # the hook is to be in the graph
+    for _ in range(3):
+        learner.learn(*stream[5])
+    handle.remove()
+    assert learner.guarded.not_finite == learner.guarded.in_a_row == 3
+    for name, t in learner.model.state_dict().items():
+        assert torch.equal(t, before[name]), name
+
+
+@pytest.mark.parametrize("capture", [True, False])
+def test_a_step_too_long_is_shortened(capture: bool) -> None:
+    bound = 1e-4
+    learner = make(capture=capture, guard=Guard(kl=bound), tau=0.1)
+    for x, y in batches(5):
+        learner.learn(x, y)
+    assert learner.guarded.shortened >= 3
+    assert learner.guarded.largest_kl > bound
+    assert all(p.isfinite().all() for p in learner.model.parameters())
