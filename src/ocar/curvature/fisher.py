@@ -21,7 +21,7 @@ root                vectors                                                colum
 ==================  =====================================================  ==========
 
 K-FAC, and with it OCAR and NGD, takes ``sketched(2)`` by default: the cheapest root that seems to
-cost no accuracy. The guide to one's own model has the numbers.
+cost no accuracy on Split-CIFAR100. The guide to one's own model has the numbers.
 
 **Two targets.** Where samples do not interact, all but ``empirical`` are
 unbiased for the same matrix. BatchNorm in train mode couples the samples of a
