@@ -79,7 +79,7 @@ def test_batch_norm_counts_with_its_bytes() -> None:
 def test_a_learner_is_counted_with_its_own_settings() -> None:
     learner = slim_learner("ocar", classes=5, setup=SETUP)
     shapes = layer_shapes(learner.model, torch.zeros(2, 3, 32, 32))
-    assert learner_work(learner) == count_batch(shapes, samples=20, passes=3, columns=4)
+    assert learner_work(learner) == count_batch(shapes, samples=20, passes=3, columns=2)
 
 
 def test_the_floor_is_the_longer_of_operations_and_bytes_part_by_part() -> None:

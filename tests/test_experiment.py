@@ -112,7 +112,7 @@ def test_the_folder_says_what_made_it(tmp_path: Path) -> None:
     said = json.loads((run.path / "config.json").read_text())
     assert said["seed"] == 3
     assert said["config"]["settings"]["lr"] == 0.0600725
-    assert said["config"]["transform"]["fisher"] == "sketched(4)"
+    assert said["config"]["transform"]["fisher"] == "sketched(2)"
     assert said["versions"]["torch"] == torch.__version__
     assert said["device"]["type"] == "cpu"
 

@@ -84,7 +84,7 @@ class KFAC(Curvature):
         *,
         damping: Schedule,
         ema: Schedule,
-        fisher: str | FisherRoot = "sketched(4)",
+        fisher: str | FisherRoot = "sketched(2)",
         likelihood: LikelihoodName = "categorical",
         variance: float = 1.0,
         damping_kind: DampingKind = "factored",

@@ -38,7 +38,7 @@ class NGDSettings(TransformSettings):
     curvature: Literal["kfac", "dense"] = "kfac"
     """K-FAC, or the full Fisher for tiny models."""
 
-    fisher: str = "sketched(4)"
+    fisher: str = "sketched(2)"
     """Root of the Fisher, see :mod:`ocar.curvature.fisher`."""
 
     fisher_passes: Literal["first", "every"] = "first"

@@ -75,7 +75,7 @@ class OCARSettings(TransformSettings):
     curvature: Literal["kfac", "dense"] = "kfac"
     """K-FAC, or the full Fisher for tiny models."""
 
-    fisher: str = "sketched(4)"
+    fisher: str = "sketched(2)"
     """Root of the Fisher, see :mod:`ocar.curvature.fisher`."""
 
     fisher_passes: Literal["first", "every"] = "first"
@@ -315,7 +315,7 @@ def OCAR(
     n_new: int | None = None,
     window: int = 10,
     curvature: Literal["kfac", "dense"] = "kfac",
-    fisher: str = "sketched(4)",
+    fisher: str = "sketched(2)",
     fisher_passes: Literal["first", "every"] = "first",
     fisher_forward: Literal["shared", "own"] = "shared",
     damping_kind: Literal["factored", "exact"] = "factored",
