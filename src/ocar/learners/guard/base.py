@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from ocar.curvature.lanes import Here, Lanes, beside
+from ocar.lanes import Here, Lanes, beside
 from ocar.learners.context import Context
 from ocar.learners.guard.change import Change
 from ocar.learners.guard.kept import Kept

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ocar.compiled import compiles, kernels
-from ocar.curvature.lanes import is_capturing
+from ocar.lanes import is_capturing
 from ocar.learners.guard.kept import Kept
 from ocar.models.layout import lies_by_pixel
 
