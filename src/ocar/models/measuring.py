@@ -137,6 +137,8 @@ class MeasuredResNet:
             return None
         key = x.shape, before.shape, self._places()
         if key not in self._tried:
+            if x.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                return None  # it is too late to compile
             about = "Measures of what steps change"
             self._tried[key] = compiles(lambda: self._rehearse(x, active, before), about)
         return self._divergences(x, active, before) if self._tried[key] else None
