@@ -73,6 +73,30 @@ def test_as_without_kernels(device: torch.device, share: float | None, accepted:
     assert_close(*results)
 
 
+@pytest.mark.parametrize("accepted", [True, False])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_copies_of_one_sample(device: torch.device, dtype: torch.dtype, accepted: bool) -> None:
+    counts = torch.arange(5, device=device)
+    verdict = torch.tensor(accepted, device=device)
+    x = torch.arange(3 * 2000, device=device).view(3, 1, 2000).to(dtype)
+    copies = x[:1].repeat(3, 1, 1)
+    almost = copies.clone()
+    almost[2, 0, 1999] += 1
+    for batch, worth in ((x, True), (copies, False), (almost, True), (copies[:1], True)):
+        before = counts.clone()
+        found = settling.remembers(batch, verdict, counts)
+        assert found is not None
+        assert bool(found) == (accepted and worth)
+        before[3] += int(accepted and not worth)
+        assert torch.equal(counts, before)
+
+
+def test_batches_that_one_program_does_not_look_through(device: torch.device) -> None:
+    verdict, counts = torch.tensor(True, device=device), torch.zeros(5, device=device).long()
+    for x in (torch.zeros(2, 2**16), torch.zeros(4, 6).mT, torch.zeros(3, 4).bool()):
+        assert settling.remembers(x.to(device), verdict, counts) is None
+
+
 def test_every_tensor_is_in_the_sum(device: torch.device) -> None:
     weights, others = tensors(device)
     keep = kept(Tables(device), weights, others)
@@ -135,7 +159,6 @@ def test_decides_as_without_kernels(
             monkeypatch.setattr(settling, "kernels", lambda name: None)
         for _ in range(2):
             guard.begin(weights, others)
-            guard.ready()
             assert isinstance(guard._kept, TableKept) == ours
             torch.manual_seed(1)
             before, after = moved(weights, others)

@@ -340,7 +340,6 @@ class Learner:
         steps, lanes = [join(0)], beside(self.device)
         if len(slots) > 1:  # the inputs of the others are made beside the first
             lanes.start(1, lambda: steps.extend(map(join, range(1, len(slots)))), keep=steps)
-        self._guard.ready()
         for index in range(len(slots)):
             if index == 1:
                 lanes.join()

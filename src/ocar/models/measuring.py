@@ -3,9 +3,9 @@
 Whoever wants to know asks the network again, in train mode, with nothing to learn from it: this is
 a forward pass that keeps nothing and leaves BatchNorm's running statistics alone. On a mini-batch
 of small images a library's kernels for it take most of their time for their own beginning, and some
-more turn images over in between. Here BatchNorm is applied by whoever reads the result of a
-convolution, a shortcut's convolution is part of the same kernel as the one beside it, and all from
-the last convolution to KL(before ‖ now) is one kernel.
+more turn images over in between. Here the sums that BatchNorm needs come with the convolution, a
+shortcut's convolution is part of the same kernel as the one beside it, and all from the last
+convolution to KL(before ‖ now) is one kernel.
 
 It needs Triton, see :mod:`ocar.compiled`. Products are rounded as cuDNN's are (TF32); where that is
 not allowed, and for what the kernels are not made for, there is none of this.
@@ -71,15 +71,12 @@ def tile(count: int, outputs: int) -> Tile:
     """
     above = max(16, 1 << (outputs - 1).bit_length())
     if count > 8192:
-        block = min(above, 64)
-        return Tile(pixels=128, block=block, split=1, terms=32, warps=4, stages=3)
+        return Tile(pixels=128, block=min(above, 64), split=1, terms=64, warps=4, stages=1)
     if count > 2048:
-        block = min(above, 64)
-        return Tile(pixels=64, block=block, split=1, terms=64, warps=8, stages=3)
+        return Tile(pixels=64, block=min(above, 64), split=1, terms=32, warps=4, stages=3)
     if count > 512:
-        block = min(above, 32)
-        return Tile(pixels=32, block=block, split=4, terms=32, warps=4, stages=3)
-    return Tile(pixels=32, block=16, split=4, terms=32, warps=4, stages=4)
+        return Tile(pixels=32, block=min(above, 32), split=1, terms=64, warps=4, stages=3)
+    return Tile(pixels=32, block=16, split=4, terms=64, warps=4, stages=3)
 
 
 @dataclass(frozen=True, eq=False)
@@ -298,7 +295,7 @@ class MeasuredResNet:
             shortcut = block.shortcut if isinstance(block.shortcut, nn.Sequential) else None
             first, short = self._convolve(joined, block.conv1, block.bn1, shortcut)
             short = joined if short is None else short
-            raw = self._convolve_normalized(first, block.conv2, block.bn2)
+            raw, _ = self._convolve(self._join(first, None), block.conv2, block.bn2)
         self._turned = {}
         return raw, short
 
@@ -320,7 +317,7 @@ class MeasuredResNet:
         own, by_pixel = self._weight(conv)
         weight = own if shortcut is None else cast("nn.Conv2d", shortcut[0]).weight
         self._launch(
-            "convolve_plainly",
+            "convolve",
             (programs * (1 if short is None else 2),),
             *(x, own, result.y, result.parts, weight, beside.y, beside.parts),
             *(result.count, 0),
@@ -330,23 +327,6 @@ class MeasuredResNet:
             **(how | {"W_BY_PIXEL": by_pixel}),
         )
         return result, short
-
-    def _convolve_normalized(self, x: _Raw, conv: nn.Conv2d, norm: nn.BatchNorm2d) -> _Raw:
-        height, width, channels = x.y.shape[1:]
-        result, how, programs = _result(x.y, (height, width), conv, norm)
-        factors = x.y.new_empty(2, channels)
-        weight, by_pixel = self._weight(conv)
-        self._launch(
-            "convolve_normalized",
-            (programs,),
-            *(*x.given[:4], factors, weight, result.y, result.parts),
-            *(result.count, 0, x.norm.eps),
-            HEIGHT=height,
-            WIDTH=width,
-            CHANNELS_ABOVE=1 << (channels - 1).bit_length(),
-            **(how | x.sizes | {"W_BY_PIXEL": by_pixel}),
-        )
-        return result
 
     def _join(self, x: _Raw, short: _Raw | Tensor | None) -> Tensor:
         y = torch.empty_like(x.y)

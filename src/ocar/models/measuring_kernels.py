@@ -53,7 +53,6 @@ def _convolve(
     weight,
     y,
     parts,
-    factors,
     count,
     nothing,
     HEIGHT: tl.constexpr,
@@ -64,7 +63,6 @@ def _convolve(
     STRIDE: tl.constexpr,
     X_BY_PIXEL: tl.constexpr,
     W_BY_PIXEL: tl.constexpr,
-    NORMALIZES: tl.constexpr,
     PIXELS: tl.constexpr,
     BLOCK: tl.constexpr,
     SPLIT: tl.constexpr,
@@ -73,8 +71,7 @@ def _convolve(
 ):
     """One program's part of a convolution: ``PIXELS`` of the ``count`` results, ``BLOCK`` channels.
 
-    It adds up ``SPLIT · TERMS`` terms at a time; several warps can share the splits. With
-    ``NORMALIZES`` the images are normalized by ``factors`` and rectified as they are read.
+    It adds up ``SPLIT · TERMS`` terms at a time; several warps can share the splits.
 
     A patch shares most of its numbers with its neighbours. Asynchronous copies find them in the L1
     cache only if they are of two numbers and not of four, which ``CACHED`` asks for: ``nothing`` is
@@ -134,12 +131,6 @@ def _convolve(
                 mask=(output < OUTPUTS)[None, :] & (term < LENGTH)[:, None],
                 other=0.0,
             )
-            if NORMALIZES:
-                known = term < LENGTH
-                factor = tl.load(factors + channel, mask=known, other=0.0)[None, :]
-                shift = tl.load(factors + CHANNELS + channel, mask=known, other=0.0)[None, :]
-                patches = patches * factor + shift
-                patches = tl.where(seen & ~(patches < 0), patches, 0.0)  # NaN stays
         else:
             seen = (inside[None, :, None] >> tap[:, None, :]) & 1 != 0
             patches = tl.load(
@@ -152,12 +143,6 @@ def _convolve(
                 mask=(output < OUTPUTS)[None, None, :] & (term < LENGTH)[:, :, None],
                 other=0.0,
             )
-            if NORMALIZES:
-                known = term < LENGTH
-                factor = tl.load(factors + channel, mask=known, other=0.0)[:, None, :]
-                shift = tl.load(factors + CHANNELS + channel, mask=known, other=0.0)[:, None, :]
-                patches = patches * factor + shift
-                patches = tl.where(seen & ~(patches < 0), patches, 0.0)
         total = tl.dot(patches, weights, total, input_precision="tf32")
     if SPLIT > 1:
         total = tl.sum(total, axis=0)
@@ -223,8 +208,8 @@ def begin_and_turn(
     own = tl.cdiv(count, PIXELS) * BLOCKS
     if program < own:
         _convolve(
-            *(program, x, weight, y, parts, None, count, nothing),
-            *(HEIGHT, WIDTH, CHANNELS, OUTPUTS, SIDE, STRIDE, False, W_BY_PIXEL, False),
+            *(program, x, weight, y, parts, count, nothing),
+            *(HEIGHT, WIDTH, CHANNELS, OUTPUTS, SIDE, STRIDE, False, W_BY_PIXEL),
             *(PIXELS, BLOCK, SPLIT, TERMS, CACHED),
         )
     else:
@@ -232,7 +217,7 @@ def begin_and_turn(
 
 
 @triton.jit(do_not_specialize=["nothing"])
-def convolve_plainly(
+def convolve(
     x,
     weight,
     y,
@@ -262,64 +247,16 @@ def convolve_plainly(
     own = tl.cdiv(count, PIXELS) * BLOCKS
     if program < own:
         _convolve(
-            *(program, x, weight, y, parts, None, count, nothing),
-            *(HEIGHT, WIDTH, CHANNELS, OUTPUTS, SIDE, STRIDE, True, W_BY_PIXEL, False),
+            *(program, x, weight, y, parts, count, nothing),
+            *(HEIGHT, WIDTH, CHANNELS, OUTPUTS, SIDE, STRIDE, True, W_BY_PIXEL),
             *(PIXELS, BLOCK, SPLIT, TERMS, CACHED),
         )
     elif SHORT:
         _convolve(
-            *(program - own, x, short_weight, short_y, short_parts, None, count, nothing),
-            *(HEIGHT, WIDTH, CHANNELS, OUTPUTS, 1, STRIDE, True, True, False),
+            *(program - own, x, short_weight, short_y, short_parts, count, nothing),
+            *(HEIGHT, WIDTH, CHANNELS, OUTPUTS, 1, STRIDE, True, True),
             *(PIXELS, BLOCK, SPLIT, TERMS, CACHED),
         )
-
-
-@triton.jit(do_not_specialize=["nothing"])
-def convolve_normalized(
-    x,
-    x_parts,
-    norm_weight,
-    norm_bias,
-    factors,
-    weight,
-    y,
-    parts,
-    count,
-    nothing,
-    eps,
-    HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    SIDE: tl.constexpr,
-    STRIDE: tl.constexpr,
-    W_BY_PIXEL: tl.constexpr,
-    PIXELS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SPLIT: tl.constexpr,
-    TERMS: tl.constexpr,
-    CACHED: tl.constexpr,
-    CHANNELS_ABOVE: tl.constexpr,
-    PARTS: tl.constexpr,
-    SHARE: tl.constexpr,
-):
-    """Convolve the results of a convolution, normalized and rectified.
-
-    All programs write the same ``factors``, and each reads what it has written itself.
-    """
-    channel = tl.arange(0, CHANNELS_ABOVE)
-    pixels = count * (STRIDE * STRIDE)
-    factor, shift = _normalizing(
-        *(x_parts, norm_weight, norm_bias, channel, pixels, eps, CHANNELS, PARTS, SHARE)
-    )
-    tl.store(factors + channel, factor, mask=channel < CHANNELS)
-    tl.store(factors + CHANNELS + channel, shift, mask=channel < CHANNELS)
-    tl.debug_barrier()
-    _convolve(
-        *(tl.program_id(0), x, weight, y, parts, factors, count, nothing),
-        *(HEIGHT, WIDTH, CHANNELS, OUTPUTS, SIDE, STRIDE, True, W_BY_PIXEL, True),
-        *(PIXELS, BLOCK, SPLIT, TERMS, CACHED),
-    )
 
 
 @triton.jit

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from ocar.lanes import Here, Lanes, beside
 from ocar.learners.context import Context
 from ocar.learners.guard.change import Change
 from ocar.learners.guard.kept import Kept
@@ -23,8 +22,8 @@ Verdict = Tensor | bool
 class BatchGuard(ABC):
     """The guard of one learner.
 
-    For each batch: :meth:`trust`, then :meth:`refuse`, or :meth:`begin`, :meth:`ready`, :meth:`ask`
-    and :meth:`settle` (or :meth:`take_back`), then :meth:`may_remember`.
+    For each batch: :meth:`trust`, then :meth:`refuse`, or :meth:`begin`, :meth:`ask` and
+    :meth:`settle` (or :meth:`take_back`), then :meth:`may_remember`.
 
     Args:
         settings: When to back off.
@@ -39,7 +38,6 @@ class BatchGuard(ABC):
         bound = settings.gaussian_kl if gaussian else settings.kl
         self.bound = bound if bounded else None
         self._change = Change(context)
-        self._keeping: Lanes | Here = Here()
         self._kept: Kept | TableKept | None = None
         self._warn_at = 1
 
@@ -65,22 +63,17 @@ class BatchGuard(ABC):
         """
 
     def begin(self, weights: Sequence[Tensor], others: Sequence[Tensor]) -> None:
-        """The steps on a batch begin; in a graph what is kept is copied beside what follows.
+        """The steps on a batch begin.
 
         Args:
             weights: What the steps change and may be shortened.
             others: What else they change and is to be as before if the batch is skipped.
         """
-        self._keeping = beside(self.context.device)
-        self._keeping.start(1, lambda: self._keep(weights, others))
+        self._kept = self._keep(weights, others)
         self._change.forget()
 
-    def _keep(self, weights: Sequence[Tensor], others: Sequence[Tensor]) -> None:
-        self._kept = Kept(weights, others)
-
-    def ready(self) -> None:
-        """What is kept is about to be changed: the first forward pass changes statistics."""
-        self._keeping.join()
+    def _keep(self, weights: Sequence[Tensor], others: Sequence[Tensor]) -> Kept | TableKept:
+        return Kept(weights, others)
 
     def ask(self, step: Step, outputs: Tensor | None) -> None:
         """The first forward pass on a batch is done; see :meth:`Change.ask`."""

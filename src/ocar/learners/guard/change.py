@@ -12,6 +12,7 @@ from torch.nn import functional
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
+from ocar.lanes import Here, Lanes, beside
 from ocar.learners.context import Context
 from ocar.learners.objective import Step
 from ocar.models.head import mask_logits
@@ -35,6 +36,7 @@ class Change:
         self._asks_quietly = any(isinstance(m, _DropoutNd) for m in modules)
         self._coupled = any(isinstance(m, _BatchNorm) for m in modules)
         self._asked: tuple[Step, Tensor] | None = None
+        self._asking: Lanes | Here = Here()
         self._in_few_kernels: MeasuredResNet | None = None
         self._looked = False
 
@@ -53,7 +55,10 @@ class Change:
             return
         if self._asks_quietly:
             outputs = self._outputs(step)
-        self._asked = step, self._predictions(step, outputs.detach())
+        answers = outputs.detach()
+        self._asking = beside(self.context.device)
+        before = self._asking.start(1, lambda: self._predictions(step, answers), keep=answers)
+        self._asked = step, before
 
     def divergence(self) -> Tensor | None:
         """The mean of :meth:`divergences`; None if nothing was asked."""
@@ -66,6 +71,7 @@ class Change:
         if self._asked is None:
             return None
         step, before = self._asked
+        self._asking.join()
         found = self._measure(step, before)
         if found is not None:
             return found

@@ -12,7 +12,7 @@ from ocar.learners.context import Context
 from ocar.learners.guard.base import BatchGuard, Verdict
 from ocar.learners.guard.kept import Kept
 from ocar.learners.guard.settings import Guard, GuardCounts
-from ocar.learners.guard.settling import TableKept, Tables
+from ocar.learners.guard.settling import TableKept, Tables, remembers
 
 
 class DeviceGuard(BatchGuard):
@@ -35,7 +35,7 @@ class DeviceGuard(BatchGuard):
             self._bound = torch.tensor(self.bound, dtype=torch.float32, device=context.device)
         self._yes = torch.ones((), dtype=torch.bool, device=context.device)
         self._accepted = self._yes.clone()
-        self._is_copies = ~self._yes
+        self._new: Tensor | None = None
         self._skipped = 0
         self._tables = Tables(context.device)
 
@@ -47,10 +47,7 @@ class DeviceGuard(BatchGuard):
     @torch.no_grad()
     def trust(self, x: Tensor) -> Tensor:
         """Whether the inputs of a new batch are of a sane size."""
-        if not self.settings.copies and len(x) > 1:
-            self._is_copies = (x == x[:1]).all()
-        else:
-            self._is_copies = ~self._yes
+        self._new = x
         if self.settings.scale is None or not x.is_floating_point():  # 8 bits have one scale
             return self._yes
         square = self.context.normalize(x).square().mean(dtype=torch.float64)
@@ -67,8 +64,8 @@ class DeviceGuard(BatchGuard):
         self._accepted.copy_(trusted)
         self._counts[1] += ~trusted
 
-    def _keep(self, weights: Sequence[Tensor], others: Sequence[Tensor]) -> None:
-        self._kept = self._tables.keep(weights, others)
+    def _keep(self, weights: Sequence[Tensor], others: Sequence[Tensor]) -> Kept | TableKept:
+        return self._tables.keep(weights, others)
 
     @torch.no_grad()
     def settle(self, loss: Tensor, trusted: Tensor) -> None:
@@ -123,8 +120,17 @@ class DeviceGuard(BatchGuard):
     @torch.no_grad()
     def may_remember(self, accepted: Verdict) -> Tensor:
         """Whether the batch that :meth:`trust` saw last is worth a place in the memory."""
-        self._counts[3] += self._is_copies & accepted
-        return ~self._is_copies & accepted
+        assert isinstance(accepted, Tensor)
+        assert self._new is not None
+        x, self._new = self._new, None
+        if self.settings.copies or len(x) < 2:
+            return accepted
+        found = remembers(x, accepted, self._counts)
+        if found is not None:
+            return found
+        is_copies = (x == x[:1]).all()
+        self._counts[3] += is_copies & accepted
+        return ~is_copies & accepted
 
     def counts(self) -> GuardCounts:
         """What was done so far; this waits for the device."""

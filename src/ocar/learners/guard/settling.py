@@ -23,6 +23,7 @@ _PIECE = 2048  # numbers that a program takes at a time
 _MOST = 2**13  # pieces that one program can add up
 _PROGRAMS = 264  # that share what is to be put back, if anything is
 _ALIGNMENT = 16  # bytes
+_BATCH = 2**16  # numbers of a batch that one program looks through
 
 
 class Tables:
@@ -61,6 +62,29 @@ class Tables:
         if not 0 < len(table.rows) <= _MOST or not compiles(table.rehearse, "What the guard keeps"):
             return None
         return table
+
+
+def remembers(x: Tensor, accepted: Tensor, counts: Tensor) -> Tensor | None:
+    """Whether a batch is worth a place in the memory, by one kernel if there is one for it.
+
+    Args:
+        x: Its samples.
+        accepted: Whether it was not skipped, a scalar.
+        counts: Of batches by kind; if it is copies of one sample that is counted.
+    """
+    plain = x.is_contiguous() and x.dtype in (torch.uint8, torch.float32, torch.float64)
+    small = plain and x.is_cuda and 0 < x.numel() <= _BATCH
+    compiled = kernels("ocar.learners.guard.settling_kernels") if small else None
+    if compiled is None:
+        return None
+    remembered = torch.empty_like(accepted)
+    with torch.cuda.device_of(x):
+        compiled.look_for_copies[(1,)](
+            *(x, accepted, counts, remembered, x.numel() // len(x), x.numel()),
+            BLOCK=_PIECE,
+            num_warps=8,
+        )
+    return remembered
 
 
 class _Table:

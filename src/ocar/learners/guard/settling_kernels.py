@@ -105,3 +105,23 @@ def put_back(table, kept, accepted, share, pieces, BLOCK: tl.constexpr, ALIGNED:
             less = tl.where(part < 0.5, old + part * way, new - way * (1.0 - part))
             value = tl.where((shortens != 0) & (part < 1.0), less, new)
             tl.store(piece + inside, tl.where(accept, value, old), mask=there)
+
+
+@triton.jit(do_not_specialize=["size", "total"])
+def look_for_copies(x, accepted, counts, remembered, size, total, BLOCK: tl.constexpr):
+    """Whether a batch is worth a place in the memory, and count it if it is copies of one sample.
+
+    By one program: each of the ``total`` numbers is held against that of the first sample, which
+    has ``size`` of them.
+    """
+    others = tl.zeros((BLOCK,), tl.int32)
+    for start in range(size, total, BLOCK):
+        inside = start + tl.arange(0, BLOCK)
+        there = inside < total
+        one = tl.load(x + inside, mask=there, other=0)
+        first = tl.load(x + inside % size, mask=there, other=0)
+        others += (there & (one != first)).to(tl.int32)
+    copies = (tl.sum(others, axis=0) == 0) & (total > size)
+    accept = tl.load(accepted) != 0
+    tl.store(remembered, accept & ~copies)
+    tl.store(counts + 3, tl.load(counts + 3) + (accept & copies).to(tl.int64))
