@@ -680,3 +680,11 @@ def test_a_memory_on_a_device_agrees_with_one_on_the_host(kind: str) -> None:
         host.set_extras(host.draw(1), {"logits": extras["logits"][:1]})
         assert torch.equal(batch.x.cpu(), host.sample(4).x)
         assert_same(device.state_dict(), host.state_dict())
+        before = {name: column.clone() for name, column in device._columns.items()}
+        refused = {"logits": moved["logits"] + 1}
+        device.add(
+            x_moved + 1, y_moved, refused, labels=y.tolist(), accepted=torch.tensor(False).cuda()
+        )
+        assert_same(device._columns, before)
+        host.add(x, y, extras)  # takes the same slots, and draws as often
+        device._columns = {name: column.cuda() for name, column in host._columns.items()}

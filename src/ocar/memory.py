@@ -20,8 +20,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ocar.compiled import kernels
 from ocar.errors import CheckpointError, ConfigError, InputError
 from ocar.rng import make_generator
+
+_WRITTEN = torch.uint8, torch.int64, torch.float32, torch.float64  # types that a kernel writes
+_BLOCK = 1024  # numbers that a program of it writes
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,10 +134,13 @@ class Memory(ABC):
         self._labels[slots] = np.array(host)[rows]
         if freed or len(self) < self.capacity:
             self._slots = torch.from_numpy(np.flatnonzero(self._labels >= 0))
-        pick, devices = torch.from_numpy(rows), {column.device for column in columns.values()}
+        places = torch.from_numpy(np.stack([slots, rows]))
+        if self._write_rows(places, columns, accepted):
+            return
+        pick, devices = places[1], {column.device for column in columns.values()}
         picks = {device: pick.to(device, non_blocking=True) for device in devices}
         chosen = {k: c.detach().index_select(0, picks[c.device]) for k, c in columns.items()}
-        self._write(torch.from_numpy(slots), chosen, accepted)
+        self._write(places[0], chosen, accepted)
 
     def reconcile(self) -> None:
         """Learns which labels the slots really hold, where some samples were not accepted.
@@ -286,6 +293,31 @@ class Memory(ABC):
         """The state without the columns."""
         numbers = {"capacity": torch.tensor(self.capacity), "seen": torch.tensor(self.seen)}
         return numbers | {"generator": self._generator.get_state()}
+
+    def _write_rows(
+        self, places: Tensor, columns: Mapping[str, Tensor], accepted: Tensor | None
+    ) -> bool:
+        """Write rows of a batch by one kernel a column, if there is one for all of them.
+
+        Args:
+            places: Slots, and below them the rows of the batch that go there, on the host.
+            columns: The batch.
+            accepted: As for :meth:`add`.
+        """
+        known = self.device.type == "cuda" and all(c.dtype in _WRITTEN for c in columns.values())
+        compiled = kernels("ocar.memory_kernels") if known else None
+        if compiled is None:
+            return False
+        where, count = places.to(self.device, non_blocking=True), places.shape[1]
+        for name, given in columns.items():
+            column = self._columns[name]
+            batch = given.detach().to(self.device, non_blocking=True).contiguous()
+            size = column[0].numel()
+            with torch.cuda.device_of(column):
+                compiled.write_rows[count, -(-size // _BLOCK)](
+                    batch, column, where, accepted, count, SIZE=size, BLOCK=_BLOCK
+                )
+        return True
 
     def _write(
         self, slots: Tensor, items: Mapping[str, Tensor], accepted: Tensor | None = None

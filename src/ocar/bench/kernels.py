@@ -51,6 +51,7 @@ OWN = {
     "join": "batch norm",
     "answer": "elementwise and sums",
     "keep": "copies",
+    "write_rows": "copies",
     "put_back": "copies",
     "sum_up": "elementwise and sums",
     "decide": "elementwise and sums",
