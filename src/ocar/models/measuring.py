@@ -58,9 +58,6 @@ class Tile:
     stages: int
     """How many times that many terms are on their way from memory."""
 
-    cached: bool = False
-    """Whether what neighbours share is looked for in the L1 cache, half as much at a time."""
-
 
 def tile(count: int, outputs: int) -> Tile:
     """How to share out a convolution, to about a hundred programs.
@@ -272,7 +269,7 @@ class MeasuredResNet:
         self._launch(
             "begin_and_turn",
             (programs + len(table),),
-            *(x, conv.weight, result.y, result.parts, table, turned, result.count, 0),
+            *(x, conv.weight, result.y, result.parts, table, turned, result.count),
             HEIGHT=height,
             WIDTH=width,
             PIECE=_PIECE,
@@ -320,7 +317,7 @@ class MeasuredResNet:
             "convolve",
             (programs * (1 if short is None else 2),),
             *(x, own, result.y, result.parts, weight, beside.y, beside.parts),
-            *(result.count, 0),
+            result.count,
             HEIGHT=height,
             WIDTH=width,
             SHORT=short is not None,
@@ -365,7 +362,6 @@ def _result(
         "BLOCK": own.block,
         "SPLIT": own.split,
         "TERMS": own.terms,
-        "CACHED": own.cached,
         "num_warps": own.warps,
         "num_stages": own.stages,
     }

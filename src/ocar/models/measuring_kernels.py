@@ -54,7 +54,6 @@ def _convolve(
     y,
     parts,
     count,
-    nothing,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -67,15 +66,10 @@ def _convolve(
     BLOCK: tl.constexpr,
     SPLIT: tl.constexpr,
     TERMS: tl.constexpr,
-    CACHED: tl.constexpr,
 ):
     """One program's part of a convolution: ``PIXELS`` of the ``count`` results, ``BLOCK`` channels.
 
     It adds up ``SPLIT · TERMS`` terms at a time; several warps can share the splits.
-
-    A patch shares most of its numbers with its neighbours. Asynchronous copies find them in the L1
-    cache only if they are of two numbers and not of four, which ``CACHED`` asks for: ``nothing`` is
-    0, but that is not known when this is compiled.
     """
     PADDING: tl.constexpr = SIDE // 2
     TAPS: tl.constexpr = SIDE * SIDE
@@ -96,8 +90,6 @@ def _convolve(
     top = (line - image * DOWN) * STRIDE - PADDING
     left = (pixel - line * ACROSS) * STRIDE - PADDING
     corner = image * (HEIGHT * WIDTH * CHANNELS) + (top * WIDTH + left) * X_PIXEL
-    if CACHED:
-        corner += 2 * nothing
     # Which places of the kernel are inside the image, a bit each.
     inside = tl.zeros((PIXELS,), tl.int32)
     for number in tl.static_range(TAPS):
@@ -173,7 +165,7 @@ def _turn(table, number, turned, PIECE: tl.constexpr):
     tl.store(turned + start + inside, value, mask=inside < size)
 
 
-@triton.jit(do_not_specialize=["nothing"])
+@triton.jit
 def begin_and_turn(
     x,
     weight,
@@ -182,7 +174,6 @@ def begin_and_turn(
     table,
     turned,
     count,
-    nothing,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -194,7 +185,6 @@ def begin_and_turn(
     BLOCK: tl.constexpr,
     SPLIT: tl.constexpr,
     TERMS: tl.constexpr,
-    CACHED: tl.constexpr,
     PIECE: tl.constexpr,
 ):
     """The first convolution; the other programs lay the weights of later ones pixel by pixel.
@@ -208,15 +198,15 @@ def begin_and_turn(
     own = tl.cdiv(count, PIXELS) * BLOCKS
     if program < own:
         _convolve(
-            *(program, x, weight, y, parts, count, nothing),
+            *(program, x, weight, y, parts, count),
             *(HEIGHT, WIDTH, CHANNELS, OUTPUTS, SIDE, STRIDE, False, W_BY_PIXEL),
-            *(PIXELS, BLOCK, SPLIT, TERMS, CACHED),
+            *(PIXELS, BLOCK, SPLIT, TERMS),
         )
     else:
         _turn(table, program - own, turned, PIECE)
 
 
-@triton.jit(do_not_specialize=["nothing"])
+@triton.jit
 def convolve(
     x,
     weight,
@@ -226,7 +216,6 @@ def convolve(
     short_y,
     short_parts,
     count,
-    nothing,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
     CHANNELS: tl.constexpr,
@@ -238,7 +227,6 @@ def convolve(
     BLOCK: tl.constexpr,
     SPLIT: tl.constexpr,
     TERMS: tl.constexpr,
-    CACHED: tl.constexpr,
     SHORT: tl.constexpr,
 ):
     """Convolve images; with ``SHORT`` the second half of the programs does so with 1×1 kernels."""
@@ -247,15 +235,15 @@ def convolve(
     own = tl.cdiv(count, PIXELS) * BLOCKS
     if program < own:
         _convolve(
-            *(program, x, weight, y, parts, count, nothing),
+            *(program, x, weight, y, parts, count),
             *(HEIGHT, WIDTH, CHANNELS, OUTPUTS, SIDE, STRIDE, True, W_BY_PIXEL),
-            *(PIXELS, BLOCK, SPLIT, TERMS, CACHED),
+            *(PIXELS, BLOCK, SPLIT, TERMS),
         )
     elif SHORT:
         _convolve(
-            *(program - own, x, short_weight, short_y, short_parts, count, nothing),
+            *(program - own, x, short_weight, short_y, short_parts, count),
             *(HEIGHT, WIDTH, CHANNELS, OUTPUTS, 1, STRIDE, True, True),
-            *(PIXELS, BLOCK, SPLIT, TERMS, CACHED),
+            *(PIXELS, BLOCK, SPLIT, TERMS),
         )
 
 
