@@ -134,10 +134,10 @@ def test_another_size_later(device: torch.device) -> None:
 
 
 def test_what_does_not_fit_is_left_alone(device: torch.device) -> None:
-    layers = Layers(
-        nn.Sequential(conv(3, 5), conv(5, 7)).to(device), torch.rand(4, 3, 8, 8).to(device)
-    )
-    add, (one, other) = layers.gradients.add, layers.seen
+    model = nn.Sequential(conv(3, 5), conv(5, 7), conv(7, 7)).to(device)
+    layers = Layers(model, torch.rand(4, 3, 8, 8).to(device))
+    add, (first, one, other) = layers.gradients.add, layers.seen
+    assert len(add(first, *layers.seen[first], layers.fail)) == 1  # it waits for no other
     (x, g), seen = layers.seen[one], layers.seen[other]
     assert add(other, *seen, layers.fail) == []
     assert add(other, *seen, layers.fail) == [layers.fail]  # twice
