@@ -142,8 +142,13 @@ def test_a_row_is_of_the_published_settings_and_the_most_seeds(tmp_path: Path) -
     assert row.cells["acc"].ours == Spread(mean=pytest.approx(40.0), std=0.0, count=2)
     assert row.seeds == (0, 1)
     assert {tuple(group.changed) for group in row.left_out} == {("fisher",), ("max_tasks",), ()}
+    # An estimate of the same Fisher stands for it where there is no other.
     alone = next(row for row in table1(others[:-1]).rows if row.method == "ocar")
-    assert (alone.hash, alone.seeds, len(alone.left_out)) == (None, (), 2)
+    assert (alone.settings, len(alone.seeds), len(alone.left_out)) == ({"fisher": "exact"}, 9, 1)
+    for root in ("sampled(1)", "sketched(4, independent)", "empirical"):
+        other = table1(runs("ocar", 0.5, 3, fisher=root))
+        row = next(row for row in other.rows if row.method == "ocar")
+        assert (row.hash, row.seeds, len(row.left_out)) == (None, (), 1)
 
 
 def test_where_no_settings_were_published_any_count(tmp_path: Path) -> None:

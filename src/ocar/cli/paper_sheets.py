@@ -129,11 +129,8 @@ def verdict_text(verdict: Verdict, *, others: str = "every baseline", of: str | 
 
 
 def _choice_notes(rows: Sequence[Row]) -> list[str]:
-    chosen = [
-        f"{row.method} ({', '.join(f'{name}={value}' for name, value in row.settings.items())})"
-        for row in rows
-        if row.settings
-    ]
+    ours = [row for row in rows if row.settings.keys() - {"fisher"}]
+    roots = [row for row in rows if row.settings and row not in ours]
     left_out = [group for row in rows for group in row.left_out]
     others = [
         f"{describe(group)} {group.hash} with {seeds_text(group)} finished"
@@ -142,8 +139,10 @@ def _choice_notes(rows: Sequence[Row]) -> list[str]:
     ]
     parts = sum(group.is_part for group in left_out)
     notes = []
-    if chosen:
-        notes.append(f"No settings were published for these; ours are: {', '.join(chosen)}.")
+    if ours:
+        notes.append(f"No settings were published for these; ours are: {_settings(ours)}.")
+    if roots:
+        notes.append(f"With another root of the Fisher than by default: {_settings(roots)}.")
     if others:
         notes.append(
             "Left out, since of other settings than the published or of fewer seeds: "
@@ -152,6 +151,12 @@ def _choice_notes(rows: Sequence[Row]) -> list[str]:
     if parts:
         notes.append(f"Left out, since of a part of the stream: {parts} configuration(s).")
     return notes
+
+
+def _settings(rows: Sequence[Row]) -> str:
+    """Methods with what they were given."""
+    given = (", ".join(f"{name}={value}" for name, value in row.settings.items()) for row in rows)
+    return ", ".join(f"{row.method} ({text})" for row, text in zip(rows, given, strict=True))
 
 
 def command_notes(commands: Sequence[Command]) -> list[str]:
