@@ -20,7 +20,6 @@ from ocar.experiment.config import RunConfig
 from ocar.experiment.determinism import deterministic_algorithms
 from ocar.experiment.events import AlreadyFinished, RunEvent
 from ocar.experiment.executors.base import never
-from ocar.experiment.libraries import loading_libraries
 from ocar.experiment.parts import limited_threads, make_config_learner, make_config_stream
 from ocar.experiment.session import Session
 from ocar.runs import Run, RunFolder, describe_process, read_run
@@ -98,11 +97,9 @@ def run_events(
 
 def _make_session(config: RunConfig, folder: RunFolder, device: torch.device) -> Session:
     regression = get_benchmark(config.benchmark).kind == "regression"
-    with loading_libraries(device):
-        stream = make_config_stream(config, device)
     return Session(
         folder,
-        stream=stream,
+        stream=make_config_stream(config, device),
         learner=make_config_learner(config, device),
         every=config.interval,
         online=config.online,

@@ -27,8 +27,7 @@ FIRST = RECORDING
 AFTER = BESIDE + 1
 """Priority of what may take longer, such as an evaluation beside the learning."""
 
-ALONE = threading.Lock()
-"""Held while a graph is recorded, or anything is begun that must not be meanwhile."""
+_ALONE = threading.Lock()
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +100,7 @@ class Captured:
         if graph is None:
             # One at a time in a process: libraries do not like to be begun by several threads,
             # nor to be while a graph is recorded.
-            with ALONE:
+            with _ALONE:
                 if shape in self._seen:
                     graph = self._record(shape, tensors, key)
                 self._seen.add(shape)
@@ -159,7 +158,7 @@ class Captured:
 def release_memory(device: torch.device) -> None:
     """Give back memory that is not used; that of graphs that are gone is not used again."""
     if device.type == "cuda":
-        with ALONE:
+        with _ALONE:
             torch.cuda.empty_cache()
 
 
