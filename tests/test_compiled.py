@@ -27,7 +27,7 @@ def test_where_nothing_can_be_compiled_it_is_said_once(monkeypatch: pytest.Monke
     monkeypatch.setattr(torch, "empty", empty)
     compiled._compiles.cache_clear()
     try:
-        with pytest.warns(UserWarning, match=r"cannot compile one: Failed to find C compiler\.$"):
+        with pytest.warns(UserWarning, match=r"cannot compile ours: Failed to find C compiler\.$"):
             assert not compiled._compiles()
         assert not compiled._compiles()
     finally:

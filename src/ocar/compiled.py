@@ -33,16 +33,7 @@ def _compiles() -> bool:
         trial = importlib.import_module("ocar.compiled_trial")
     except ImportError:
         return False
-    try:
-        trial.fill[(1,)](torch.empty(1, device="cuda"), 1)
-    except Exception as error:  # noqa: BLE001 (a missing compiler shows in many ways)
-        reason = str(error).strip().partition("\n")[0]
-        warnings.warn(
-            f"Steps take more kernels, more slowly: Triton cannot compile one: {reason}",
-            stacklevel=2,
-        )
-        return False
-    return True
+    return compiles(lambda: trial.fill[(1,)](torch.empty(1, device="cuda"), 1), "Steps")
 
 
 def compiles(job: Callable[[], object], about: str) -> bool:

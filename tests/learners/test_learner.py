@@ -15,6 +15,7 @@ from toys import assert_same, convnet, everything, images, mlp, seeded, vectors
 import ocar
 from ocar.errors import CheckpointError, ConfigError, InputError, ModelError
 from ocar.learners import PRESETS
+from ocar.learners.base import train_mode_
 from ocar.learners.registry import preset_settings
 
 SETTINGS = {"er": {"lr": 0.1}, "ocar": {"lr": 0.02, "tau_step": 1e-6, "ema": 0.2}}
@@ -309,3 +310,15 @@ def test_the_classes_of_a_stretch_are_estimated_on_split_cifar100(seed: int) -> 
             assert abs(transform.classes_in_stretch - 5) <= 1
             checked += 1
     assert checked == 20 * (237 - 19)
+
+
+def test_train_mode_is_set_for_every_layer_but_frozen_norms() -> None:
+    frozen = nn.BatchNorm1d(3)
+    frozen.weight.requires_grad_(False)
+    model = nn.Sequential(nn.Linear(3, 3), frozen, nn.BatchNorm1d(3), nn.Dropout())
+    for spoiled in ([], [model], [model[0]], [model[2]], [frozen], [frozen, model[3]]):
+        train_mode_(model)
+        for module in spoiled:
+            module.train(not module.training)
+        train_mode_(model)
+        assert [m.training for m in model.modules()] == [True, True, False, True, True]
