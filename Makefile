@@ -115,7 +115,7 @@ browser: venv  ## a Chromium for the tests of the HTML report, if the system has
 		echo "No Chromium could be installed: the tests that need one skip."
 
 bench: venv  ## measure the speed, as ratios: some minutes on a CPU
-	$(BIN)/ocar bench
+	$(BIN)/python -m benchmarks
 
 dist: venv  ## build sdist and wheel, and try the wheel in an empty environment
 	rm -rf dist

@@ -30,10 +30,10 @@ from torch import Tensor
 
 import ocar
 from ocar.evaluate import Finished
-from ocar.learners.base import Report
-from ocar.learners.methods.ocar import OCARSettings
-from ocar.learners.registry import make_settings, preset_settings
-from ocar.learners.settings import LearnerSettings
+from ocar.learner import Report
+from ocar.methods.ocar import OCARSettings
+from ocar.methods.registry import make_settings, preset_settings
+from ocar.methods.settings import LearnerSettings
 from ocar.streams.benchmark import Benchmark
 from ocar.streams.benchmarks import get_benchmark
 

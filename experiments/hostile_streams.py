@@ -26,13 +26,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ocar.learners import Learner, make_learner
-from ocar.learners.guard import Guard, GuardWarning
-from ocar.learners.registry import preset_settings
+from ocar.guard import Guard, GuardWarning
+from ocar.learner import Learner
+from ocar.methods.registry import make_learner, preset_settings
 from ocar.metrics import mean_interval
 from ocar.models import make_model
-from ocar.runs import describe_process
 from ocar.streams.benchmarks import make_stream
+from ocar_lab.runs import describe_process
 
 BENCHMARK = "split-digits"
 RESULTS = Path(__file__).parents[1] / "results" / "reliability" / "hostile-streams.json"

@@ -32,11 +32,11 @@ from torch import nn
 
 import ocar
 from ocar import metrics
-from ocar.events import Finished, Summary
-from ocar.experiment import Recorded, Saved, Session
-from ocar.runs import RunFolder
-from ocar.runs.provenance import describe_device, now, versions
+from ocar.evaluate.events import Finished, Summary
 from ocar.streams.base import Labelled, StreamBatch, check_task, read_position
+from ocar_lab.experiment import Recorded, Saved, Session
+from ocar_lab.runs import RunFolder
+from ocar_lab.runs.provenance import describe_device, now, versions
 
 CLASSES, PRESENT, FEATURES, BATCH, TASKS = 8, 3, 8, 10, 4
 STAY = 500

@@ -25,9 +25,9 @@ from typing import Any
 import numpy as np
 
 from ocar.evaluate import summarize
-from ocar.events import Counts, Evaluated, Finished
-from ocar.runs.folder import CONFIG, METRICS, STATUS
-from ocar.runs.records import evaluation_record, result_record, to_line
+from ocar.evaluate.events import Counts, Evaluated, Finished
+from ocar_lab.runs.folder import CONFIG, METRICS, STATUS
+from ocar_lab.runs.records import evaluation_record, result_record, to_line
 
 BENCHMARK = "split-cifar100"
 SIZE = 250
@@ -115,7 +115,7 @@ def measure(root: Path, *, repeats: int) -> None:
     print(f"{'command':18s} {'user+sys s':>10s} {'wall s':>7s} {'memory MiB':>10s}")
     for _ in range(repeats):
         for title, words in COMMANDS.items():
-            used, wall, memory = _run([sys.executable, "-m", "ocar", *words, str(root)])
+            used, wall, memory = _run([sys.executable, "-m", "ocar_lab", *words, str(root)])
             print(f"{title:18s} {used:10.2f} {wall:7.2f} {memory:10.0f}", flush=True)
 
 

@@ -21,8 +21,8 @@ import torch
 
 import ocar
 from ocar.errors import NumericalError
-from ocar.learners.registry import preset_settings
-from ocar.runs import describe_process
+from ocar.methods.registry import preset_settings
+from ocar_lab.runs import describe_process
 
 BENCHMARK = "split-digits"
 OUT = Path("results/pictures/digits.json")

@@ -15,9 +15,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
-from ocar.events import Evaluated
+from ocar.evaluate.events import Evaluated
 from ocar.metrics.running import Worst, compute_worst_case, update_worst_case
-from ocar.runs.reading import Run, find_runs
+from ocar_lab.runs.reading import Run, find_runs
 
 INTERVALS = (1, 2, 5, 10, 20, 50, 100, 0)
 

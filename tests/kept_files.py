@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ocar.runs import KeptRun, read_result
-from ocar.runs.results import FORMAT, VERSION, identity_hash
+from ocar_lab.runs import KeptRun, read_result
+from ocar_lab.runs.results import FORMAT, VERSION, identity_hash
 
 
 def write_kept(

@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from ocar.experiment import RunConfig
-from ocar.runs.folder import CHECKPOINT, METRICS
 from ocar.state import load_state
+from ocar_lab.experiment import RunConfig
+from ocar_lab.runs.folder import CHECKPOINT, METRICS
 
 
 def small(**values: Any) -> RunConfig:

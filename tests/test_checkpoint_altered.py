@@ -13,9 +13,10 @@ from stored_runs import assert_same_run, small
 from torch import nn
 
 import ocar
+import ocar_lab
 from ocar.errors import CheckpointError, CheckpointWarning, NumericalError
-from ocar.runs.folder import CHECKPOINT
 from ocar.state import load_state, previous, save_state, seal
+from ocar_lab.runs.folder import CHECKPOINT
 
 TENSORS = {"a": torch.arange(6).view(2, 3), "b.c": torch.tensor([1.5, -2.0], dtype=torch.float64)}
 VALUES = {"text": "ü", "list": [1, None, 2.5]}
@@ -188,14 +189,14 @@ def test_the_good_one_outlives_the_damaged_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["cut", "altered"])
 def test_a_run_goes_on_from_the_checkpoint_before(tmp_path: Path, how: str) -> None:
     config = small(checkpoint_every=5, max_batches=30, probe=False)
-    whole = ocar.run(config, out=tmp_path / "whole")
+    whole = ocar_lab.run(config, out=tmp_path / "whole")
     left = iter([False] * 17)
-    path = ocar.run(config, out=tmp_path / "part", stop=lambda: next(left, True)).path
+    path = ocar_lab.run(config, out=tmp_path / "part", stop=lambda: next(left, True)).path
     newest = load_state(path / CHECKPOINT)[1]["position"]
     before = load_state(previous(path / CHECKPOINT))[1]["position"]
     assert before < newest
     spoil(path / CHECKPOINT, how)
     with pytest.warns(CheckpointWarning, match="was used"):
-        run = ocar.run(config, out=tmp_path / "part")
+        run = ocar_lab.run(config, out=tmp_path / "part")
     assert run.status["sessions"][-1]["batch"] == before
     assert_same_run(whole.path, run.path)

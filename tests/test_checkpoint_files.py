@@ -10,10 +10,11 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from ocar.augment.images import CropFlip, Normalize
 from ocar.config import from_plain, to_plain
 from ocar.errors import CheckpointError, ConfigError
-from ocar.images import CropFlip, Normalize
-from ocar.learners import ERSettings, OCARSettings
+from ocar.methods.er import ERSettings
+from ocar.methods.ocar import OCARSettings
 from ocar.state import check_names, load_state, save_state
 
 TENSORS = {"a": torch.arange(6).view(2, 3), "b.c": torch.tensor(1.5, dtype=torch.float64)}

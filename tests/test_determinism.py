@@ -16,12 +16,13 @@ from stored_runs import assert_same_run, records, small
 from torch import Tensor
 
 import ocar
-from ocar.experiment import Ended, Job, RunConfig, run_many
-from ocar.experiment.determinism import deterministic_algorithms
-from ocar.learners import METHODS
-from ocar.runs.folder import CHECKPOINT
+import ocar_lab
+from ocar.methods.registry import METHODS
 from ocar.state import load_state, without_prefix
 from ocar.streams.benchmarks import make_stream
+from ocar_lab.experiment import Ended, Job, RunConfig, run_many
+from ocar_lab.experiment.determinism import deterministic_algorithms
+from ocar_lab.runs.folder import CHECKPOINT
 
 QUICK: dict[str, dict[str, Any]] = {"gdumb": {"epochs": 2}}
 
@@ -47,7 +48,7 @@ def do_all(out: Path, *, workers: int, seed: int = 0) -> Path:
 
 def test_twice_the_same(alone: Path, tmp_path: Path) -> None:
     for method in METHODS:
-        again = ocar.run(config(method), out=tmp_path)
+        again = ocar_lab.run(config(method), out=tmp_path)
         assert_same_run(alone / config(method).folder(), again.path)
 
 
@@ -129,18 +130,18 @@ for name in ocar.__all__:
     getattr(ocar, name)
     check(f"ocar.{name}")
 for module in pkgutil.walk_packages(ocar.__path__, "ocar."):
-    if module.name != "ocar.__main__":
+    if module.name != "ocar_lab.__main__":
         with contextlib.suppress(ImportError):
             importlib.import_module(module.name)
         check(f"import {module.name}")
 
 from ocar.augment import ColorJitter, Grey, HorizontalFlip, ResizedCrop
-from ocar.experiment import Job, run_many
-from ocar.learners import METHODS
+from ocar_lab.experiment import Job, run_many
+from ocar.methods.registry import METHODS
 from ocar.models import MODELS
-from ocar.probe import probe_stream
+from ocar.evaluate.probe import probe_stream
 from ocar.rng import make_generator
-from ocar.runs import find_runs
+from ocar_lab.runs import find_runs
 from ocar.streams.benchmarks import BENCHMARKS
 
 def model():
@@ -197,11 +198,11 @@ with tempfile.TemporaryDirectory() as folder:
     ocar.ER(model(), lr=0.1).learn(*batches[0])
     ocar.OCAR(model(), lr=0.1, tau_step=1e-6, ema=0.1).learn(*batches[0])
     check("ER, OCAR")
-    config = ocar.RunConfig(benchmark="split-digits", method="ocar", max_batches=4, device="cpu")
+    config = ocar_lab.RunConfig(benchmark="split-digits", method="ocar", max_batches=4, device="cpu")
     for _ in zip(ocar.evaluate(learner, stream), range(2)):
         pass
     check("evaluate")
-    ocar.run(config, out=out / "runs")
+    ocar_lab.run(config, out=out / "runs")
     check("run, with a probe")
     list(run_many([Job(config=config, out=out / "runs"), Job(config=config, out=out / "other")]))
     find_runs(out)
@@ -209,7 +210,7 @@ with tempfile.TemporaryDirectory() as folder:
     # Where it is imported, rich draws a number, and the command line is a process of its own.
     import rich.style
     before = states()
-    from ocar.cli import main
+    from ocar_lab.cli import main
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         command = ["run", "split-digits", "er", "--max-batches", "3", "--out", str(out / "cli")]
         for arguments in (["methods"], ["benchmarks"], ["show", str(out / "runs")], command):
@@ -235,9 +236,9 @@ def test_the_switch_is_on_inside_and_as_before_outside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    usual = ocar.run(config("ocar"), out=tmp_path / "usual")
+    usual = ocar_lab.run(config("ocar"), out=tmp_path / "usual")
     seen = set()
-    switched = ocar.run(
+    switched = ocar_lab.run(
         replace(config("ocar"), deterministic=True),
         out=tmp_path / "switched",
         listen=lambda _: seen.add(torch.are_deterministic_algorithms_enabled()),
@@ -263,5 +264,7 @@ def test_it_is_on_as_long_as_anyone_is_inside() -> None:
 @pytest.mark.parametrize("method", ["er", "ocar"])
 def test_twice_the_same_on_a_gpu(method: str, tmp_path: Path) -> None:
     values = {"max_batches": 40, "device": "cuda", "deterministic": True}
-    runs = [ocar.run(replace(config(method), **values), out=tmp_path / name) for name in ("a", "b")]
+    runs = [
+        ocar_lab.run(replace(config(method), **values), out=tmp_path / name) for name in ("a", "b")
+    ]
     assert_same_run(*(run.path for run in runs))

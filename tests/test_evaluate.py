@@ -22,7 +22,7 @@ from ocar.evaluate import (
     evaluate,
     summarize,
 )
-from ocar.probe import probe_stream
+from ocar.evaluate.probe import probe_stream
 from ocar.streams import ClassIncremental, ConvexStream, IterableStream
 
 

@@ -27,6 +27,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import ocar
+from ocar.augment.images import CropFlip, Normalize
 from ocar.config import from_plain
 from ocar.datasets.idx import read_idx
 from ocar.datasets.tar import read_tar
@@ -34,10 +35,9 @@ from ocar.datasets.tree import Zip
 from ocar.datasets.unpickle import load_plain
 from ocar.datasets.unpickle_check import check_pickle
 from ocar.errors import CheckpointError, ConfigError, DataError
-from ocar.images import CropFlip, Normalize
-from ocar.learners import METHODS
+from ocar.methods.registry import METHODS
 from ocar.state import load_state, save_state
-from ocar.tune.preset import read_preset
+from ocar_lab.tune.preset import read_preset
 
 TESTS = Path(__file__).parent
 SOURCE = TESTS.parent / "src" / "ocar"

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ocar.augment.images import CropFlip, Normalize, crop_flip
 from ocar.errors import ConfigError, InputError
-from ocar.images import CropFlip, Normalize, crop_flip
 from ocar.rng import make_generator
 
 

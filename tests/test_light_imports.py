@@ -12,8 +12,8 @@ import pytest
 from made_runs import history, write_run
 
 import ocar
-from ocar.runs.command import PROTOCOL
-from ocar.runs.folder import CONFIG
+from ocar_lab.runs.command import PROTOCOL
+from ocar_lab.runs.folder import CONFIG
 
 BLOCK = """
 import sys
@@ -26,9 +26,9 @@ class Refuse:
 OPTIONAL = {"tyro", "rich", "matplotlib", "sklearn", "tensorboard", "optuna", "ray", "plotly",
             "jinja2", "polars", "scipy", "pandas", "nngeometry", "avalanche", "curvlinops"}
 sys.meta_path.insert(0, Refuse())
-import ocar.bench, ocar.experiment, ocar.evaluate, ocar.runs, ocar.tune
+import benchmarks, ocar_lab.experiment, ocar.evaluate, ocar_lab.runs, ocar_lab.tune
 assert ocar.evaluate is sys.modules["ocar.evaluate"].evaluate
-from ocar.cli import main
+from ocar_lab.cli import main
 sys.exit(main(["methods"]))
 """
 
@@ -50,7 +50,7 @@ def test_every_public_name_is_there() -> None:
 
 READ = """
 import sys
-from ocar.cli import main
+from ocar_lab.cli import main
 code = main(sys.argv[1:])
 assert "torch" not in sys.modules, "PyTorch was imported"
 sys.exit(code)

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 import ocar
+from ocar.augment.images import CropFlip
 from ocar.datasets import load_digits
 from ocar.errors import ConfigError, InputError, ModelError
-from ocar.images import CropFlip
-from ocar.models import make_model
-from ocar.probe import (
+from ocar.evaluate.probe import (
     LinearProbe,
     fit_probe,
     logistic_objective,
@@ -24,6 +23,7 @@ from ocar.probe import (
     probe_stream,
     standardization,
 )
+from ocar.models import make_model
 from ocar.streams import make_stream
 
 sklearn_linear = pytest.importorskip("sklearn.linear_model")

@@ -23,8 +23,8 @@ from result_pages import (
     spectrum_sentence,
 )
 
-from ocar.learners.registry import METHODS
-from ocar.runs import read_result, result_files
+from ocar.methods.registry import METHODS
+from ocar_lab.runs import read_result, result_files
 
 
 def write_generated(docs: Path) -> None:

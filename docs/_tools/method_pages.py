@@ -10,13 +10,13 @@ from typing import Any
 from docstrings import to_markdown
 from tables import plus_minus, table, value
 
-from ocar.cli.docs import field_docs
-from ocar.learners.presets import PRESETS
-from ocar.learners.registry import METHODS, Method
-from ocar.learners.settings import LearnerSettings
-from ocar.published import PUBLISHED, published
-from ocar.runs import Group, Result, groups
+from ocar.methods.presets import PRESETS
+from ocar.methods.registry import METHODS, Method
+from ocar.methods.settings import LearnerSettings
 from ocar.streams.benchmarks import BENCHMARKS, Benchmark
+from ocar_lab.cli.docs import field_docs
+from ocar_lab.published import PUBLISHED, published
+from ocar_lab.runs import Group, Result, groups
 
 METRICS = {"acc": "Acc", "aaa": "AAA", "wc_acc": "WC-Acc", "probe": "Probed"}
 """Columns of a method's measured rows."""
@@ -24,7 +24,7 @@ METRICS = {"acc": "Acc", "aaa": "AAA", "wc_acc": "WC-Acc", "probe": "Probed"}
 FIXED = ("memory", "replay_batch", "passes")
 """What a benchmark fixes and a reader wants to know."""
 
-HOME = "ocar.learners.methods."
+HOME = "ocar.methods."
 
 
 def slug(method: str) -> str:
@@ -120,11 +120,11 @@ def _settings(name: str, method: Method) -> str:
     return (
         "## Presets\n\n"
         "What was selected for a benchmark, and what the benchmark fixes; where a column is empty "
-        "the default holds. Where the values come from: {py:mod}`ocar.learners.presets`.\n\n"
+        "the default holds. Where the values come from: {py:mod}`ocar.methods.presets`.\n\n"
         + table(["", *known], presets)
         + "\n## Settings\n\n"
         "On the command line `tau_step` is `--tau-step`. Every learner has more settings, see "
-        "{py:class}`~ocar.learners.settings.LearnerSettings`.\n\n"
+        "{py:class}`~ocar.methods.settings.LearnerSettings`.\n\n"
         + table(["setting", "default", "what it is"], _own_settings(method))
     )
 

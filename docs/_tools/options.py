@@ -10,15 +10,15 @@ import typing
 from pathlib import Path
 from typing import Any, Literal
 
-from ocar.cli import COMMANDS
-from ocar.cli.docs import field_docs, plain_text
+from ocar_lab.cli import COMMANDS
+from ocar_lab.cli.docs import field_docs, plain_text
 
 
 def command_line() -> str:
     """One section a command: what it does, and its options."""
     parts = []
     for name, (module, about) in COMMANDS.items():
-        home = importlib.import_module(f"ocar.cli.{module}")
+        home = importlib.import_module(f"ocar_lab.cli.{module}")
         parts.append(f"## ocar {name}\n\n{about[0].upper()}{about[1:]}.\n")
         kind = getattr(home, "Options", None)
         if kind is not None:

@@ -12,9 +12,9 @@ from typing import Any
 
 from tables import plus_minus, table
 
-from ocar.cli import main
-from ocar.runs import Result
 from ocar.streams.benchmarks import BENCHMARKS
+from ocar_lab.cli import main
+from ocar_lab.runs import Result
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results"

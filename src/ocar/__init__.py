@@ -8,8 +8,6 @@ The names that most users need::
     learner.save("ckpt")
     learner = ocar.load("ckpt", model)
 
-    stored = ocar.run(ocar.RunConfig(benchmark="split-digits", method="ocar"))
-
 They are imported when they are first used, so that ``import ocar`` and the command line's help do
 not wait for PyTorch.
 """
@@ -22,14 +20,18 @@ from typing import TYPE_CHECKING, Any
 from ocar.version import __version__
 
 if TYPE_CHECKING:
+    from ocar.augment.images import CropFlip, Normalize
+    from ocar.checkpoint import load
     from ocar.curvature import KFAC, DenseFisher
     from ocar.errors import OcarError
     from ocar.evaluate import evaluate
-    from ocar.experiment import RunConfig, run
-    from ocar.images import CropFlip, Normalize
-    from ocar.learners import ER, OCAR, Learner, Serving, load, make_learner
+    from ocar.learner import Learner
     from ocar.memory import ClassBalancedMemory, ReservoirMemory
+    from ocar.methods.er import ER
+    from ocar.methods.ocar import OCAR
+    from ocar.methods.registry import make_learner
     from ocar.models import make_model
+    from ocar.serving import Serving
     from ocar.streams.benchmarks import make_stream
 
 __all__ = [
@@ -43,7 +45,6 @@ __all__ = [
     "Normalize",
     "OcarError",
     "ReservoirMemory",
-    "RunConfig",
     "Serving",
     "__version__",
     "evaluate",
@@ -51,16 +52,19 @@ __all__ = [
     "make_learner",
     "make_model",
     "make_stream",
-    "run",
 ]
 
 _HOMES = {
     "ocar.curvature": ("KFAC", "DenseFisher"),
     "ocar.errors": ("OcarError",),
     "ocar.evaluate": ("evaluate",),
-    "ocar.experiment": ("RunConfig", "run"),
-    "ocar.images": ("CropFlip", "Normalize"),
-    "ocar.learners": ("ER", "OCAR", "Learner", "Serving", "load", "make_learner"),
+    "ocar.augment.images": ("CropFlip", "Normalize"),
+    "ocar.checkpoint": ("load",),
+    "ocar.learner": ("Learner",),
+    "ocar.methods.er": ("ER",),
+    "ocar.methods.ocar": ("OCAR",),
+    "ocar.methods.registry": ("make_learner",),
+    "ocar.serving": ("Serving",),
     "ocar.memory": ("ClassBalancedMemory", "ReservoirMemory"),
     "ocar.models": ("make_model",),
     "ocar.streams.benchmarks": ("make_stream",),

@@ -10,8 +10,8 @@ from tolerances import BFLOAT16, BITWISE, EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from ocar.curvature.batchnorm import batched_backward
-from ocar.curvature.capture import pull_back
+from ocar.accel.batchnorm import batched_backward
+from ocar.curvature.recorder import pull_back
 
 LAYERS = [
     (nn.BatchNorm1d, (7, 3)),

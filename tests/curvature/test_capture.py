@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from ocar.curvature import KFAC
-from ocar.curvature.capture import Capture, pull_back
+from ocar.curvature.recorder import Capture, pull_back
 from ocar.errors import ModelError
 
 

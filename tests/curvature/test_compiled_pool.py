@@ -15,11 +15,11 @@ from interpreter import INTERPRETED, NEEDS_TRITON
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from ocar.accel.invert import ManyInverses
+from ocar.accel.precondition import ManyProducts, Place
 from ocar.curvature import KFAC, compiled_pool
 from ocar.curvature.blocks import KroneckerBlock
 from ocar.curvature.compiled_pool import CompiledPool, make_pool
-from ocar.curvature.many_inverses import ManyInverses
-from ocar.curvature.many_products import ManyProducts, Place
 from ocar.curvature.pool import FactorPool
 
 pytestmark = [
@@ -69,7 +69,7 @@ def invert(
     matrices: Sequence[Tensor], halves: Sequence[bool], device: torch.device
 ) -> tuple[list[Tensor], list[int]]:
     sizes = [len(matrix) for matrix in matrices]
-    kernels = importlib.import_module("ocar.curvature.inverse_kernels")
+    kernels = importlib.import_module("ocar.accel.triton.invert")
     many = ManyInverses(starts_of(sizes), sizes, halves, kernels=kernels, device=device)
     values = torch.cat([matrix.float().flatten() for matrix in matrices]).to(device)
     out = torch.zeros_like(values)
@@ -126,7 +126,7 @@ def test_products(device: torch.device) -> None:
         layers.append((random(rows, columns), random(columns, columns).tril(), random(rows, rows)))
         places.append(Place(at, end, end + columns**2, rows, columns))
         at, end = at + rows * columns, end + columns**2 + rows**2
-    kernels = importlib.import_module("ocar.curvature.product_kernels")
+    kernels = importlib.import_module("ocar.accel.triton.precondition")
     many = ManyProducts(places, kernels=kernels, device=device)
     gradients = torch.cat([layer[0].flatten() for layer in layers]).to(device)
     inverses = torch.cat([t.flatten() for layer in layers for t in layer[1:]]).to(device)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ocar.curvature.convolution import inputs_only, turned_kernels
+from ocar.accel.convolution import inputs_only, turned_kernels
 
 TRICK = {
     "3x3": {"kernel_size": 3, "padding": 1},

@@ -14,8 +14,8 @@ from tolerances import EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+from ocar.accel.layout import lies_by_pixel
 from ocar.curvature import KFAC
-from ocar.models.layout import lies_by_pixel
 
 
 def both(model: nn.Module, **options: object) -> tuple[KFAC, KFAC]:

@@ -15,9 +15,9 @@ import pytest
 import torch
 from docs_pages import ROOT, Block, blocks, chains, written_pages
 
-import ocar.cli
-from ocar.cli import COMMANDS, main
-from ocar.learners.registry import METHODS
+import ocar_lab.cli
+from ocar.methods.registry import METHODS
+from ocar_lab.cli import COMMANDS, main
 
 PAGES = {
     str(path.relative_to(ROOT)): blocks(
@@ -27,8 +27,8 @@ PAGES = {
 }
 # All of them now: one that were imported later would take over what a test has put in its place.
 CLI = [
-    importlib.import_module(f"ocar.cli.{module.name}")
-    for module in pkgutil.iter_modules(ocar.cli.__path__)
+    importlib.import_module(f"ocar_lab.cli.{module.name}")
+    for module in pkgutil.iter_modules(ocar_lab.cli.__path__)
 ]
 CHAINS = [chain for page in PAGES.values() for chain in chains(page)]
 SHELL = [block for page in PAGES.values() for block in page if block.language in ("sh", "")]

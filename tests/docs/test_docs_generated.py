@@ -9,10 +9,10 @@ import pytest
 from docs_pages import ROOT
 from kept_files import write_kept
 
-from ocar.learners.presets import PRESETS
-from ocar.learners.registry import METHODS
-from ocar.published import published
-from ocar.runs import read_result, result_files
+from ocar.methods.presets import PRESETS
+from ocar.methods.registry import METHODS
+from ocar_lab.published import published
+from ocar_lab.runs import read_result, result_files
 
 
 def row(page: str, title: str, name: str) -> list[str]:

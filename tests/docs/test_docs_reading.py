@@ -12,8 +12,8 @@ from docs_pages import DOCS, ROOT
 from made_runs import history, write_run
 from PIL import Image
 
-from ocar.cli import main
-from ocar.cli.paper import NAMES as PAPER
+from ocar_lab.cli import main
+from ocar_lab.cli.paper import NAMES as PAPER
 
 TABLES = ("table1", "clear", "times")
 

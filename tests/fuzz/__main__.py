@@ -17,7 +17,7 @@ from random import Random
 
 from fuzz.guard import SECONDS, Guard
 from fuzz.targets import TARGETS, make_target
-from ocar.runs.provenance import now, versions
+from ocar_lab.runs.provenance import now, versions
 
 _STATE = struct.Struct("<QQQ")  # the input that is being tried; refused and accepted before it
 

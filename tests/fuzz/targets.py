@@ -30,6 +30,7 @@ from stored_runs import small
 from torch import nn
 
 import ocar
+import ocar_lab
 from fuzz import mutate
 from ocar.datasets import cifar_files, clear, mnist, tiny_imagenet
 from ocar.datasets.cache import Entry, load_or_make, verify_cache
@@ -37,10 +38,10 @@ from ocar.datasets.cifar import CIFAR10
 from ocar.datasets.idx import read_idx
 from ocar.datasets.tree import Zip
 from ocar.errors import DataError
-from ocar.runs import read_run
-from ocar.runs.folder import CONFIG, METRICS, STATUS
-from ocar.runs.results import keep, read_result
-from ocar.tune.preset import Preset, read_preset, write_preset
+from ocar_lab.runs import read_run
+from ocar_lab.runs.folder import CONFIG, METRICS, STATUS
+from ocar_lab.runs.results import keep, read_result
+from ocar_lab.tune.preset import Preset, read_preset, write_preset
 
 MB = 1 << 20
 
@@ -150,7 +151,7 @@ def _preset(folder: Path) -> Target:
 
 
 def _run_files(folder: Path) -> tuple[Path, dict[str, bytes]]:
-    path = ocar.run(small(max_batches=4, probe=False), out=folder).path
+    path = ocar_lab.run(small(max_batches=4, probe=False), out=folder).path
     return path, {name: (path / name).read_bytes() for name in (CONFIG, METRICS, STATUS)}
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import ocar
 from ocar.errors import InputError, ModelError
-from ocar.learners.methods.ocar import OCARSettings
+from ocar.methods.ocar import OCARSettings
 
 pytestmark = pytest.mark.usefixtures("avalanche", "quiet")
 

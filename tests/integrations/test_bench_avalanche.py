@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-from ocar.bench import Ratio, Setup, measure
+from benchmarks import Ratio, Setup, measure
 
 pytestmark = pytest.mark.usefixtures("avalanche", "quiet")
 

@@ -19,7 +19,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import ocar
 from ocar.errors import ConfigError, InputError
 from ocar.integrations.sklearn import OnlineClassifier
-from ocar.learners.registry import preset_settings
+from ocar.methods.registry import preset_settings
 
 
 # Labels that say nothing about the samples can make a step that the guard shortens, and says so.

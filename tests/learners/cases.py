@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from toys import seeded
 
 from ocar.errors import ConfigError
-from ocar.learners import METHODS, PRESETS, TRANSFORMS, Learner
-from ocar.learners.guard import Guard
+from ocar.guard import Guard
+from ocar.learner import Learner
+from ocar.methods.presets import PRESETS
+from ocar.methods.registry import METHODS, TRANSFORMS
 
 DEFAULT = Guard()
 

@@ -14,9 +14,9 @@ from toys import assert_same, convnet, everything, images, mlp, seeded, vectors
 
 import ocar
 from ocar.errors import ConfigError
-from ocar.learners.base import Learner
-from ocar.learners.methods.agem import AGEMLearnerSettings, AGEMSettings
-from ocar.learners.methods.ocar import OCARSettings
+from ocar.learner import Learner
+from ocar.methods.agem import AGEMLearnerSettings, AGEMSettings
+from ocar.methods.ocar import OCARSettings
 
 
 def make(model: nn.Module, **settings) -> Learner:
@@ -185,6 +185,6 @@ def test_what_does_not_go_together_is_refused_with_the_reason() -> None:
     with pytest.raises(ConfigError, match=r"Use the method 'agem' as it is"):
         ocar.make_learner("agem", mlp(), transform="lpr", lr=0.1)
     with pytest.raises(ConfigError, match=r"a loss on replayed samples .* Use the method 'agem'"):
-        Learner(mlp(), ocar.learners.ERSettings(lr=0.1), transform=AGEMSettings())
+        Learner(mlp(), ocar.methods.er.ERSettings(lr=0.1), transform=AGEMSettings())
     with pytest.raises(ConfigError, match=r"Invalid reference=0\. Must be at least 1\."):
         AGEMLearnerSettings(lr=0.1, reference=0)

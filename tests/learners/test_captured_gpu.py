@@ -11,12 +11,12 @@ import torch
 from torch import Tensor, nn
 
 import ocar
+from ocar.accel.layout import lies_by_pixel
 from ocar.errors import NumericalError
-from ocar.learners.base import Learner
-from ocar.learners.guard import Guard
-from ocar.learners.methods.gdumb import GDumb
-from ocar.learners.registry import make_settings
-from ocar.models.layout import lies_by_pixel
+from ocar.guard import Guard
+from ocar.learner import Learner
+from ocar.methods.gdumb import GDumb
+from ocar.methods.registry import make_settings
 from ocar.models.resnet import SlimResNet18
 
 pytestmark = [
@@ -270,7 +270,7 @@ def test_a_curvature_that_is_not_finite_is_reported_late() -> None:
 
 
 @pytest.mark.parametrize("kind", ["er", "ocar", "ewc", "lpr"])
-@pytest.mark.filterwarnings("ignore::ocar.learners.guard.GuardWarning")
+@pytest.mark.filterwarnings("ignore::ocar.guard.GuardWarning")
 def test_the_guard_backs_off_in_a_graph_as_it_does_eagerly(kind: str) -> None:
     stream = [(x.double() / 255, y) for x, y in batches(16)]
     for index, scale in ((6, 1e6), (11, 1e6), (12, float("inf"))):
@@ -292,7 +292,7 @@ def test_the_guard_backs_off_in_a_graph_as_it_does_eagerly(kind: str) -> None:
     assert torch.equal(held.y.cpu(), captured.memory.labels)
 
 
-@pytest.mark.filterwarnings("ignore::ocar.learners.guard.GuardWarning")
+@pytest.mark.filterwarnings("ignore::ocar.guard.GuardWarning")
 def test_what_is_not_finite_is_taken_back_in_a_graph() -> None:
     learner = make("ocar", capture=True)
     stream = batches(8)

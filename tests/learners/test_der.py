@@ -14,7 +14,7 @@ from toys import assert_same, convnet, everything, images, mlp, vectors
 
 import ocar
 from ocar.errors import ConfigError
-from ocar.learners.methods.der import squared_distance
+from ocar.methods.der import squared_distance
 
 LR = 0.2
 

@@ -15,8 +15,8 @@ from toys import assert_same, convnet, everything, images, mlp, vectors
 
 import ocar
 from ocar.errors import ConfigError
-from ocar.learners.methods.er_ace import AsymmetricCrossEntropy, ERACESettings
-from ocar.learners.objective import Step
+from ocar.methods.er_ace import AsymmetricCrossEntropy, ERACESettings
+from ocar.methods.objective import Step
 
 CURVED = {"tau_step": 1e-3, "ema": 0.2}
 METHODS = {"er-ace": {"lr": 0.1}, "ocar-ace": {"lr": 0.05, **CURVED}}

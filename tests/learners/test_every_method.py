@@ -32,8 +32,7 @@ from toys import assert_same, everything, seeded
 
 import ocar
 from ocar.errors import CheckpointError, ConfigError, InputError
-from ocar.learners import METHODS, TRANSFORMS
-from ocar.learners.registry import make_settings, preset_settings
+from ocar.methods.registry import METHODS, TRANSFORMS, make_settings, preset_settings
 
 EVERY_CASE = pytest.mark.parametrize("case", LEGAL, ids=str)
 EVERY_METHOD = pytest.mark.parametrize("case", ALONE, ids=str)

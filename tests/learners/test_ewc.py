@@ -14,8 +14,8 @@ from toys import assert_same, convnet, everything, images, mlp, seeded, vectors
 
 import ocar
 from ocar.errors import CheckpointError, ConfigError, ModelError
-from ocar.learners.base import Learner
-from ocar.learners.methods.ewc import EWCSettings
+from ocar.learner import Learner
+from ocar.methods.ewc import EWCSettings
 
 ALPHA, STRENGTH, EMA = 0.01, 2.0, 0.3
 

@@ -15,11 +15,12 @@ from torch.testing import assert_close
 from toys import assert_same, convnet, everything, images, mlp, vectors
 
 import ocar
+import ocar_lab
+from ocar.augment.images import scale_to_unit
 from ocar.errors import ConfigError, NumericalError
-from ocar.images import scale_to_unit
-from ocar.learners.methods.gdumb import GDumb, GDumbSettings
-from ocar.learners.methods.ocar import OCARSettings
-from ocar.probe import probe_accuracy
+from ocar.evaluate.probe import probe_accuracy
+from ocar.methods.gdumb import GDumb, GDumbSettings
+from ocar.methods.ocar import OCARSettings
 
 
 def make(model: nn.Module, **settings) -> ocar.Learner:
@@ -230,13 +231,13 @@ def test_wrong_settings_are_refused(settings, message) -> None:
 
 def test_a_run_evaluates_after_each_task_unless_it_is_told_otherwise(tmp_path: Path) -> None:
     common = {"benchmark": "split-digits", "max_tasks": 2, "device": "cpu", "threads": 1}
-    config = ocar.RunConfig(method="gdumb", settings={"epochs": 2}, probe=False, **common)
-    run = ocar.run(config, out=tmp_path)
+    config = ocar_lab.RunConfig(method="gdumb", settings={"epochs": 2}, probe=False, **common)
+    run = ocar_lab.run(config, out=tmp_path)
     assert [event.task for event in run.history] == [0, 1]
     assert config.identity()["every"] == "task"
     assert config.changed() == {"epochs": 2, "max_tasks": 2}
-    often = ocar.RunConfig(method="gdumb", every=9, **common)
+    often = ocar_lab.RunConfig(method="gdumb", every=9, **common)
     assert often.identity()["every"] == 9
     assert often.changed() == {"max_tasks": 2, "every": 9}
-    assert ocar.RunConfig(method="er", **common).identity()["every"] == 1
-    assert ocar.RunConfig(method="er", every=1, **common).changed() == {"max_tasks": 2}
+    assert ocar_lab.RunConfig(method="er", **common).identity()["every"] == 1
+    assert ocar_lab.RunConfig(method="er", every=1, **common).changed() == {"max_tasks": 2}

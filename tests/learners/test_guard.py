@@ -14,9 +14,9 @@ from toys import assert_same, convnet, everything, images, mlp, seeded, vectors
 import ocar
 from ocar.errors import ConfigError, NumericalError
 from ocar.evaluate import Guarded, evaluate
-from ocar.learners.guard import Guard, GuardCounts, GuardWarning
-from ocar.learners.guard.device import DeviceGuard
-from ocar.learners.guard.host import HostGuard
+from ocar.guard import Guard, GuardCounts, GuardWarning
+from ocar.guard.device import DeviceGuard
+from ocar.guard.host import HostGuard
 from ocar.streams.arrays import ArrayStream, TaskArrays
 
 OCAR = {"lr": 0.02, "tau_step": 1e-6, "ema": 0.2, "memory": 30, "passes": 2}
@@ -240,14 +240,14 @@ def test_copies_of_one_sample_are_learned_and_not_remembered(case: Case) -> None
 
 @pytest.mark.parametrize("spoil", ["step", "scale", "number", "copies"])
 @pytest.mark.parametrize("method", ["er", "ocar"])
-@pytest.mark.filterwarnings("ignore::ocar.learners.guard.GuardWarning")
+@pytest.mark.filterwarnings("ignore::ocar.guard.GuardWarning")
 def test_to_decide_by_values_is_to_decide_by_branches(
     method: str, spoil: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a GPU does without waiting, done on the CPU."""
     learners = []
     for kind in (HostGuard, DeviceGuard):
-        monkeypatch.setattr("ocar.learners.guard.HostGuard", kind)
+        monkeypatch.setattr("ocar.guard.HostGuard", kind)
         guard = Guard(kl=1e-3 if spoil == "step" else 10.0)
         settings = OCAR if method == "ocar" else {"lr": 0.02, "memory": 30, "passes": 2}
         learner = (ocar.OCAR if method == "ocar" else ocar.ER)(mlp(), guard=guard, **settings)

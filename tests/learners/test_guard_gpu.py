@@ -6,18 +6,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from ocar.learners.base import Learner
-from ocar.learners.guard import Guard
-from ocar.learners.guard.device import DeviceGuard
-from ocar.learners.guard.settling import TableKept
-from ocar.learners.registry import make_settings
+from ocar.accel.snapshot import TableKept
+from ocar.guard import Guard
+from ocar.guard.device import DeviceGuard
+from ocar.learner import Learner
+from ocar.methods.registry import make_settings
 from ocar.models.resnet import SlimResNet18
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
     pytest.mark.filterwarnings("ignore:Attempting to run cuBLAS"),
-    pytest.mark.filterwarnings("ignore::ocar.learners.guard.GuardWarning"),
+    pytest.mark.filterwarnings("ignore::ocar.guard.GuardWarning"),
 ]
 
 

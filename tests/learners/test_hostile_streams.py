@@ -7,7 +7,7 @@ from types import ModuleType
 import pytest
 from scripts import load_script
 
-from ocar.learners.guard import Guard
+from ocar.guard import Guard
 
 
 @pytest.fixture(scope="module")

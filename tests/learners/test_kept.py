@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from ocar.learners.guard.kept import Kept
-from ocar.models.layout import lies_by_pixel
+from ocar.accel.layout import lies_by_pixel
+from ocar.guard.kept import Kept
 
 YES, NO = torch.tensor(True), torch.tensor(False)
 

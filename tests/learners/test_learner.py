@@ -14,9 +14,9 @@ from toys import assert_same, convnet, everything, images, mlp, seeded, vectors
 
 import ocar
 from ocar.errors import CheckpointError, ConfigError, InputError, ModelError
-from ocar.learners import PRESETS
-from ocar.learners.base import train_mode_
-from ocar.learners.registry import preset_settings
+from ocar.learner import train_mode_
+from ocar.methods.presets import PRESETS
+from ocar.methods.registry import preset_settings
 
 SETTINGS = {"er": {"lr": 0.1}, "ocar": {"lr": 0.02, "tau_step": 1e-6, "ema": 0.2}}
 

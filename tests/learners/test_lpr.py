@@ -15,8 +15,8 @@ from toys import assert_same, convnet, everything, images, mlp, seeded, vectors
 
 import ocar
 from ocar.errors import CheckpointError, ConfigError, ModelError, NumericalError
-from ocar.learners.base import Learner
-from ocar.learners.methods.lpr import LPRSettings, _inverses
+from ocar.learner import Learner
+from ocar.methods.lpr import LPRSettings, _inverses
 
 
 def make(model: nn.Module, **settings) -> Learner:
@@ -205,7 +205,7 @@ def test_when_the_preconditioner_is_made(every: int, passes: int, expected, monk
 
 
 def test_the_memory_is_seen_augmented_in_chunks_and_in_eval_mode(monkeypatch) -> None:
-    monkeypatch.setattr("ocar.learners.methods.lpr.CHUNK", 16)
+    monkeypatch.setattr("ocar.methods.lpr.CHUNK", 16)
     seen, model = [], convnet()
     augmented = []
     learner = make(

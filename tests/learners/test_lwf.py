@@ -14,7 +14,7 @@ from toys import assert_same, convnet, everything, images, mlp, seeded, vectors
 
 import ocar
 from ocar.errors import CheckpointError, ConfigError
-from ocar.learners.methods.lwf import divergence
+from ocar.methods.lwf import divergence
 
 
 @pytest.fixture

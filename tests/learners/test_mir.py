@@ -15,7 +15,7 @@ from toys import assert_same, convnet, everything, images, mlp, vectors
 
 import ocar
 from ocar.errors import ConfigError
-from ocar.learners.objective import Outcome, Step
+from ocar.methods.objective import Outcome, Step
 
 cross_entropy = nn.functional.cross_entropy
 

@@ -15,9 +15,10 @@ from toys import assert_same, convnet, everything, images, mlp, seeded, vectors
 
 import ocar
 from ocar.errors import ConfigError
-from ocar.learners import ERSettings, OCARSettings
-from ocar.learners.base import Learner
-from ocar.learners.methods.ngd import NGDSettings
+from ocar.learner import Learner
+from ocar.methods.er import ERSettings
+from ocar.methods.ngd import NGDSettings
+from ocar.methods.ocar import OCARSettings
 
 SETTINGS = {"lr": 0.05, "damping": 0.02, "ema": 0.3, "memory": 40}
 REGRESSION = {"likelihood": "gaussian", "memory_kind": "reservoir", "passes": 1}

@@ -15,8 +15,9 @@ from toys import assert_same, convnet, everything, images, mlp, vectors
 
 import ocar
 from ocar.errors import ConfigError
-from ocar.learners import ERSettings, OCARSettings
-from ocar.learners.guard import Guard
+from ocar.guard import Guard
+from ocar.methods.er import ERSettings
+from ocar.methods.ocar import OCARSettings
 
 SETTINGS = {"lr": 0.05, "tau_step": 1e-3, "ema": 0.2}
 

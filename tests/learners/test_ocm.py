@@ -14,9 +14,9 @@ from torch.testing import assert_close
 from toys import assert_same, convnet, everything, images, mlp, vectors
 
 import ocar
-from ocar.learners.methods.contrastive import rotations
-from ocar.learners.methods.ocm import squared_distance
-from ocar.learners.registry import preset_settings
+from ocar.methods.contrastive import rotations
+from ocar.methods.ocm import squared_distance
+from ocar.methods.registry import preset_settings
 
 EPS = 1e-8
 

@@ -17,10 +17,10 @@ from toys import assert_same, convnet, everything, images, mlp, vectors
 
 import ocar
 from ocar.errors import ConfigError
-from ocar.learners.methods.contrastive import prototype_loss, rotations
-from ocar.learners.methods.onpro import Mixed, close_pairs, mix, share_out
-from ocar.learners.methods.rotated import same_class
-from ocar.learners.registry import preset_settings
+from ocar.methods.contrastive import prototype_loss, rotations
+from ocar.methods.onpro import Mixed, close_pairs, mix, share_out
+from ocar.methods.registry import preset_settings
+from ocar.methods.rotated import same_class
 from ocar.rng import make_generator
 
 EPS = 1e-8

@@ -15,8 +15,9 @@ from torch.testing import assert_close
 from toys import assert_same, everything, mlp
 
 from ocar.errors import CheckpointError
-from ocar.learners import ERSettings, Learner
-from ocar.learners.optimizer import fit_optimizer_, load_optimizer, save_optimizer
+from ocar.learner import Learner
+from ocar.methods.er import ERSettings
+from ocar.optimizer import fit_optimizer_, load_optimizer, save_optimizer
 from ocar.state import load_state, save_state
 
 Make = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]

@@ -15,7 +15,7 @@ from toys import assert_same, convnet, everything, images, mlp, vectors
 
 import ocar
 from ocar.errors import ConfigError
-from ocar.learners.objective import Step
+from ocar.methods.objective import Step
 
 cross_entropy = nn.functional.cross_entropy
 KINDS = pytest.mark.parametrize("kind", ["survey", "paper"])

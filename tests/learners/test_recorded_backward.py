@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from ocar.curvature.convolution import inputs_only
-from ocar.learners import recorded_backward
-from ocar.learners.recorded_backward import RecordedBackward
+from ocar.accel import backward as recorded_backward
+from ocar.accel.backward import RecordedBackward
+from ocar.accel.convolution import inputs_only
 
 
 @pytest.fixture(autouse=True)

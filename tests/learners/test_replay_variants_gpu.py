@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 import ocar
-from ocar.learners.base import Learner
-from ocar.learners.registry import make_settings
+from ocar.learner import Learner
+from ocar.methods.registry import make_settings
 from ocar.models.resnet import SlimResNet18
 
 pytestmark = [

@@ -13,8 +13,8 @@ from toys import convnet, images, mlp
 
 import ocar
 from ocar.errors import ConfigError
-from ocar.learners.methods import contrastive
-from ocar.learners.methods.rotated import AUGMENT, Stretches, same_class
+from ocar.methods import contrastive
+from ocar.methods.rotated import AUGMENT, Stretches, same_class
 
 EPS = 1e-8
 

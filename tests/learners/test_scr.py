@@ -15,9 +15,9 @@ from toys import assert_same, convnet, everything, images, mlp, seeded, vectors
 
 import ocar
 from ocar.errors import CheckpointError, ConfigError
-from ocar.learners.methods.contrastive import supervised_contrastive
-from ocar.learners.methods.scr import SCRSettings
-from ocar.learners.registry import make_settings, preset_settings
+from ocar.methods.contrastive import supervised_contrastive
+from ocar.methods.registry import make_settings, preset_settings
+from ocar.methods.scr import SCRSettings
 
 SURVEY = {
     "base_temperature": 0.07,

@@ -18,8 +18,9 @@ from toys import convnet, images, mlp, vectors
 
 import ocar
 from ocar.errors import ConfigError, InputError
-from ocar.learners import Answer, Learner, Serving, make_learner
-from ocar.learners.serving import _Copy
+from ocar.learner import Learner
+from ocar.methods.registry import make_learner
+from ocar.serving import Answer, Serving, _Copy
 
 READERS = 3
 SETTINGS = {

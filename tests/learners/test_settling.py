@@ -13,11 +13,11 @@ from torch.testing import assert_close
 from toys import mlp, vectors
 
 import ocar
-from ocar.learners.guard import Guard, settling
-from ocar.learners.guard.device import DeviceGuard
-from ocar.learners.guard.kept import Kept
-from ocar.learners.guard.settling import TableKept, Tables
-from ocar.models.layout import lies_by_pixel
+from ocar.accel.layout import lies_by_pixel
+from ocar.accel.snapshot import TableKept, Tables
+from ocar.guard import Guard, settling
+from ocar.guard.device import DeviceGuard
+from ocar.guard.kept import Kept
 
 pytestmark = [*NEEDS_TRITON, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 OCAR = {"lr": 0.02, "tau_step": 1e-6, "ema": 0.2, "memory": 30, "passes": 2}
@@ -178,7 +178,7 @@ def test_decides_as_without_kernels(
 @pytest.mark.skipif(not INTERPRETED, reason="on a GPU all learners do")
 def test_a_learner(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is wrong, so nothing is changed, to the bit."""
-    monkeypatch.setattr("ocar.learners.guard.HostGuard", DeviceGuard)
+    monkeypatch.setattr("ocar.guard.HostGuard", DeviceGuard)
     states = []
     for guard in (Guard(), None):
         learner = ocar.OCAR(mlp(), guard=guard, **OCAR)

@@ -14,8 +14,8 @@ from interpreter import INTERPRETED, NEEDS_TRITON, device_of_kernels
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ocar.learners import weight_gradients
-from ocar.learners.weight_gradients import Gradients, Job, WeightGradients
+from ocar.accel import weight_gradients
+from ocar.accel.weight_gradients import Gradients, Job, WeightGradients
 
 pytestmark = NEEDS_TRITON
 CLOSE = 1e-6 if INTERPRETED else 2e-3

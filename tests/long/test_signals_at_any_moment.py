@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 from stored_runs import assert_same_run, records, small
 
-import ocar
-from ocar.runs import read_run
-from ocar.runs.folder import CHECKPOINT, METRICS
+import ocar_lab
 from ocar.state import load_state
+from ocar_lab.runs import read_run
+from ocar_lab.runs.folder import CHECKPOINT, METRICS
 
-COMMAND = [sys.executable, "-m", "ocar", "run", "split-digits"]
+COMMAND = [sys.executable, "-m", "ocar_lab", "run", "split-digits"]
 OPTIONS = ["--max-tasks", "2", "--device", "cpu", "--threads", "1", "--no-probe"]
 
 
@@ -47,7 +47,7 @@ def signalled(folder: Path, call: list[str], number: int, wanted: int) -> tuple[
 @pytest.mark.parametrize("method", ["er", "ocar"])
 def test_nothing_is_lost_to_a_signal(tmp_path: Path, method: str) -> None:
     config = small(method=method, probe=False)
-    whole = ocar.run(config, out=tmp_path / "whole")
+    whole = ocar_lab.run(config, out=tmp_path / "whole")
     moment, times = random.Random(method), []
     for case in range(10):
         out = tmp_path / str(case)

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 import ocar
+from ocar.augment.images import CropFlip, Normalize
 from ocar.datasets import Arrays
 from ocar.errors import ConfigError
-from ocar.events import Finished
-from ocar.images import CropFlip, Normalize
+from ocar.evaluate.events import Finished
 from ocar.models import MODELS, make_model
 from ocar.streams import BENCHMARKS, Benchmark, ClassIncremental, get_benchmark, make_stream
 from ocar.streams.benchmarks import stream_over

@@ -24,10 +24,10 @@ from typing import Concatenate, Literal, ParamSpec, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from ocar.curvature.capture import Capture
+from ocar.accel.streams import is_capturing
 from ocar.curvature.fisher import Categorical, FisherRoot, Gaussian, parse_root
+from ocar.curvature.recorder import Capture
 from ocar.errors import CheckpointError, ConfigError, InputError, ModelError, NumericalError
-from ocar.lanes import is_capturing
 from ocar.rng import make_generator
 
 Schedule = float | Callable[[int], float]

@@ -18,11 +18,11 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from ocar.accel.layout import lies_by_pixel
+from ocar.accel.rows import Rows
 from ocar.curvature import factors, linalg
 from ocar.curvature.factors import Sharing
-from ocar.curvature.rows import Rows
 from ocar.errors import CheckpointError, NumericalError
-from ocar.models.layout import lies_by_pixel
 
 DampingKind = Literal["factored", "exact"]
 

@@ -12,10 +12,10 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from ocar.compiled import compiles, kernels, run_side_by_side
+from ocar.accel.compiled import compiles, kernels, run_side_by_side
+from ocar.accel.invert import ManyInverses
+from ocar.accel.precondition import ManyProducts, Place
 from ocar.curvature.blocks import KroneckerBlock
-from ocar.curvature.many_inverses import ManyInverses
-from ocar.curvature.many_products import ManyProducts, Place
 from ocar.curvature.pool import FactorPool
 
 LARGEST = 2048
@@ -51,9 +51,9 @@ class CompiledPool(FactorPool):
 
     Args:
         blocks: Blocks that have averages and inverses, with factored damping, by name.
-        mixing: The kernels of :mod:`ocar.curvature.pool_kernels`.
-        inverting: Those of :mod:`ocar.curvature.inverse_kernels`.
-        multiplying: Those of :mod:`ocar.curvature.product_kernels`.
+        mixing: The kernels of :mod:`ocar.accel.triton.average`.
+        inverting: Those of :mod:`ocar.accel.triton.invert`.
+        multiplying: Those of :mod:`ocar.accel.triton.precondition`.
         head: The name of the one whose G may start again, if any.
     """
 

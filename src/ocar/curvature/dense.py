@@ -7,12 +7,12 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from ocar.accel.streams import is_capturing
 from ocar.curvature import linalg
 from ocar.curvature.base import Curvature, LikelihoodName, Schedule, at_step, full_precision
-from ocar.curvature.capture import Capture, pull_back
 from ocar.curvature.fisher import FisherRoot, separate
+from ocar.curvature.recorder import Capture, pull_back
 from ocar.errors import CheckpointError, ModelError, NumericalError
-from ocar.lanes import is_capturing
 
 MAX_PARAMETERS = 20_000
 """Above this the matrix would take more than 3 GiB."""

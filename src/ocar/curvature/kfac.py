@@ -12,6 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ocar.accel.rows import RowRecorder
+from ocar.accel.streams import Lanes, is_capturing
+from ocar.accel.symmetric import side_by_side
 from ocar.curvature.base import (
     Curvature,
     LikelihoodName,
@@ -21,17 +24,14 @@ from ocar.curvature.base import (
     full_precision,
 )
 from ocar.curvature.blocks import NORM_LAYERS, Block, DampingKind, KroneckerBlock, make_block
-from ocar.curvature.capture import Capture, reject_shared_parameters, warn_uncovered
 from ocar.curvature.compiled_pool import make_pool
 from ocar.curvature.factors import Sharing
 from ocar.curvature.fisher import FisherRoot
 from ocar.curvature.many_gradients import ManyGradients
 from ocar.curvature.many_inputs import ManyInputs
 from ocar.curvature.pool import FactorPool
-from ocar.curvature.rows import RowRecorder
-from ocar.curvature.symmetric import side_by_side
+from ocar.curvature.recorder import Capture, reject_shared_parameters, warn_uncovered
 from ocar.errors import CheckpointError, ConfigError, ModelError, NumericalError
-from ocar.lanes import Lanes, is_capturing
 
 Weighting = Literal["gradients", "both"]
 

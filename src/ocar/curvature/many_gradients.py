@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ocar.curvature.many_squares import TERMS, ManySquares, Matrix, make_squares
+from ocar.accel.gram import TERMS, ManySquares, Matrix, make_squares
 
 _ALIGNMENT = 16  # bytes
 _MOST = 2**31  # numbers that the kernels can count

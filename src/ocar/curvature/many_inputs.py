@@ -1,7 +1,7 @@
 """A of convolutions that follow each other, together, while a step is recorded on a GPU.
 
 The patches of each are written as soon as the forward pass comes to it, and when there are those of
-a few layers, their products are made; see :mod:`ocar.curvature.many_squares`.
+a few layers, their products are made; see :mod:`ocar.accel.gram`.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor, nn
 
-from ocar.curvature.many_squares import TERMS, ManySquares, Matrix, make_squares
-from ocar.curvature.patches import Patches, find_patches
-from ocar.models.layout import lies_by_pixel
+from ocar.accel.gram import TERMS, ManySquares, Matrix, make_squares
+from ocar.accel.layout import lies_by_pixel
+from ocar.accel.patches import Patches, find_patches
 
 _LAYERS = 5  # of a group; more would keep more patches in memory
 _TILE, _SHARE, _WARPS = 64, 2048, 4

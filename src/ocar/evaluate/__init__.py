@@ -5,10 +5,7 @@ is printed. Progress bars, logs and checkpoints listen to the events. The one to
 stream on is ``AtRest``: all that was learned has been evaluated.
 """
 
-from ocar.evaluate.history import History
-from ocar.evaluate.loop import OnlineLearner, evaluate
-from ocar.evaluate.summary import summarize
-from ocar.events import (
+from ocar.evaluate.events import (
     AtRest,
     Counts,
     Evaluated,
@@ -20,6 +17,9 @@ from ocar.events import (
     Summary,
     TaskEnded,
 )
+from ocar.evaluate.history import History
+from ocar.evaluate.loop import OnlineLearner, evaluate
+from ocar.evaluate.summary import summarize
 from ocar.streams.base import TaskStream
 
 __all__ = [

@@ -9,12 +9,7 @@ import torch
 from torch import Tensor
 
 from ocar.errors import ConfigError
-from ocar.evaluate.history import History
-from ocar.evaluate.later import Later
-from ocar.evaluate.measure import Answer, Classification, Measure, Predictor, Regression
-from ocar.evaluate.stopwatch import Lap, Stopwatch
-from ocar.evaluate.summary import summarize
-from ocar.events import (
+from ocar.evaluate.events import (
     AtRest,
     Evaluated,
     Event,
@@ -24,7 +19,12 @@ from ocar.events import (
     StepReport,
     TaskEnded,
 )
-from ocar.probe import check_probe, probe_stream
+from ocar.evaluate.history import History
+from ocar.evaluate.later import Later
+from ocar.evaluate.measure import Answer, Classification, Measure, Predictor, Regression
+from ocar.evaluate.probe import check_probe, probe_stream
+from ocar.evaluate.stopwatch import Lap, Stopwatch
+from ocar.evaluate.summary import summarize
 from ocar.streams.base import StreamBatch, TaskStream
 
 BLOCK = 32
@@ -38,7 +38,7 @@ class OnlineLearner(Predictor, Protocol):
     ``boundary()`` is called whenever a task has ended and another follows. It may have a
     ``device``, to which held-out data is then moved once, and ``release()``, called when all is
     learned, to give back memory that only learning needs. And it may have ``guarded``, counts of
-    what its guard has done, see :class:`ocar.learners.guard.GuardCounts`.
+    what its guard has done, see :class:`ocar.guard.GuardCounts`.
     """
 
     def learn(self, x: Tensor, y: Tensor, /) -> StepReport:
@@ -90,7 +90,7 @@ def evaluate(
         test_batch: Most test samples to predict at once.
         online: Also predict each batch before it is learned; a stream without validation data
             can be evaluated by this alone.
-        probe: Also fit a linear classifier on the features at the end, see :mod:`ocar.probe`;
+        probe: Also fit a linear classifier on the features at the end, see :mod:`ocar.evaluate.probe`;
             not in regression.
         seed: Seed of the probe's augmentation.
 

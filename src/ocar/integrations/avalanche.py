@@ -17,7 +17,7 @@ from torch.nn import functional
 
 from ocar.curvature import Curvature
 from ocar.errors import InputError, MissingPackageError, ModelError
-from ocar.learners.methods.ocar import OCARSettings, OCARTransform
+from ocar.methods.ocar import OCARSettings, OCARTransform
 
 try:
     from avalanche.benchmarks.utils.data_loader import ReplayDataLoader

@@ -13,7 +13,7 @@ from safetensors.torch import save as serialize
 from torch import nn
 
 from ocar.config import require
-from ocar.learners.registry import make_learner, preset_settings
+from ocar.methods.registry import make_learner, preset_settings
 from ocar.models import make_model
 from ocar.rng import derive_seed
 
@@ -32,7 +32,7 @@ class TabularLearner:
 
     Args:
         features: Numbers in a row.
-        method: A name in :data:`ocar.learners.registry.METHODS`.
+        method: A name in :data:`ocar.methods.registry.METHODS`.
         preset: A benchmark whose selected settings to start from; None for none.
         settings: Settings of the method, over those of the preset.
         model: Makes the model; by default an MLP with two hidden layers of 100, in float64.

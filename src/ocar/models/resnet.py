@@ -13,10 +13,10 @@ from typing import Any, cast
 import torch
 from torch import nn
 
+from ocar.accel.layout import laid, lies_by_pixel
+from ocar.accel.norm import norm_relu
+from ocar.accel.streams import branch
 from ocar.errors import ConfigError
-from ocar.lanes import branch
-from ocar.models.fused_norm import norm_relu
-from ocar.models.layout import laid, lies_by_pixel
 
 _STAGES = ((1, 1), (2, 2), (4, 2), (8, 2))  # (multiple of the width, stride) of each stage
 _POOL = 4  # side of the average pooling of the slim network

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from ocar.augment.images import CropFlip, Normalize
 from ocar.datasets import Arrays
 from ocar.errors import ConfigError
-from ocar.images import CropFlip, Normalize
 from ocar.streams.arrays import ArrayStream
 from ocar.streams.domains import DomainIncremental
 from ocar.streams.indexed import IndexedStream

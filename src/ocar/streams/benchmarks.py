@@ -10,9 +10,9 @@ from weakref import WeakValueDictionary
 import torch
 
 from ocar import datasets
+from ocar.augment.images import CropFlip, Normalize
 from ocar.datasets import Arrays
 from ocar.errors import ConfigError
-from ocar.images import CropFlip, Normalize
 from ocar.streams.benchmark import Benchmark, Kind, stream_over
 from ocar.streams.convex import ConvexStream
 from ocar.streams.indexed import IndexedStream

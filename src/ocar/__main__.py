@@ -1,9 +1,0 @@
-"""``python -m ocar``: the command line."""
-
-import sys
-
-from ocar.cli import main
-
-# Worker processes import this file under another name.
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Fast forms of the operations that the library is made of."""

@@ -1,0 +1,113 @@
+"""Products of many matrices with their own transposes, for Triton.
+
+See :mod:`ocar.accel.gram`. ``places`` has the address of the numbers of each layer, a
+row of ``layers`` its outputs and how many places of an image each is at. A row of ``programs`` is
+for one tile of one product: the layer, the tile's row and column, the first and the last of the
+terms that it adds up, and which of the ``parts`` it writes.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _find(places, number, LAYERS: tl.constexpr):
+    """The address of the numbers of a layer."""
+    found = places[0]
+    for other in tl.static_range(1, LAYERS):
+        found = tl.where(number == other, places[other], found)
+    return tl.multiple_of(found.to(tl.pointer_type(tl.float32)), [16])
+
+
+@triton.jit
+def square_channels(
+    places, layers, programs, parts, LAYERS: tl.constexpr, TILE: tl.constexpr, TERMS: tl.constexpr
+):
+    """For what lies channel by channel, of images with a multiple of ``TERMS`` places."""
+    program = programs + tl.program_id(0) * 6
+    number = tl.load(program)
+    size = tl.load(layers + 2 * number)
+    area = tl.multiple_of(tl.load(layers + 2 * number + 1), [TERMS])
+    g = _find(places, number, LAYERS)
+    row = tl.load(program + 1) * TILE + tl.arange(0, TILE)
+    column = tl.load(program + 2) * TILE + tl.arange(0, TILE)
+    total = tl.zeros((TILE, TILE), tl.float32)
+    for block in range(tl.load(program + 3) // TERMS, tl.load(program + 4) // TERMS):
+        image = block * TERMS // area
+        place = (block * TERMS - image * area + tl.arange(0, TERMS))[None, :]
+        one = tl.load(
+            g + ((image * size + row)[:, None] * area + place),
+            mask=(row < size)[:, None],
+            other=0.0,
+        )
+        other = tl.load(
+            g + ((image * size + column)[:, None] * area + place),
+            mask=(column < size)[:, None],
+            other=0.0,
+        )
+        total = tl.dot(one, other.T, total, input_precision="tf32")
+    _write(parts, tl.load(program + 5), total, TILE)
+
+
+@triton.jit
+def square_pixels(
+    places,
+    layers,
+    programs,
+    parts,
+    LAYERS: tl.constexpr,
+    TILE: tl.constexpr,
+    TERMS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    """For what lies pixel by pixel, all channels of one together."""
+    program = programs + tl.program_id(0) * 6
+    number = tl.load(program)
+    size = tl.load(layers + 2 * number)
+    if ALIGNED:
+        size = tl.multiple_of(size, [4])
+    g = _find(places, number, LAYERS)
+    row = (tl.load(program + 1) * TILE + tl.arange(0, TILE))[None, :]
+    column = (tl.load(program + 2) * TILE + tl.arange(0, TILE))[None, :]
+    end = tl.load(program + 4)
+    total = tl.zeros((TILE, TILE), tl.float32)
+    for start in range(tl.load(program + 3), end, TERMS):
+        place = (start + tl.arange(0, TERMS))[:, None]
+        one = tl.load(g + place * size + row, mask=(place < end) & (row < size), other=0.0)
+        other = tl.load(g + place * size + column, mask=(place < end) & (column < size), other=0.0)
+        total = tl.dot(one.T, other, total, input_precision="tf32")
+    _write(parts, tl.load(program + 5), total, TILE)
+
+
+@triton.jit
+def _write(parts, part, total, TILE: tl.constexpr):
+    inside = tl.arange(0, TILE)
+    where = inside[:, None] * TILE + inside[None, :]
+    tl.store(parts + part.to(tl.int64) * TILE * TILE + where, total)
+
+
+@triton.jit
+def add_up(parts, out, layers, scales, tiles, TILE: tl.constexpr):
+    """Add up the parts of a tile and write it, and its transpose, where the layer's product lies.
+
+    A row of ``tiles``: the layer, the tile's row and column, its first part, their number, and
+    where the product starts.
+    """
+    tile = tiles + tl.program_id(0) * 6
+    number = tl.load(tile)
+    size = tl.load(layers + 2 * number)
+    out += tl.load(tile + 5)
+    inside = tl.arange(0, TILE)
+    where = inside[:, None] * TILE + inside[None, :]
+    first = tl.load(tile + 3)
+    total = tl.zeros((TILE, TILE), tl.float32)
+    parts += first.to(tl.int64) * TILE * TILE
+    for part in range(tl.load(tile + 4)):
+        total += tl.load(parts + part * TILE * TILE + where)
+    total *= tl.load(scales + number)
+    row, column = tl.load(tile + 1) * TILE + inside, tl.load(tile + 2) * TILE + inside
+    there = (row < size)[:, None] & (column < size)[None, :]
+    tl.store(out + row[:, None] * size + column[None, :], total, mask=there)
+    tl.store(out + column[None, :] * size + row[:, None], total, mask=there)

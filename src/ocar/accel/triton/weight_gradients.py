@@ -1,0 +1,173 @@
+"""Gradients of the weights of several convolutions, for Triton.
+
+The gradient of a weight is a sum over the pixels of all results, of what went in at that place of
+the kernel times the gradient at what came out. See :mod:`ocar.accel.weight_gradients`.
+
+To both kernels ``places`` gives the addresses of what went into each layer and of the gradient at
+what came out, a row of ``layers`` what else there is to know of it, and a row of ``programs`` the
+layer, the tile of outputs, the tile of inputs and the line of the kernel that a program is for. It
+adds up a share of the pixels; each share has a result of its own, ``total`` numbers for the
+weights of all layers.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _find(places, number, LAYERS: tl.constexpr):
+    """Addresses of the inputs of a layer and of the gradients at its outputs."""
+    x, g = places[0], places[1]
+    for other in tl.static_range(1, LAYERS):
+        x = tl.where(number == other, places[2 * other], x)
+        g = tl.where(number == other, places[2 * other + 1], g)
+    x = tl.multiple_of(x.to(tl.pointer_type(tl.float32)), [16])
+    return x, tl.multiple_of(g.to(tl.pointer_type(tl.float32)), [16])
+
+
+@triton.jit
+def _store(out, layer, output, channel, down, side, first, second, third):
+    """Write the sums of one line of a kernel."""
+    outputs, channels = tl.load(layer + 3), tl.load(layer)
+    where = output[:, None] * tl.load(layer + 10) + channel[None, :] * tl.load(layer + 11)
+    where += tl.load(layer + 9) + down * tl.load(layer + 12)
+    across = tl.load(layer + 13)
+    there = (output < outputs)[:, None] & (channel < channels)[None, :]
+    tl.store(out + where, first, mask=there)
+    tl.store(out + where + across, second, mask=there & (side > 1))
+    tl.store(out + where + 2 * across, third, mask=there & (side > 2))
+
+
+@triton.jit(do_not_specialize=["images", "share", "total"])
+def multiply_pixels(
+    places,
+    layers,
+    programs,
+    out,
+    images,
+    share,
+    total,
+    LAYERS: tl.constexpr,
+    FIELDS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    PIXELS: tl.constexpr,
+    ALIGNED: tl.constexpr,
+):
+    """For images that lie pixel by pixel, with kernels of up to three by three.
+
+    A share is so many of the ``images``.
+    """
+    program = programs + tl.program_id(0) * 4
+    number = tl.load(program)
+    layer = layers + number * FIELDS
+    channels, height, width = tl.load(layer), tl.load(layer + 1), tl.load(layer + 2)
+    outputs, tall, wide = tl.load(layer + 3), tl.load(layer + 4), tl.load(layer + 5)
+    side, stride, padding = tl.load(layer + 6), tl.load(layer + 7), tl.load(layer + 8)
+    if ALIGNED:
+        channels, outputs = tl.multiple_of(channels, [4]), tl.multiple_of(outputs, [4])
+    x, g = _find(places, number, LAYERS)
+    output = tl.load(program + 1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    channel = tl.load(program + 2) * INPUTS + tl.arange(0, INPUTS)
+    down = tl.load(program + 3)
+    area = tall * wide
+    chunk = tl.program_id(1)
+    begin, end = chunk * share * area, tl.minimum((chunk + 1) * share, images) * area
+    known = (channel < channels)[None, :]
+    first = tl.zeros((OUTPUTS, INPUTS), tl.float32)
+    second = tl.zeros((OUTPUTS, INPUTS), tl.float32)
+    third = tl.zeros((OUTPUTS, INPUTS), tl.float32)
+    for start in range(begin, end, PIXELS):
+        pixel = start + tl.arange(0, PIXELS)
+        image = pixel // area
+        place = pixel - image * area
+        line = place // wide
+        row = line * stride - padding + down
+        column = (place - line * wide) * stride - padding
+        inside = (pixel < end) & (row >= 0) & (row < height)
+        taken = tl.load(
+            g + (pixel[:, None] * outputs + output[None, :]),
+            mask=(pixel < end)[:, None] & (output < outputs)[None, :],
+            other=0.0,
+        ).T
+        source = x + (((image * height + row) * width + column) * channels)[:, None]
+        source += channel[None, :]
+        left = inside & (column >= 0) & (column < width)
+        middle = inside & (column >= -1) & (column < width - 1) & (side > 1)
+        right = inside & (column >= -2) & (column < width - 2) & (side > 2)
+        seen = tl.load(source, mask=left[:, None] & known, other=0.0)
+        first = tl.dot(taken, seen, first, input_precision="tf32")
+        seen = tl.load(source + channels, mask=middle[:, None] & known, other=0.0)
+        second = tl.dot(taken, seen, second, input_precision="tf32")
+        seen = tl.load(source + 2 * channels, mask=right[:, None] & known, other=0.0)
+        third = tl.dot(taken, seen, third, input_precision="tf32")
+    out += chunk.to(tl.int64) * total
+    _store(out, layer, output, channel, down, side, first, second, third)
+
+
+@triton.jit(do_not_specialize=["blocks", "share", "total"])
+def multiply_rows(
+    places,
+    layers,
+    programs,
+    out,
+    blocks,
+    share,
+    total,
+    LAYERS: tl.constexpr,
+    FIELDS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+    PIXELS: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """For images that lie channel by channel, with kernels of three by three and stride 1.
+
+    A share is so many of the ``blocks`` of ``PIXELS``, each some whole rows of ``WIDTH`` pixels of
+    one image. Inputs and gradients are read as they lie, many numbers together. What belongs to
+    the left and the right of a kernel is one pixel further: there the gradients are shifted, by a
+    product with a matrix that has ones beside its diagonal, and zeros where a row ends.
+    """
+    program = programs + tl.program_id(0) * 4
+    number = tl.load(program)
+    layer = layers + number * FIELDS
+    channels, height, outputs = tl.load(layer), tl.load(layer + 1), tl.load(layer + 3)
+    area = tl.multiple_of(height * WIDTH, [PIXELS])
+    x, g = _find(places, number, LAYERS)
+    output = tl.load(program + 1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    channel = tl.load(program + 2) * INPUTS + tl.arange(0, INPUTS)
+    down = tl.load(program + 3)
+    pixel = tl.arange(0, PIXELS)
+    one, other = pixel[:, None], pixel[None, :]
+    same_row = one // WIDTH == other // WIDTH
+    to_left = ((one == other + 1) & same_row).to(tl.float32)
+    to_right = ((one + 1 == other) & same_row).to(tl.float32)
+    chunk = tl.program_id(1)
+    first = tl.zeros((OUTPUTS, INPUTS), tl.float32)
+    second = tl.zeros((OUTPUTS, INPUTS), tl.float32)
+    third = tl.zeros((OUTPUTS, INPUTS), tl.float32)
+    for block in range(chunk * share, tl.minimum((chunk + 1) * share, blocks)):
+        start = block * PIXELS
+        image = start // area
+        place = start - image * area
+        row = place // WIDTH + pixel // WIDTH + down - 1
+        taken = tl.load(
+            g + ((image * outputs + output)[:, None] * area + (place + pixel)[None, :]),
+            mask=(output < outputs)[:, None],
+            other=0.0,
+        )
+        beside = place + (down - 1) * WIDTH + pixel
+        seen = tl.load(
+            x + ((image * channels + channel)[:, None] * area + beside[None, :]),
+            mask=(channel < channels)[:, None] & ((row >= 0) & (row < height))[None, :],
+            other=0.0,
+        ).T
+        left = tl.dot(taken, to_left, input_precision="tf32")
+        right = tl.dot(taken, to_right, input_precision="tf32")
+        first = tl.dot(left, seen, first, input_precision="tf32")
+        second = tl.dot(taken, seen, second, input_precision="tf32")
+        third = tl.dot(right, seen, third, input_precision="tf32")
+    out += chunk.to(tl.int64) * total
+    _store(out, layer, output, channel, down, 3, first, second, third)

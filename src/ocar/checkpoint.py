@@ -1,0 +1,131 @@
+"""A learner back from its checkpoint."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ocar.augment import AUGMENTATIONS
+from ocar.augment.images import CropFlip, Normalize
+from ocar.config import CUSTOM, from_plain
+from ocar.errors import CheckpointError, ConfigError, OcarError
+from ocar.guard import Guard
+from ocar.learner import Learner
+from ocar.methods.registry import METHODS, TRANSFORMS
+from ocar.methods.scr import SCRSettings
+from ocar.methods.settings import Augmenter, LearnerSettings, Normalizer
+from ocar.methods.transform import TransformSettings
+from ocar.state import load_newest, load_state, without_prefix
+
+_METHODS = {m.settings.__name__: m for m in METHODS.values()}
+_KINDS = (Normalize, CropFlip, *AUGMENTATIONS)
+_TRANSFORM_SETTINGS = {t.__name__: t for t in TRANSFORMS.values()}
+_MOST_UNSEEN = 1 << 22  # slots of a memory of which a file holds none
+
+
+def load(
+    path: str | os.PathLike[str],
+    model: nn.Module,
+    *,
+    normalize: Normalizer | None = None,
+    augment: Augmenter | None = None,
+) -> Learner:
+    """The learner that :meth:`Learner.save` wrote; it goes on exactly where that one was.
+
+    A file that is cut short, altered in any byte, of another model, of a newer version or with
+    NaN in it is refused. Where the one that was saved before it is still beside it, under its name
+    and ``.previous``, and is good, that one is used, with a :class:`~ocar.errors.CheckpointWarning`
+    that says so.
+
+    Args:
+        path: The checkpoint.
+        model: A model of the same architecture. Its weights are replaced, its head enlarged.
+        normalize: The learner's normalisation, needed if it was a function of your own.
+        augment: The learner's augmentation, needed if it was a function of your own.
+
+    Raises:
+        CheckpointError: The file is damaged, too new, or of another model.
+        ModelError: The model has no such head as the file names.
+    """
+    functions = {"normalize": normalize, "augment": augment}
+    given: dict[str, Any] = {name: f for name, f in functions.items() if f is not None}
+    return load_newest(path, lambda file: _load(file, model, given))
+
+
+def _load(path: Path, model: nn.Module, given: Mapping[str, Any]) -> Learner:
+    tensors, values = load_state(path)
+    try:
+        plain = {**values["settings"], **dict.fromkeys(given)}
+        _reject_custom(plain)
+        method = _METHODS[values["method"]]
+        settings = replace(from_plain(method.settings, plain, kinds=_KINDS), **given)
+        transform: TransformSettings | None = None
+        if values["transform"] is not None:
+            kind = _TRANSFORM_SETTINGS[values["transform"]]
+            transform = from_plain(kind, values["transform_settings"])
+        _check_sizes(settings, tensors, model)
+        _check_item(values["item"])
+        guard = values.get("guard", {})
+        learner = method.learner(
+            model,
+            settings,
+            transform=transform,
+            guard=None if guard is None else from_plain(Guard, guard),
+        )
+        learner.load_state(tensors, values)
+    except OcarError as error:
+        if not isinstance(error, ConfigError):
+            raise
+        raise CheckpointError(f"{str(path)!r} does not describe a learner: {error}") from error
+    except Exception as error:  # what torch, numpy and a learner's parts say of damaged values
+        raise CheckpointError(f"{str(path)!r} does not describe a learner: {error}") from error
+    return learner
+
+
+def _check_sizes(
+    settings: LearnerSettings, tensors: Mapping[str, Tensor], model: nn.Module
+) -> None:
+    """Refuse what would take more memory than the file can stand for, before anything is made."""
+    own = model.state_dict()
+    for name, tensor in without_prefix("model", tensors).items():
+        if name in own and tensor.shape[1:] != own[name].shape[1:]:  # a head may have grown
+            raise CheckpointError(
+                f"The checkpoint is of another model: {name!r} has shape {tuple(tensor.shape)}, "
+                f"here {tuple(own[name].shape)}."
+            )
+    targets = tensors.get("memory.columns.y")
+    slots = _MOST_UNSEEN if targets is None else targets.numel()
+    if settings.memory > slots:
+        raise CheckpointError(
+            f"The checkpoint says memory={settings.memory} and has at most {slots} slots."
+        )
+    if isinstance(settings, SCRSettings):  # in others it is at most as long as the features
+        parts = without_prefix("objective.projection", tensors).values()
+        widest = max((max(part.shape, default=0) for part in parts), default=0)
+        if settings.projection > widest:
+            raise CheckpointError(
+                f"The checkpoint says projection={settings.projection} and has at most {widest}."
+            )
+
+
+def _check_item(item: Any) -> None:
+    """Refuse a description of samples, ``[shape, type]``, whose type is none."""
+    if item is not None:
+        _, name = item
+        if not isinstance(getattr(torch, name.removeprefix("torch."), None), torch.dtype):
+            raise CheckpointError(f"The checkpoint has samples of type {name!r}, which is none.")
+
+
+def _reject_custom(plain: Mapping[str, Any]) -> None:
+    for name, value in plain.items():
+        if isinstance(value, Mapping) and value.get("kind") == CUSTOM:
+            raise CheckpointError(
+                f"The learner was saved with {name}={value.get('repr')}, which a file cannot "
+                f"hold. Give it again: load(path, model, {name}=...)."
+            )

@@ -1,0 +1,155 @@
+"""A-GEM: the gradient of the new samples, projected so that the memory's loss does not grow.
+
+Chaudhry et al., "Efficient Lifelong Learning with A-GEM" (ICLR 2019). With g the
+gradient of the loss on new samples and r that on a reference sample of the
+memory, both over all parameters as one vector,
+
+    g ← g                     if gᵀr ≥ 0,
+    g ← g − (gᵀr / rᵀr) r     otherwise,
+
+so that gᵀr ≥ 0 afterwards: to first order the step does not raise the loss of
+the reference. The memory is never learned from directly.
+
+As in the code with which the published tables were made, the reference is drawn
+from the whole memory, goes through the model in train mode before the new
+samples do, and is another one for each gradient step.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+
+from ocar.config import require
+from ocar.errors import ConfigError
+from ocar.methods.context import Context
+from ocar.methods.objective import CrossEntropy, Forward, Objective, Outcome, SquaredError, Step
+from ocar.methods.settings import LearnerSettings
+from ocar.methods.transform import Transform, TransformSettings
+
+
+@dataclass(frozen=True, kw_only=True)
+class AGEMSettings(TransformSettings):
+    """Settings of A-GEM's projection: none."""
+
+    def make(self, context: Context, objective: Objective) -> Transform:
+        """The projection for a learner."""
+        if not isinstance(objective, NewSamplesLoss):
+            raise ConfigError(
+                "The transform 'agem' projects the gradient of new samples against that of the "
+                "memory; a loss on replayed samples holds both already. Use the method 'agem'."
+            )
+        return AGEMTransform(context.model, objective)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AGEMLearnerSettings(LearnerSettings):
+    """Settings of a learner with A-GEM; ``replay_batch`` has no part in it."""
+
+    reference: int = 200
+    """Samples of the memory whose loss must not grow, drawn for each gradient step."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require("reference", self.reference, self.reference >= 1, "at least 1")
+
+    @property
+    def draws(self) -> tuple[int, ...]:
+        """The reference alone."""
+        return (self.reference,)
+
+    def refuses(self, transform: TransformSettings | None) -> str | None:
+        """Every transform but its own."""
+        if isinstance(transform, AGEMSettings):
+            return None
+        return (
+            "A-GEM learns from new samples alone, and its own projection keeps what the memory "
+            "holds; with another gradient transform or none nothing would. Use the method 'agem' "
+            "as it is, or another transform with 'er'."
+        )
+
+    def make_objective(self, context: Context) -> Objective:
+        """The loss of the new samples."""
+        return NewSamplesLoss(
+            CrossEntropy() if self.likelihood == "categorical" else SquaredError()
+        )
+
+
+class NewSamplesLoss(Objective):
+    """A loss on the new samples of a joint batch.
+
+    Args:
+        loss: The loss of a batch.
+    """
+
+    joint = False
+
+    def __init__(self, loss: Objective) -> None:
+        self.loss = loss
+
+    def __call__(self, forward: Forward, step: Step) -> Outcome:
+        """The loss of one step."""
+        return Outcome(loss=self.loss(forward, _part(step, 0, step.new)).loss, outputs=None)
+
+    def of_memory(self, forward: Forward, step: Step) -> Tensor:
+        """The same loss on what was drawn from memory, a scalar."""
+        return self.loss(forward, _part(step, step.new, step.replayed)).loss
+
+
+class AGEMTransform(Transform):
+    """Projects the gradient against that of the reference.
+
+    Args:
+        model: What learns.
+        objective: The loss, for new samples and for the reference.
+    """
+
+    def __init__(self, model: nn.Module, objective: NewSamplesLoss) -> None:
+        self.model = model
+        self.objective = objective
+        self._reference: list[tuple[nn.Parameter, Tensor]] = []
+
+    def watch(self, step: Step) -> AbstractContextManager[object]:
+        """Take the gradient of the reference, before the new samples go through the model."""
+        self._reference.clear()
+        if step.replayed:
+            loss = self.objective.of_memory(self.model, step)
+            parameters = [p for p in self.model.parameters() if p.requires_grad]
+            grads = torch.autograd.grad(loss, parameters, allow_unused=True)
+            both = zip(parameters, grads, strict=True)
+            self._reference = [(p, grad) for p, grad in both if grad is not None]
+        return nullcontext()
+
+    @torch.no_grad()
+    def rewrite_(self) -> None:
+        """Take away what would raise the loss of the reference, if anything would."""
+        if not self._reference:
+            return
+        for parameter, reference in self._reference:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(reference)
+        pairs = [(p.grad, reference) for p, reference in self._reference if p.grad is not None]
+        product = torch.stack([(grad * reference).sum() for grad, reference in pairs]).sum()
+        square = torch.stack([reference.square().sum() for _, reference in pairs]).sum()
+        # A value, not a branch: a captured graph can hold it.
+        share = torch.where(product < 0, product / square, torch.zeros_like(product))
+        for grad, reference in pairs:
+            grad.sub_(share * reference)
+        self._reference.clear()
+
+
+def _part(step: Step, start: int, count: int) -> Step:
+    """A joint batch of some of the samples, all of them new."""
+    rows = slice(start, start + count)
+    return replace(
+        step,
+        x=step.x[rows],
+        y=step.y[rows],
+        raw=step.raw[rows],
+        new=count,
+        draws=(0,),
+        extras={},
+    )

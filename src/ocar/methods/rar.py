@@ -1,0 +1,214 @@
+"""RAR: retrospective adversarial replay.
+
+Kumari et al., "Retrospective Adversarial Replay for Continual Learning"
+(NeurIPS 2022). A second draw from memory is perturbed within ε and replayed
+with its own labels:
+
+    CE(joint) + β CE(x + δ; y),
+
+δ from a few steps of the momentum iterative sign method on CE(x + δ; t) for
+the weights w' after a step of size ``inner_lr`` on the joint batch. The target
+t is the label of another sample, so that the boundary between two classes is
+refined. The two kinds of perturbation are
+
+* "paper": towards the nearest new sample of another label, by what goes into
+  the head; the sign is minus, the gradient is taken anew for each of k steps of
+  size ε/k, its momentum normalised for each sample, and the result clamped to
+  what a byte can be.
+* "survey": what the code does with which the published tables were made. It ends
+  at the farthest sample of the joint batch with another label, by logits; goes
+  up the loss, away from the target; takes the gradient once for k − 1 steps, so
+  that the decay of the momentum changes nothing; clamps the inputs to [0, 1]
+  though they are normalised; and stops once a pixel has moved by more than ε,
+  which the clamp alone does.
+
+ε is in units of the model's inputs. The paper's MixUp is not part of this.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ocar.config import require, require_one_of
+from ocar.methods.context import Context
+from ocar.methods.objective import Forward, Objective, Outcome, Step
+from ocar.methods.settings import LearnerSettings
+from ocar.methods.virtual import VirtualStep
+from ocar.models.head import mask_logits
+
+
+@dataclass(frozen=True, kw_only=True)
+class RARSettings(LearnerSettings):
+    """Settings of RAR."""
+
+    beta: float = 0.4
+    """Weight of the perturbed samples (β)."""
+
+    epsilon: float = 0.0314
+    """How far an input may be moved (ε)."""
+
+    iterations: int = 2
+    """k: a step of the perturbation is ε/k."""
+
+    decay: float = 1.0
+    """What is kept of the momentum of the perturbation from one step to the next."""
+
+    inner_lr: float = 0.1
+    """Size of the step after which the perturbation looks at the model."""
+
+    perturbation: Literal["survey", "paper"] = "survey"
+    """Away from the farthest as in the published tables' code, or towards the nearest."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require("beta", self.beta, 0 <= self.beta < float("inf"), "at least 0")
+        require("epsilon", self.epsilon, 0 <= self.epsilon < float("inf"), "at least 0")
+        require("iterations", self.iterations, self.iterations >= 1, "at least 1")
+        require("decay", self.decay, 0 <= self.decay < float("inf"), "at least 0")
+        require("inner_lr", self.inner_lr, 0 <= self.inner_lr < float("inf"), "at least 0")
+        require_one_of("perturbation", self.perturbation, ("survey", "paper"))
+        fits = self.likelihood == "categorical"
+        require("likelihood", self.likelihood, fits, "'categorical': a regression has no classes")
+
+    @property
+    def draws(self) -> tuple[int, ...]:
+        """What is replayed as it is, and what is perturbed."""
+        return (self.replay_batch, self.replay_batch)
+
+    def make_objective(self, context: Context) -> Objective:
+        """Cross-entropy of the joint batch and of perturbed samples."""
+        return AdversarialReplay(self, context)
+
+
+class AdversarialReplay(Objective):
+    """CE(joint) + β CE(perturbed).
+
+    Args:
+        settings: The settings.
+        context: The parts of the learner.
+    """
+
+    joint = False
+
+    def __init__(self, settings: RARSettings, context: Context) -> None:
+        self.settings = settings
+        self.context = context
+
+    def __call__(self, forward: Forward, step: Step) -> Outcome:
+        """The loss of one step; plain cross-entropy where nothing is replayed."""
+        assert step.active is not None
+        n = step.new + step.draws[0]
+        joint = replace(
+            step,
+            x=step.x[:n],
+            y=step.y[:n],
+            raw=step.raw[:n],
+            draws=step.draws[:1],
+            extras={name: extra[: step.draws[0]] for name, extra in step.extras.items()},
+        )
+        loss = functional.cross_entropy(mask_logits(forward(joint.x), step.active), joint.y)
+        if not step.replayed:
+            return Outcome(loss=loss, outputs=None)
+        x, y = step.x[n:], step.y[n:]
+        virtual = VirtualStep(self.context.model, loss, lr=self.settings.inner_lr)
+        if self.settings.perturbation == "survey":
+            x = self._survey(virtual, joint, x, y)
+        else:
+            x = self._paper(virtual, joint, x, y, raw=step.raw[n:])
+        perturbed = functional.cross_entropy(mask_logits(forward(x), step.active), y)
+        return Outcome(loss=loss + self.settings.beta * perturbed, outputs=None, step=joint)
+
+    def _survey(self, virtual: Forward, joint: Step, x: Tensor, y: Tensor) -> Tensor:
+        assert joint.active is not None
+        with torch.no_grad():
+            others = virtual(joint.x)
+        moving = x.detach().requires_grad_()
+        logits = virtual(moving)
+        # Masked logits are all alike, so that they add nothing to a distance.
+        ours, theirs = (torch.where(joint.active, z.detach(), 0.0) for z in (logits, others))
+        gap = different(distances(ours, theirs), y, joint.y, otherwise=-torch.inf)
+        farthest = gap.max(1)
+        targets = torch.where(farthest.values.isfinite(), joint.y[farthest.indices], 0)
+        loss = functional.cross_entropy(mask_logits(logits, joint.active), targets)
+        (grad,) = torch.autograd.grad(loss, moving)
+        return ascend_once(
+            x, grad, epsilon=self.settings.epsilon, iterations=self.settings.iterations
+        )
+
+    def _paper(self, virtual: Forward, joint: Step, x: Tensor, y: Tensor, *, raw: Tensor) -> Tensor:
+        assert joint.active is not None
+        new, y_new = joint.x[: joint.new], joint.y[: joint.new]
+        with torch.no_grad():
+            ours, theirs = (self.context.features(z, virtual)[0].flatten(1) for z in (x, new))
+        gap = different(distances(ours, theirs), y, y_new, otherwise=torch.inf)
+        nearest = gap.min(1)
+        targets = y_new[nearest.indices]
+        # A sample that has no neighbour of another label stays as it is.
+        towards = _like(nearest.values.isfinite().to(x.dtype), x)
+        size = towards * (self.settings.epsilon / self.settings.iterations)
+        low, high = self._range(raw)
+        momentum, moved = torch.zeros_like(x), x
+        for _ in range(self.settings.iterations):
+            moving = moved.detach().requires_grad_()
+            logits = mask_logits(virtual(moving), joint.active)
+            (grad,) = torch.autograd.grad(
+                functional.cross_entropy(logits, targets, reduction="sum"), moving
+            )
+            norms = _like(grad.abs().flatten(1).sum(1), grad)
+            momentum = self.settings.decay * momentum + _normalized(grad, norms)
+            moved = moved - size * momentum.sign()
+            if low is not None and high is not None:
+                moved = moved.clamp(low, high)
+        return moved.detach()
+
+    def _range(self, raw: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        """The least and the most that an input can be, if samples are bytes."""
+        if raw.dtype != torch.uint8:
+            return None, None
+        normalize = self.context.normalize
+        ends = normalize(torch.zeros_like(raw[:1])), normalize(torch.full_like(raw[:1], 255))
+        return torch.minimum(*ends), torch.maximum(*ends)
+
+
+def distances(x: Tensor, others: Tensor) -> Tensor:
+    """Euclidean distances, ``(n, d)`` and ``(m, d)`` to ``(n, m)``."""
+    return torch.cdist(x, others, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def different(gap: Tensor, y: Tensor, others: Tensor, *, otherwise: float) -> Tensor:
+    """Distances, ``(n, m)``, with those between samples of the same label replaced."""
+    return torch.where(y[:, None] == others[None, :], otherwise, gap)
+
+
+def ascend_once(x: Tensor, grad: Tensor, *, epsilon: float, iterations: int) -> Tensor:
+    """The sign method of the published tables' code, with one gradient for all its steps.
+
+    The momentum is a positive multiple of the gradient throughout, so that only the gradient's
+    sign counts. The step that goes beyond ε is the last.
+
+    Args:
+        x: Inputs, ``(n, ...)``.
+        grad: Gradient of the loss, of the same shape.
+        epsilon: ε.
+        iterations: k; there are k − 1 steps of ε/k.
+    """
+    moved, size = x, (epsilon / iterations) * grad.sign()
+    within = torch.ones((), dtype=torch.bool, device=x.device)
+    for _ in range(iterations - 1):
+        moved = torch.where(within, (moved + size).clamp(0, 1), moved)
+        within = within & ((moved - x).abs().max() <= epsilon)
+    return moved.detach()
+
+
+def _normalized(grad: Tensor, norms: Tensor) -> Tensor:
+    return grad / norms.clamp_min(torch.finfo(grad.dtype).tiny)
+
+
+def _like(values: Tensor, x: Tensor) -> Tensor:
+    """``(n,)`` to ``(n, 1, ...)`` with as many dimensions as x."""
+    return values.view(-1, *[1] * (x.ndim - 1))

@@ -1,0 +1,351 @@
+"""What OCM and OnPro share: rotated views, and stretches of the stream.
+
+Both contrast images that are turned in sixteen ways (``contrastive.rotations``),
+each way of a class being a class of its own, in two views: as they are and augmented. The
+augmentation works on normalised pixels, as in the code of both. With u the projections and f the
+features of all views, rows of unit length, the similarity is
+
+    s = u uᵀ + u (f restricted to as many neighbouring columns as u has, drawn anew each time)ᵀ.
+
+Both treat the first task and later ones differently; where one ends they must be told or find out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ocar.augment import Compose, Grey, HorizontalFlip, ResizedCrop
+from ocar.config import require, require_one_of
+from ocar.methods.context import Context
+from ocar.methods.contrastive import (
+    make_linear,
+    mean_over_same,
+    mean_over_views,
+    pair_losses,
+    rotations,
+    unit_rows,
+)
+from ocar.methods.objective import Forward, Objective
+from ocar.methods.settings import LearnerSettings
+from ocar.methods.transform import TransformSettings
+from ocar.models.head import mask_logits
+from ocar.rng import make_generator
+from ocar.state import check_names, with_prefix, without_prefix
+
+AUGMENT = Compose(
+    (
+        HorizontalFlip(),
+        Grey(probability=0.25),
+        ResizedCrop(scale=(0.3, 1.0), half_pixels=True),
+    )
+)
+"""What makes the second view of images."""
+
+STRETCHES = ("boundary", "labels", "batches")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RotatedSettings(LearnerSettings):
+    """Settings that OCM and OnPro share.
+
+    Samples that are no images are neither turned nor augmented.
+    """
+
+    name: ClassVar[str]
+    """Of the method, for messages."""
+
+    lr: float = 5e-4
+    """Learning rate α."""
+
+    memory_kind: Literal["class-balanced", "reservoir"] = "reservoir"
+    """Who stays: equal shares for all classes seen, or a uniform sample of the stream."""
+
+    passes: int = 1
+    """Gradient steps a stream batch (S)."""
+
+    replay_batch: int = 64
+    """Most replayed samples a gradient step."""
+
+    replay_per_class: int = 7
+    """Replayed samples a gradient step for each class seen, as long as that is less."""
+
+    temperature: float = 0.07
+    """T of the contrastive losses."""
+
+    projection: int = 128
+    """Length of the projections, at most that of the features."""
+
+    stretches: Literal["boundary", "labels", "batches"] = "labels"
+    """Where a stretch of the stream ends: at task boundaries, which the learner must then be told
+    (the published code), where a label arrives that was never seen, after ``quiet`` batches
+    without one, or every ``stretch`` batches."""
+
+    quiet: int = 3
+    """Batches without a new label before one begins a stretch, with ``stretches="labels"``."""
+
+    stretch: int = 100
+    """Batches of a stretch, with ``stretches="batches"``."""
+
+    optimizer: Literal["adam", "sgd"] = "adam"
+    """What takes the step: Adam (the published code), or plain SGD."""
+
+    betas: tuple[float, float] = (0.9, 0.99)
+    """Adam's rates for the mean of gradients and of their squares."""
+
+    weight_decay: float = 1e-4
+    """What Adam adds to the gradient for each unit of weight."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "betas", tuple(self.betas))
+        valid = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
+        require("betas", self.betas, valid, "two numbers in [0, 1)")
+        valid = 0 <= self.weight_decay < float("inf")
+        require("weight_decay", self.weight_decay, valid, "at least 0")
+        valid = 0 < self.temperature < float("inf")
+        require("temperature", self.temperature, valid, "larger than 0")
+        for name in ("replay_per_class", "projection", "quiet", "stretch"):
+            require(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
+        require_one_of("stretches", self.stretches, STRETCHES)
+        require_one_of("optimizer", self.optimizer, ("adam", "sgd"))
+        fits = self.likelihood == "categorical"
+        require("likelihood", self.likelihood, fits, "'categorical': a regression has no classes")
+
+    def refuses(self, transform: TransformSettings | None) -> str | None:
+        """Every transform, as long as Adam takes the step."""
+        if transform is None or self.optimizer == "sgd":
+            return None
+        return (
+            f"{self.name} steps with Adam, which scales each entry of the gradient anew, so that "
+            f"what {type(transform).__name__} makes of it would be lost. Use optimizer='sgd'."
+        )
+
+    def make_optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer | None:
+        """Adam, unless plain SGD is wanted."""
+        if self.optimizer == "sgd":
+            return None
+        return torch.optim.Adam(
+            parameters,
+            lr=self.lr,
+            betas=self.betas,
+            weight_decay=self.weight_decay,
+            capturable=parameters[0].is_cuda,
+        )
+
+
+class Stretches:
+    """Counts the stretches of a stream.
+
+    Args:
+        kind: How the end of one is found: see :class:`RotatedSettings`.
+        quiet: Batches without a new label before one begins a stretch.
+        length: Batches of a stretch.
+
+    Attributes:
+        ended: Stretches that have ended.
+    """
+
+    def __init__(self, kind: str, *, quiet: int, length: int) -> None:
+        self.kind = kind
+        self.quiet = quiet
+        self.length = length
+        self.ended = 0
+        self._units: set[int] = set()
+        self._batches = 0
+        self._since_new = 0
+        self._told = False
+
+    @property
+    def units(self) -> tuple[int, ...]:
+        """The units that have occurred."""
+        return tuple(sorted(self._units))
+
+    def boundary(self) -> None:
+        """A task has ended."""
+        self._told = True
+
+    def ends_before(self, units: Sequence[int]) -> bool:
+        """Whether a stretch has ended before a batch that is about to be learned."""
+        if not self._units:
+            return False
+        if self.kind == "boundary":
+            return self._told
+        if self.kind == "batches":
+            return self._batches % self.length == 0
+        return not self._units.issuperset(units) and self._since_new >= self.quiet
+
+    def begin(self, units: Sequence[int]) -> None:
+        """Count a batch that is about to be learned."""
+        self.ended += self.ends_before(units)
+        self._told = False
+        self._batches += 1
+        self._since_new = self._since_new + 1 if self._units.issuperset(units) else 0
+        self._units.update(units)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """All of it."""
+        counters = (self.ended, self._batches, self._since_new, self._told)
+        return {
+            "units": torch.tensor(self.units, dtype=torch.int64),
+            "counters": torch.tensor(counters, dtype=torch.int64),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what :meth:`state_dict` gave."""
+        self._units = set(state["units"].tolist())
+        self.ended, self._batches, self._since_new, told = state["counters"].tolist()
+        self._told = bool(told)
+
+
+class Rotated(Objective):
+    """The base of the two objectives.
+
+    Args:
+        settings: The settings.
+        context: The parts of the learner.
+    """
+
+    joint = False
+
+    def __init__(self, settings: RotatedSettings, context: Context) -> None:
+        assert context.head is not None
+        self.context = context
+        self.head = context.head
+        self.wants_boundaries = settings.stretches == "boundary"
+        self.stretches = Stretches(
+            settings.stretches, quiet=settings.quiet, length=settings.stretch
+        )
+        self.generator = make_generator(settings.seed, settings.name, context.device)
+        size = self.head.layer.in_features
+        self.projection = make_linear(
+            size,
+            min(settings.projection, size),
+            generator=make_generator(settings.seed, "projection"),
+            like=self.head.layer.weight.detach(),
+        )
+        self._shared = settings
+
+    @property
+    def generators(self) -> Sequence[torch.Generator]:
+        """That of the views and of the columns of the features."""
+        return (self.generator,)
+
+    def parameters(self) -> Sequence[nn.Parameter]:
+        """Those of the projection."""
+        return tuple(self.projection.parameters())
+
+    def boundary(self) -> None:
+        """A task has ended."""
+        self.stretches.boundary()
+
+    def few(self, size: int) -> int:
+        """What to replay where each class seen allows for some samples, at most ``size``."""
+        return min(size, self._shared.replay_per_class * len(self.stretches.units))
+
+    # The parts of the losses
+
+    @torch.no_grad()
+    def augmented(self, x: Tensor) -> Tensor:
+        """Another draw of the augmentation, of inputs of the model ``(n, ...)``."""
+        return AUGMENT.augment(x, self.generator) if x.dim() == 4 else x
+
+    @torch.no_grad()
+    def views(self, x: Tensor) -> Tensor:
+        """All ways to turn the inputs, as they are and then augmented, ``(2 · ways · n, ...)``."""
+        turned = rotations(x)
+        return torch.cat([turned, self.augmented(turned)])
+
+    def project(self, x: Tensor, forward: Forward) -> tuple[Tensor, Tensor]:
+        """Projections ``(n, p)`` and features ``(n, d)`` of inputs, rows of unit length."""
+        if x.is_cuda and x.dim() == 4:  # so many images are convolved faster when they lie so
+            x = x.contiguous(memory_format=torch.channels_last)
+        features, _ = self.context.features(x, forward)
+        return unit_rows(self.projection(features)), unit_rows(features)
+
+    def similarity(self, projections: Tensor, features: Tensor) -> Tensor:
+        """s, ``(n, n)``, from rows of unit length."""
+        width, length = projections.shape[1], features.shape[1]
+        columns = torch.arange(width, device=features.device)
+        if length > width:
+            start = torch.randint(
+                length - width, (1,), device=features.device, generator=self.generator
+            )
+            columns = columns + start
+        return projections @ (projections + features.index_select(1, columns)).T
+
+    def contrast_new(self, projections: Tensor, features: Tensor, labels: Tensor) -> Tensor:
+        """The loss of new samples: views of the same sample, and twice that of the same class.
+
+        Args:
+            projections: Of all views, ``(2 · ways · n, p)``.
+            features: Of all views, ``(2 · ways · n, d)``.
+            labels: Of the samples, ``(n,)``.
+        """
+        losses = pair_losses(
+            self.similarity(projections, features),
+            temperature=self._shared.temperature,
+            itself=False,
+        )
+        same = same_class(labels, views=2, rows=len(losses))
+        return mean_over_views(losses) + 2 * mean_over_same(losses, same)
+
+    def contrast_old(
+        self, projections: Tensor, features: Tensor, labels: Tensor, *, scale: float = 1.0
+    ) -> Tensor:
+        """The loss of replayed samples: of the same class alone; arguments as for new ones."""
+        losses = pair_losses(
+            scale * self.similarity(projections, features),
+            temperature=self._shared.temperature,
+            itself=True,
+        )
+        return mean_over_same(losses, same_class(labels, views=2, rows=len(losses)))
+
+    # Saving
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The projection, the stretches and the generator."""
+        return {
+            **with_prefix("projection", self.projection.state_dict()),
+            **with_prefix("stretches", self.stretches.state_dict()),
+            "generator": self.generator.get_state(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what :meth:`state_dict` gave.
+
+        Raises:
+            CheckpointError: The state is of another model.
+        """
+        projection = without_prefix("projection", state)
+        check_names("projection", projection, self.projection.state_dict())
+        self.projection.load_state_dict(projection)
+        self.stretches.load_state_dict(without_prefix("stretches", state))
+        self.generator.set_state(state["generator"])
+
+
+def same_class(labels: Tensor, *, views: int, rows: int) -> Tensor:
+    """Which views belong to the same class and are turned in the same way.
+
+    Args:
+        labels: Of the samples, ``(n,)``.
+        views: How often all turned samples are repeated.
+        rows: How many views there are in all, a multiple of ``views`` times n.
+
+    Returns:
+        ``(rows, rows)`` of bool.
+    """
+    ways = rows // (views * len(labels))
+    way = torch.arange(ways, device=labels.device)[:, None].expand(ways, len(labels))
+    way, label = way.reshape(-1).repeat(views), labels.repeat(views * ways)
+    return (label[:, None] == label) & (way[:, None] == way)
+
+
+def entropies(outputs: Tensor, y: Tensor, active: Tensor) -> Tensor:
+    """Cross-entropy of each sample over the classes seen, ``(n,)``."""
+    return functional.cross_entropy(mask_logits(outputs, active), y, reduction="none")

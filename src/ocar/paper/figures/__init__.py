@@ -1,5 +1,0 @@
-"""The paper's figures: one module of numbers each, and two that draw.
-
-Numbers are frozen dataclasses of plain values, made by runs and kept in one small file a figure
-(:mod:`~ocar.paper.figures.store`); drawing needs the file alone.
-"""

@@ -1,0 +1,112 @@
+"""The command line: ``ocar COMMAND``.
+
+This file finds the command and turns errors into a line or two and an exit code: 0 for success, 1
+for a run that failed or was stopped, 2 for a wrong call. It imports no more than that needs; a
+command's own module is imported when it is called.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from ocar.errors import ConfigError, OcarError
+from ocar.version import __version__
+
+COMMANDS = {
+    "demo": ("demo", "ER and OCAR on bundled digits: a table and a report, in under 2 minutes"),
+    "run": ("run", "methods on a benchmark; the same command goes on with what was interrupted"),
+    "tune": ("tune", "search for the settings of a method; the same command goes on"),
+    "show": ("show", "mean ± std of every metric of stored runs, the paper's beside it"),
+    "report": ("report", "one HTML page on stored runs: tables, figures, commands; no network"),
+    "compare": ("compare", "two sets of runs side by side, paired by seed, with an interval"),
+    "keep": ("keep", "what is worth keeping of finished runs, as small files under results/"),
+    "paper": ("paper", "the paper's tables, ours beside them, and its figures, made where missing"),
+    "methods": ("listing", "the methods there are"),
+    "benchmarks": ("listing", "the benchmarks there are"),
+    "data": ("data", "which data sets are there, whole and genuine; how to get the others"),
+}
+"""The module of each command, and what it does."""
+
+FAILED, WRONG_CALL = 1, 2
+
+CUDA_DEFAULTS = {
+    # Runs that share a GPU wait for each other where their streams share a queue; 8 by default.
+    "CUDA_DEVICE_MAX_CONNECTIONS": "32",
+    # Every stream of every captured graph has a workspace, of 32 MiB by default.
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:2:16:8",
+}
+"""Variables that CUDA reads when it starts; what the user has set stays."""
+
+
+def usage() -> str:
+    """What ``ocar --help`` says."""
+    width = max(map(len, COMMANDS))
+    commands = "\n".join(f"  ocar {name:{width}}  {about}" for name, (_, about) in COMMANDS.items())
+    return (
+        "usage: ocar COMMAND [OPTIONS]\n\n"
+        "Online continual learning with curvature-aware replay.\n\n"
+        f"{commands}\n\n"
+        "  --help     this text; after a command, its options\n"
+        "  --version  the version\n"
+        "  --debug    with a command: the whole traceback of an error\n\n"
+        "To begin: ocar demo\n"
+    )
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command.
+
+    Args:
+        argv: The arguments; those of the process if not given.
+
+    Returns:
+        The exit code.
+    """
+    for name, value in CUDA_DEFAULTS.items():
+        os.environ.setdefault(name, value)
+    given = list(sys.argv[1:] if argv is None else argv)
+    debug = "--debug" in given
+    arguments = [argument for argument in given if argument != "--debug"]
+    try:
+        return _dispatch(arguments, debug=debug)
+    except SystemExit as ending:  # tyro's way to end after its help
+        return int(ending.code or 0)
+    except BrokenPipeError:  # the reader has seen enough, as in `ocar show runs | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except KeyboardInterrupt:
+        print("\nocar: interrupted", file=sys.stderr)  # noqa: T201
+        return FAILED
+    except Exception as error:  # noqa: BLE001 (the last resort: nobody wants a traceback)
+        if debug:
+            traceback.print_exc()
+        print(f"ocar: {_say(error, debug=debug)}", file=sys.stderr)  # noqa: T201
+        return WRONG_CALL if isinstance(error, ConfigError) else FAILED
+
+
+def _dispatch(arguments: list[str], *, debug: bool) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        sys.stdout.write(usage())
+        return 0 if arguments else WRONG_CALL
+    if arguments[0] in ("-V", "--version", "version"):
+        sys.stdout.write(f"ocar {__version__}\n")
+        return 0
+    name, *rest = arguments
+    if name not in COMMANDS:
+        raise ConfigError(f"Unknown command {name!r}. There are {', '.join(COMMANDS)}.")
+    module = importlib.import_module(f"ocar_lab.cli.{COMMANDS[name][0]}")
+    code: int = module.main(name, rest, debug=debug)
+    sys.stdout.flush()
+    return code
+
+
+def _say(error: Exception, *, debug: bool) -> str:
+    text = str(error).strip()
+    if isinstance(error, (OcarError, OSError)) and text:
+        return text
+    hint = "" if debug else "\n      This is a bug; --debug shows where."
+    return f"{type(error).__name__}: {text}{hint}"

@@ -1,0 +1,76 @@
+"""``ocar data``: which data sets are there, whole and genuine, and how to get the others."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ocar import datasets
+from ocar.datasets.catalog import DataStatus
+from ocar_lab.cli.arguments import parse
+from ocar_lab.cli.tables import print_table
+
+ACTIONS = ("status", "verify")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Say which data sets are there, whole and genuine, and how to get the others.
+
+    ``ocar data status``, or ``ocar data`` alone, looks at names, sizes and checksums; ``ocar data
+    verify`` reads everything.
+    """
+
+    data_root: Path | None = None
+    """Where the data sets are; by default OCAR_DATA or the user's data folder."""
+
+    json: bool = False
+    """Print JSON."""
+
+
+def main(command: str, arguments: list[str], *, debug: bool) -> int:
+    """Say what is there.
+
+    Returns:
+        0, or 1 if something that is there is damaged.
+    """
+    named = arguments[:1] if arguments[:1] and arguments[0] in ACTIONS else []
+    action = named[0] if named else "status"
+    prog = " ".join(["ocar", command, *(named or ["[status|verify]"])])
+    options = parse(Options, arguments[len(named) :], command=prog)
+    root = datasets.data_root() if options.data_root is None else options.data_root
+    found = datasets.verify(root) if action == "verify" else datasets.status(root)
+    if options.json:
+        plain = [{**dataclasses.asdict(one), "where": str(one.where)} for one in found]
+        json.dump({"root": str(root), "sets": plain}, sys.stdout, indent=1, ensure_ascii=False)
+        sys.stdout.write("\n")
+    else:
+        _print(root, found)
+    return 1 if any(one.present and not one.whole for one in found) else 0
+
+
+def _print(root: Path, found: Sequence[DataStatus]) -> None:
+    sys.stdout.write(f"Data root: {root}\n\n")
+    print_table(
+        ["data set", "state", "where"],
+        [[one.name, state_text(one), str(one.where) if one.present else ""] for one in found],
+    )
+    for one in found:
+        text = one.problem if one.present else f"{one.problem}\n{one.how_to_get}".strip()
+        if text:
+            sys.stdout.write(f"\n{one.name}\n{textwrap.indent(text, '  ')}\n")
+
+
+def state_text(one: DataStatus) -> str:
+    """The state of a data set in a few words."""
+    if not one.present:
+        return "not there"
+    if not one.whole:
+        return "not whole"
+    genuine = {True: "genuine", False: "not the published files", None: ""}[one.genuine]
+    return ", ".join(part for part in ("whole", genuine) if part)

@@ -1,0 +1,83 @@
+"""``ocar report``: stored runs as one HTML page."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ocar.errors import ConfigError, RunError
+from ocar.files import write_whole
+from ocar_lab.cli.arguments import parse
+from ocar_lab.cli.stored import read_all
+from ocar_lab.report.page import make_page
+from ocar_lab.report.sections import make_report, plain
+from ocar_lab.runs import Measured
+from ocar_lab.runs.provenance import now
+
+NAME = "report.html"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Write one HTML page on stored runs, which needs neither network nor anything beside it.
+
+    What was run, the table with the paper's numbers, accuracy over time, every task over time,
+    the stability gap, τ and λ, time a batch, commands and configurations.
+    """
+
+    dir: Path
+    """A folder with runs or kept results in it, at any depth."""
+
+    out: Path | None = None
+    """The page; report.html in that folder by default."""
+
+    json: bool = False
+    """Print the numbers as JSON instead."""
+
+    def __post_init__(self) -> None:
+        if self.json and self.out is not None:
+            raise ConfigError("Invalid --json with --out. Must be one of them.")
+
+
+def main(command: str, arguments: list[str], *, debug: bool) -> int:
+    """Write the page.
+
+    Returns:
+        0, or 1 if a run cannot be read.
+    """
+    options = parse(Options, arguments, command=f"ocar {command}")
+    runs, errors = read_all(options.dir)
+    for error in errors:
+        sys.stderr.write(f"ocar: {error}\n")
+    if not runs:
+        raise RunError(f"There are no runs in {options.dir}.")
+    if options.json:
+        report = make_report(runs, title=_title(options.dir), created=now(), errors=errors)
+        json.dump(plain(report), sys.stdout, ensure_ascii=False, allow_nan=False)
+        sys.stdout.write("\n")
+    else:
+        folder = options.dir.parent if options.dir.is_file() else options.dir
+        path = options.out or folder / NAME
+        write_report(runs, path, title=_title(options.dir), errors=errors)
+        sys.stdout.write(f"{path}\n")
+    return 1 if errors else 0
+
+
+def write_report(
+    runs: Sequence[Measured], path: Path, *, title: str, errors: Sequence[str] = ()
+) -> None:
+    """Write the page on some runs.
+
+    Raises:
+        MissingPackageError: plotly is not installed.
+    """
+    page = make_page(make_report(runs, title=title, created=now(), errors=errors))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(path, page.encode())
+
+
+def _title(folder: Path) -> str:
+    return folder.resolve().name or str(folder)

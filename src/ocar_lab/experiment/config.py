@@ -1,0 +1,247 @@
+"""The configuration of one run, and the name of its folder.
+
+What decides the numbers is the *identity* of a run: benchmark, method, every setting of the
+method (those given, those of the preset and the defaults), how often is evaluated, limits, kind of
+device. Its hash is part of the folder's name, so two settings never share a folder, and the
+same command finds its folder again. Where data lie or how often is saved is not part of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from ocar.config import CUSTOM, require, require_one_of, to_plain
+from ocar.errors import ConfigError
+from ocar.methods.presets import PRESETS
+from ocar.methods.registry import (
+    METHODS,
+    TRANSFORMS,
+    make_settings,
+    preset_settings,
+    usual_interval,
+)
+from ocar.methods.settings import LearnerSettings
+from ocar.methods.transform import TransformSettings
+from ocar.streams.benchmarks import get_benchmark
+from ocar_lab.runs.results import identity_hash
+
+DEVICES = ("auto", "cpu", "cuda")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """One method on one benchmark with one seed."""
+
+    benchmark: str
+    """Name of the benchmark."""
+
+    method: str
+    """Name of the method."""
+
+    transform: str | None = None
+    """Gradient transform to use with the method's objective, instead of the method's own."""
+
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the method and its transform, over those of the benchmark's preset."""
+
+    seed: int = 0
+    """Decides class order, validation data, weights, memory: all that is random."""
+
+    iid: bool = False
+    """All classes in one task, the benchmark's upper reference."""
+
+    blurry: float = 0.0
+    """Part of each task's samples that change places with other tasks'."""
+
+    every: int | Literal["task"] | None = None
+    """Evaluate after every so many batches, or after each task only; by default after every
+    batch, as the protocol has it, and after each task where a method trains for a prediction."""
+
+    online: bool = False
+    """Also predict each batch before it is learned."""
+
+    probe: bool = True
+    """At the end, also fit a linear classifier on the features; not in regression."""
+
+    max_tasks: int | None = None
+    """Stop after so many tasks; test data is of these alone."""
+
+    max_batches: int | None = None
+    """Stop after so many batches; test data is of the tasks begun."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute; ``"auto"`` is the GPU if there is one."""
+
+    capture: bool = True
+    """On a GPU, capture the steps as CUDA graphs: the same up to rounding, many times faster."""
+
+    deterministic: bool = False
+    """On a GPU, use only algorithms that give the same to the bit each time. A CPU always does."""
+
+    guard: bool = True
+    """Back off from batches that would spoil the learner, see :mod:`ocar.guard`."""
+
+    threads: int | None = None
+    """Threads on the CPU; by default as many as PyTorch takes. A run that goes on keeps those
+    that it began with, since their number can change the last bits of a sum."""
+
+    checkpoint_every: int | None = None
+    """Save after so many batches; by default as often as costs less than 2 % of the time."""
+
+    data_root: Path | None = None
+    """Where the data sets are; by default ``OCAR_DATA`` or the user's data folder."""
+
+    def __post_init__(self) -> None:
+        get_benchmark(self.benchmark)
+        require_one_of("method", self.method, METHODS)
+        if self.transform is not None:
+            require_one_of("transform", self.transform, TRANSFORMS)
+        require("seed", self.seed, self.seed >= 0, "at least 0")
+        require("blurry", self.blurry, 0 <= self.blurry <= 1, "in [0, 1]")
+        valid = self.every in (None, "task") or (isinstance(self.every, int) and self.every >= 1)
+        require("every", self.every, valid, "at least 1, 'task' or None")
+        for name in ("max_tasks", "max_batches", "threads", "checkpoint_every"):
+            value = getattr(self, name)
+            require(name, value, value is None or value >= 1, "at least 1, or None")
+        require_one_of("device", self.device, DEVICES)
+        if "seed" in self.settings:
+            raise ConfigError("Invalid settings: seed. It is a field of the configuration.")
+        object.__setattr__(self, "settings", dict(self.settings))
+        self.resolve()
+
+    @property
+    def name(self) -> str:
+        """The method with its transform: a registered name if there is one for the two."""
+        return method_name(self.method, self.transform)
+
+    @property
+    def label(self) -> str:
+        """What the method is called in tables and folders."""
+        return f"{self.name}-iid" if self.iid else self.name
+
+    @property
+    def interval(self) -> int | Literal["task"]:
+        """How often is evaluated."""
+        return usual_interval(self.method) if self.every is None else self.every
+
+    def resolve(self) -> tuple[LearnerSettings, TransformSettings | None]:
+        """Every setting of the method and of its transform.
+
+        Raises:
+            ConfigError: A setting is unknown, missing, out of range, or cannot be written down.
+        """
+        values = base_settings(self.benchmark, self.method, self.transform)
+        values |= {**self.settings, "seed": self.seed}
+        own, transform = make_settings(self.method, transform=self.transform, **values)
+        custom = [name for name, value in to_plain(own).items() if _is_custom(value)]
+        if custom:
+            raise ConfigError(
+                f"Invalid settings: {', '.join(custom)}. A run folder holds no functions; use "
+                "ocar.Normalize and ocar.CropFlip, or ocar.evaluate with a learner of your own."
+            )
+        return own, transform
+
+    def resolve_device(self) -> torch.device:
+        """The device that is meant.
+
+        Raises:
+            ConfigError: There is no such device.
+        """
+        available = torch.cuda.is_available()
+        if self.device == "cuda" and not available:
+            raise ConfigError("Invalid device='cuda'. PyTorch finds no CUDA device here.")
+        use = "cuda" if available and self.device != "cpu" else "cpu"
+        return torch.device(use)
+
+    def identity(self) -> dict[str, Any]:
+        """All that decides the numbers, beside the seed, in plain values."""
+        own, transform = self.resolve()
+        settings = to_plain(own)
+        del settings["seed"]
+        return {
+            "benchmark": self.benchmark,
+            "method": self.name,
+            "settings": settings,
+            "transform": None if transform is None else to_plain(transform),
+            "iid": self.iid,
+            "blurry": self.blurry,
+            "every": self.interval,
+            "online": self.online,
+            "probe": self.probe,
+            "max_tasks": self.max_tasks,
+            "max_batches": self.max_batches,
+            # One that is named may be of another machine, on a cluster.
+            "device": self.resolve_device().type if self.device == "auto" else self.device,
+            # A guard that has nothing to do changes nothing.
+            **({} if self.guard else {"guard": False}),
+        }
+
+    def changed(self) -> dict[str, Any]:
+        """What differs from the preset and the protocol, in plain values."""
+        own, transform = self.resolve()
+        chosen = vars(own) | ({} if transform is None else vars(transform))
+        usual = _defaults(own) | _defaults(transform)
+        usual |= base_settings(self.benchmark, self.method, self.transform)
+        names = [name for name in self.settings if chosen[name] != usual.get(name, MISSING)]
+        plain = to_plain(own) | ({} if transform is None else to_plain(transform))
+        own_names = ("blurry", "max_tasks", "max_batches", "guard")
+        protocol = {f.name: f.default for f in fields(self) if f.name in own_names}
+        others = {n: getattr(self, n) for n, v in protocol.items() if getattr(self, n) != v}
+        if self.interval != usual_interval(self.method):
+            others["every"] = self.interval
+        return {name: plain[name] for name in names} | others
+
+    def folder(self) -> Path:
+        """Path of the run folder below the one for all runs."""
+        return Path(self.benchmark) / self.label / self.hash() / f"seed-{self.seed}"
+
+    def hash(self) -> str:
+        """Ten hexadecimal digits that stand for the identity."""
+        return identity_hash(self.identity())
+
+
+def method_name(method: str, transform: str | None) -> str:
+    """What a method with another transform is called: a registered name if there is one.
+
+    Args:
+        method: A name in ``METHODS``.
+        transform: A name in ``TRANSFORMS``; None for the method's own.
+    """
+    if transform is None:
+        return method
+    wanted = (METHODS[method].settings, TRANSFORMS[transform])
+    known = (n for n, m in METHODS.items() if (m.settings, m.transform) == wanted)
+    return next(known, f"{method}-with-{transform}")
+
+
+def base_settings(benchmark: str, method: str, transform: str | None = None) -> dict[str, Any]:
+    """What a benchmark fixes and, where a method has a preset, what was selected for it.
+
+    Args:
+        benchmark: Name of the benchmark.
+        method: A name in ``METHODS``.
+        transform: A name in ``TRANSFORMS``; None for the method's own.
+    """
+    name = method_name(method, transform)
+    if name in PRESETS.get(benchmark, {}):
+        return preset_settings(benchmark, name)
+    protocol = get_benchmark(benchmark)
+    settings = protocol.learner_settings()
+    kind = METHODS[method].transform if transform is None else TRANSFORMS[transform]
+    if kind is not None:
+        stretch = {"increments": protocol.increments, "n_new": protocol.n_new}
+        settings |= {f.name: stretch[f.name] for f in fields(kind) if f.name in stretch}
+    return settings
+
+
+def _defaults(settings: LearnerSettings | TransformSettings | None) -> dict[str, Any]:
+    return {} if settings is None else {f.name: f.default for f in fields(settings)}
+
+
+def _is_custom(value: Any) -> bool:
+    return isinstance(value, Mapping) and value.get("kind") == CUSTOM

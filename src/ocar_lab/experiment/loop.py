@@ -1,0 +1,125 @@
+"""One configuration to one run folder, going on where it was left.
+
+:func:`run_events` is a generator: it learns, evaluates and writes the folder, and tells what it
+does. A bar, a log or a test listens. A run is at rest, and can be saved, whenever all that it has
+learned is evaluated; there it looks whether it should stop. Killed anywhere else it goes on from
+its last checkpoint, does the same again, and ends the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ocar.config import to_plain
+from ocar.streams.benchmarks import get_benchmark
+from ocar_lab.experiment.config import RunConfig
+from ocar_lab.experiment.determinism import deterministic_algorithms
+from ocar_lab.experiment.events import AlreadyFinished, RunEvent
+from ocar_lab.experiment.executors.base import never
+from ocar_lab.experiment.parts import limited_threads, make_config_learner, make_config_stream
+from ocar_lab.experiment.session import Session
+from ocar_lab.runs import Run, RunFolder, describe_process, read_run
+
+
+def run(
+    config: RunConfig,
+    *,
+    out: Path | str = "runs",
+    listen: Callable[[RunEvent], object] | None = None,
+    stop: Callable[[], bool] | None = None,
+) -> Run:
+    """Run a configuration, or go on with it where it was left.
+
+    Args:
+        config: What to run.
+        out: Folder for all runs; this one's is below it, named by the configuration.
+        listen: Called with every event.
+        stop: Asked whenever the run is at rest whether to save and leave.
+
+    Returns:
+        The stored run; its ``summary`` is None if it was stopped.
+
+    Raises:
+        RunError: Another process works in the folder, or the folder is damaged.
+    """
+    for event in run_events(config, out=out, stop=stop):
+        if listen is not None:
+            listen(event)
+    return read_run(Path(out) / config.folder())
+
+
+def run_events(
+    config: RunConfig,
+    *,
+    out: Path | str = "runs",
+    stop: Callable[[], bool] | None = None,
+    beside: int | None = 0,
+) -> Iterator[RunEvent]:
+    """As :func:`run`, as a generator of what happens.
+
+    Args:
+        config: As there.
+        out: As there.
+        stop: As there.
+        beside: How many other runs are done at the same time, for the record; None if not known.
+
+    Yields:
+        ``AlreadyFinished`` alone, or ``Started``, a ``Recorded`` after each evaluation, a
+        ``Saved`` after each checkpoint, ``TaskEnded``, and at the end ``Finished`` or ``Stopped``.
+    """
+    with RunFolder(Path(out) / config.folder()) as folder:
+        device = config.resolve_device()
+        process = describe_process(device)
+        document = folder.describe(_document(config, process))
+        if read_run(folder.path).summary is not None:
+            yield AlreadyFinished(path=folder.path)
+            return
+        repeatable = deterministic_algorithms(config.deterministic)
+        with limited_threads(document["threads"]), repeatable:
+            try:
+                session = _make_session(config, folder, device)
+                folder.begin_session({**process, "beside": beside, "batch": session.position})
+                yield from session.events(stop or never)
+            except (GeneratorExit, KeyboardInterrupt):
+                if folder.state != "finished":
+                    folder.set_status("stopped")
+                raise
+            except BaseException as error:
+                with suppress(OSError):  # the disk may be what failed
+                    folder.set_status("failed", error=f"{type(error).__name__}: {error}")
+                raise
+
+
+def _make_session(config: RunConfig, folder: RunFolder, device: torch.device) -> Session:
+    regression = get_benchmark(config.benchmark).kind == "regression"
+    return Session(
+        folder,
+        stream=make_config_stream(config, device),
+        learner=make_config_learner(config, device),
+        every=config.interval,
+        online=config.online,
+        probe=config.probe and not regression,
+        seed=config.seed,
+        checkpoint_every=config.checkpoint_every,
+    )
+
+
+def _document(config: RunConfig, process: Mapping[str, Any]) -> dict[str, Any]:
+    """What ``config.json`` says."""
+    given = to_plain(config)
+    given["data_root"] = None if config.data_root is None else str(config.data_root)
+    return {
+        "config": config.identity(),
+        "seed": config.seed,
+        "label": config.label,
+        "hash": config.hash(),
+        "changed": config.changed(),
+        "given": given,
+        "threads": config.threads or torch.get_num_threads(),
+        **process,
+    }

@@ -1,0 +1,82 @@
+"""What a configuration stands for: a stream, a learner, threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+import torch
+
+from ocar.guard import Guard
+from ocar.learner import Learner
+from ocar.methods.registry import METHODS
+from ocar.models import make_model
+from ocar.streams.base import TaskStream
+from ocar.streams.benchmarks import get_benchmark, make_stream
+from ocar_lab.experiment.config import RunConfig
+from ocar_lab.experiment.limit import Limited
+
+
+def make_config_stream(config: RunConfig, device: torch.device) -> TaskStream:
+    """The stream of a configuration, cut where it says so.
+
+    Args:
+        config: The configuration.
+        device: Where to keep the data.
+    """
+    stream: TaskStream = make_stream(
+        config.benchmark,
+        seed=config.seed,
+        data_root=config.data_root,
+        iid=config.iid,
+        blurry=config.blurry,
+        device=device,
+    )
+    if config.max_tasks is None and config.max_batches is None:
+        return stream
+    return Limited(stream, max_tasks=config.max_tasks, max_batches=config.max_batches)
+
+
+def make_config_learner(config: RunConfig, device: torch.device) -> Learner:
+    """The learner of a configuration, with a model of its own.
+
+    Args:
+        config: The configuration.
+        device: Where it learns.
+    """
+    benchmark = get_benchmark(config.benchmark)
+    model = make_model(**benchmark.model_settings(), seed=config.seed)
+    settings, transform = config.resolve()
+    kind = METHODS[config.method].learner
+    return kind(
+        model.to(device),
+        settings,
+        transform=transform,
+        capture=config.capture,
+        guard=Guard() if config.guard else None,
+    )
+
+
+@contextmanager
+def limited_threads(count: int) -> Iterator[None]:
+    """So many threads on the CPU, in PyTorch and in NumPy, and as many as before afterwards.
+
+    Args:
+        count: How many.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        with _limited_blas(count):
+            yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _limited_blas(count: int) -> AbstractContextManager[object]:
+    try:
+        from threadpoolctl import threadpool_limits
+    except ImportError:  # a machine with a GPU may do without
+        return nullcontext()
+    limits: AbstractContextManager[object] = threadpool_limits(count, user_api="blas")
+    return limits

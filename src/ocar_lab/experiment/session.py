@@ -1,0 +1,227 @@
+"""What one process does of a run: learn, evaluate, write the folder, and tell what it does.
+
+A session needs no configuration: a learner, a stream and a folder are enough. So a stream of one's
+own is learned with checkpoints, metrics and the right to be killed as the benchmarks are.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
+from typing import Any, Literal
+
+from torch import Tensor
+
+from ocar.errors import CheckpointError, NumericalError
+from ocar.evaluate import History, evaluate
+from ocar.evaluate.events import AtRest, Evaluated, Finished, Guarded, Learned, TaskEnded
+from ocar.evaluate.history import is_kept
+from ocar.learner import Learner
+from ocar.state import with_prefix, without_prefix
+from ocar.streams.base import TaskStream
+from ocar_lab.experiment.cadence import Cadence
+from ocar_lab.experiment.events import Recorded, RunEvent, Saved, Started, Stopped
+from ocar_lab.experiment.executors.base import never
+from ocar_lab.runs import RunFolder
+from ocar_lab.runs.records import evaluation_record, evaluations, result_record
+
+RESTLESS_SECONDS = 5.0
+"""Most seconds without a rest, by when a learner that has diverged is found out on a GPU."""
+
+MOST_IN_A_ROW = 20
+"""Batches one after another that are not finite: then it is not the batches."""
+
+
+class Session:
+    """Goes on with a run where its folder says it was left.
+
+    Args:
+        folder: The run folder, entered.
+        learner: A new learner; restored where there is a checkpoint.
+        stream: The stream from its beginning; it is moved to where it stood.
+        every: How often to evaluate.
+        online: Also predict each batch before it is learned.
+        probe: At the end, also fit a linear classifier on the features.
+        seed: Seed of the probe's augmentation.
+        checkpoint_every: Save after so many batches; None to go by what saving costs.
+
+    Attributes:
+        position: Batches done.
+        history: What is kept of the evaluations.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        *,
+        learner: Learner,
+        stream: TaskStream,
+        every: int | Literal["task"] = 1,
+        online: bool = False,
+        probe: bool = False,
+        seed: int = 0,
+        checkpoint_every: int | None = None,
+    ) -> None:
+        self.folder = folder
+        self.learner = learner
+        self.stream = stream
+        self.every: int | Literal["task"] = every
+        self.position = 0
+        self.history = History()
+        self._past: tuple[Evaluated, ...] = ()
+        self._saved = 0
+        self._stop: Callable[[], bool] = never
+        self._rested = time.monotonic()
+        self.cadence = Cadence(checkpoint_every)
+        restored = folder.restore()
+        if restored is not None:
+            self._restore(*restored)
+        self._loop = evaluate(
+            learner,
+            stream,
+            every=every,
+            rest=self._wants_rest,
+            history=self.history,
+            online=online,
+            probe=probe,
+            seed=seed,
+        )
+
+    def events(self, stop: Callable[[], bool]) -> Iterator[RunEvent]:
+        """Go through what is left of the stream.
+
+        Args:
+            stop: Asked whenever the run is at rest whether to save and leave.
+        """
+        self._stop = stop
+        yield self._started()
+        learned: dict[int, Learned] = {}
+        for event in self._loop:
+            if isinstance(event, Learned):
+                self._note(learned, event)
+            elif isinstance(event, Evaluated):
+                # None of a batch that was only remembered: a line never depends on what came
+                # before its batch, which a run that goes on does not know.
+                yield self._record(event, learned.pop(event.index, None))
+            elif isinstance(event, Guarded):
+                _look_at(event)
+                yield event
+            elif isinstance(event, AtRest):
+                learned.clear()
+                self._rested = time.monotonic()
+                stopping = stop()
+                if stopping or self.cadence.is_due(event.index):
+                    yield self._save("stopped" if stopping else "running")
+                if stopping:
+                    yield Stopped(index=event.index)
+                    return
+            elif isinstance(event, TaskEnded):
+                yield event
+                if event.task == self.stream.tasks - 1 and self._saved < self.position:
+                    yield self._save("running")  # test data and the probe can take long
+            elif isinstance(event, Finished):
+                # With the result the run counts as finished, so its last state is to be there.
+                if self._saved < self.position:
+                    yield self._save("running")
+                whole = self.history.whole
+                self.folder.append(result_record(event, None if whole else self.history.count))
+                self.folder.set_status(
+                    "finished",
+                    learned=self.learner.batches,
+                    steps=self.learner.steps,
+                    guarded=asdict(self.learner.guarded),
+                )
+                yield event
+
+    def _wants_rest(self, index: int) -> bool:
+        """Whether there is something to do that needs a rest."""
+        long = time.monotonic() - self._rested >= RESTLESS_SECONDS
+        return long or self._stop() or self.cadence.is_due(index)
+
+    def _started(self) -> Started:
+        past, self._past = self._past, ()
+        return Started(
+            path=self.folder.path,
+            batches=operator.length_hint(self.stream),
+            position=self.position,
+            history=past,
+            evaluated=self.history.count,
+            aaa=self.history.anytime.compute(),
+        )
+
+    def _note(self, learned: dict[int, Learned], event: Learned) -> None:
+        """Keep what may be asked for: of a batch that is evaluated, and of the last one."""
+        before = event.index - 1
+        if self.every == "task" or (before + 1) % self.every:
+            learned.pop(before, None)
+        learned[event.index] = event
+
+    def _record(self, event: Evaluated, learned: Learned | None) -> Recorded:
+        reported = {} if learned is None else _reported(learned)
+        count = self.history.count
+        kept = is_kept(count - 1)
+        if kept:
+            numbered = {} if self.history.whole else {"evaluations": count}
+            self.folder.append(evaluation_record(event, reported | numbered))
+        self.position = event.index + 1
+        if not math.isfinite(reported.get("loss", 0.0)) and not self.learner.has_guard:
+            raise NumericalError(
+                f"The loss is {reported['loss']} at batch {event.index}: the learner has "
+                "diverged. Try a smaller learning rate."
+            )
+        return Recorded(evaluated=event, reported=reported, kept=kept)
+
+    def _save(self, state: str) -> Saved:
+        start = time.perf_counter()
+        tensors, values = self.learner.state()
+        place = {"position": self.position, "stream": dict(self.stream.state_dict())}
+        if not self.history.whole:
+            place["history"] = self.history.state()
+        self.folder.save(with_prefix("learner", tensors), {"learner": values, **place})
+        self.folder.set_status(state, batch=self.position)
+        seconds = time.perf_counter() - start
+        self.cadence.note(self.position - 1, cost=seconds)
+        self._saved = self.position
+        return Saved(index=self.position - 1, seconds=seconds)
+
+    def _restore(
+        self,
+        tensors: Mapping[str, Tensor],
+        values: Mapping[str, Any],
+        records: list[dict[str, Any]],
+    ) -> None:
+        try:
+            self.learner.load_state(without_prefix("learner", tensors), values["learner"])
+            self.stream.load_state_dict(values["stream"])
+            self.position = int(values["position"])
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(
+                f"{self.folder.path} has a damaged checkpoint: {error}"
+            ) from error
+        self._past = evaluations(records)
+        if "history" in values:
+            self.history = History.restored(values["history"])
+        else:
+            self.history = History(self._past)
+        self._saved = self.position
+        self.cadence.note(self.position - 1)
+
+
+def _look_at(event: Guarded) -> None:
+    """Give up where one batch after another is skipped."""
+    if event.in_a_row >= MOST_IN_A_ROW:
+        raise NumericalError(
+            f"The last {event.in_a_row} batches by batch {event.index} had a loss or weights that "
+            "are not finite, and were skipped: the learner has diverged. Try a smaller learning "
+            "rate."
+        )
+
+
+def _reported(learned: Learned) -> dict[str, float]:
+    """What the learner said, as numbers; this waits for the device."""
+    report = learned.report
+    own = {"loss": float(learned.loss), "classes": getattr(report, "classes", 0)}
+    return own | dict(getattr(report, "values", {}))

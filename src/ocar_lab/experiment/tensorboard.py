@@ -1,0 +1,73 @@
+"""A run in TensorBoard: a listener that writes beside the run's other files."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ocar.errors import MissingPackageError
+from ocar.evaluate.events import Finished
+from ocar_lab.experiment.events import Recorded, RunEvent, Started, Stopped
+
+FOLDER = "tensorboard"
+
+
+class TensorBoard:
+    """Writes what a run records as scalars, one step a batch, to ``tensorboard/`` in its folder.
+
+    Where a run goes on, what was written after its checkpoint is marked as superseded.
+
+    Example::
+
+        ocar_lab.run(config, listen=TensorBoard())
+
+    Raises:
+        MissingPackageError: TensorBoard is not installed.
+    """
+
+    def __init__(self) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise MissingPackageError(
+                'TensorBoard is not installed: pip install "ocar[tensorboard]"'
+            ) from error
+        self._make_writer: Any = SummaryWriter
+        self._writer: Any = None
+        self._total = 0.0
+        self._count = 0
+        self._step = 0
+
+    def __call__(self, event: RunEvent) -> None:
+        """Take in one event."""
+        if isinstance(event, Started):
+            folder = str(event.path / FOLDER)
+            self._writer = self._make_writer(folder, purge_step=event.position + 1)
+            self._count = event.evaluated
+            self._total = event.aaa * self._count if self._count else 0.0
+        elif isinstance(event, Recorded):
+            self._record(event)
+        elif isinstance(event, Finished):
+            for name, value in vars(event.summary).items():
+                if isinstance(value, (int, float)):
+                    self._writer.add_scalar(f"result/{name}", value, self._step)
+        if isinstance(event, (Finished, Stopped)):
+            self._writer.close()
+
+    def _record(self, event: Recorded) -> None:
+        evaluated = event.evaluated
+        self._step = evaluated.index + 1
+        self._total += evaluated.accuracy
+        self._count += 1
+        if not event.kept:
+            return
+        scalars: dict[str, float] = {"time/training_seconds": evaluated.seconds}
+        if evaluated.correct:
+            scalars["accuracy/now"] = evaluated.accuracy
+            scalars["accuracy/aaa"] = self._total / self._count
+        for name in ("l_p", "l_s"):
+            if getattr(evaluated, name) is not None:
+                scalars[f"loss/{name}"] = getattr(evaluated, name)
+        scalars |= {f"tasks/{i + 1}": a for i, a in enumerate(evaluated.accuracies)}
+        scalars |= {f"learner/{name}": value for name, value in event.reported.items()}
+        for name, value in scalars.items():
+            self._writer.add_scalar(name, value, self._step)

@@ -1,0 +1,126 @@
+"""The pictures of the loss landscape: surfaces with the path on them, and the learning curves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ocar_lab.paper.figures import style
+from ocar_lab.paper.figures.landscape import Trajectory
+
+LEVELS = 14
+
+
+def draw_surfaces(paths: Mapping[str, Trajectory], *, tasks: tuple[int, ...] = (0, 1)) -> Any:
+    """A row for each method: the loss of some tasks and of the mean, with the path on each.
+
+    Args:
+        paths: The path of each method.
+        tasks: The tasks to show, from 0.
+    """
+    there = len(next(iter(paths.values())).surfaces)
+    tasks = tuple(task for task in tasks if task < there)
+    columns = len(tasks) + 1
+    figure = style.new_figure(3.3 * columns + 0.7, 3.1 * len(paths) + 0.3)
+    axes = figure.subplots(len(paths), columns, squeeze=False)
+    levels = _levels(paths, tasks)
+    drawn = None
+    for row, (method, path) in zip(axes, paths.items(), strict=True):
+        shown = [np.array(path.surfaces[task]) for task in tasks] + [np.array(path.mean_surface)]
+        names = [f"task {task + 1}" for task in tasks] + ["mean of all tasks"]
+        for ax, surface, name in zip(row, shown, names, strict=True):
+            drawn = _surface(ax, path, surface, levels)
+            ax.set_title(f"{style.shown(method)}: {name}", loc="left", fontsize=10)
+        row[0].set_ylabel("distance along v̄", fontsize=9)
+        for ax in row:
+            ax.set_xlabel("distance along ū", fontsize=9)
+    bar = figure.colorbar(drawn, ax=axes, shrink=0.7, pad=0.015, label="cross-entropy (nats)")
+    ticks = [
+        t
+        for t in (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20, 50)
+        if levels[0] <= t <= levels[-1]
+    ]
+    bar.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
+    axes[0][0].legend(fontsize=7.5, frameon=True, framealpha=0.9, edgecolor="0.8")
+    return figure
+
+
+def draw_all(paths: Mapping[str, Trajectory]) -> Any:
+    """The same with the loss of every task."""
+    tasks = len(next(iter(paths.values())).surfaces)
+    return draw_surfaces(paths, tasks=tuple(range(tasks)))
+
+
+def _levels(paths: Mapping[str, Trajectory], tasks: tuple[int, ...]) -> Any:
+    """The same levels for all, evenly spread on a logarithmic scale."""
+    values = [np.array(path.surfaces[task]) for path in paths.values() for task in tasks]
+    values += [np.array(path.mean_surface) for path in paths.values()]
+    low = max(0.05, min(float(v.min()) for v in values))
+    high = max(float(np.quantile(v, 0.98)) for v in values)
+    return np.geomspace(low, max(high, 2 * low), LEVELS)
+
+
+def _surface(ax: Any, path: Trajectory, surface: Any, levels: Any) -> Any:
+    from matplotlib.colors import LogNorm
+
+    norm = LogNorm(levels[0], levels[-1])
+    clipped = np.clip(surface, levels[0], levels[-1])
+    options = {"levels": levels, "norm": norm}
+    filled = ax.contourf(path.grid_x, path.grid_y, clipped, cmap="cividis", **options)
+    filled.set_rasterized(True)
+    ax.contour(
+        path.grid_x, path.grid_y, clipped, colors="white", linewidths=0.4, alpha=0.6, **options
+    )
+    x, y = np.array(path.x), np.array(path.y)
+    # A white line under the path keeps it visible on light and on dark.
+    ax.plot(x, y, color="white", linewidth=2.4)
+    ax.plot(x, y, color=style.RED, linewidth=1.1, label="path")
+    ends, end = list(path.boundaries[:-1]), path.boundaries[-1]
+    star = {"linestyle": "none", "markeredgecolor": "white", "markeredgewidth": 0.8}
+    ax.plot(x[0], y[0], marker="o", color="black", markersize=7, label="start", **star)
+    ax.plot(x[ends], y[ends], marker="*", color="black", markersize=12, label="boundary", **star)
+    ax.plot(x[end], y[end], marker="*", color=style.ORANGE, markersize=15, label="end", **star)
+    ax.tick_params(labelsize=8)
+    ax.set_xlim(path.grid_x[0], path.grid_x[-1])
+    ax.set_ylim(path.grid_y[0], path.grid_y[-1])
+    return filled
+
+
+def draw_learning(paths: Mapping[str, Trajectory]) -> Any:
+    """Test accuracy on each task and on their mean, over time."""
+    tasks = len(next(iter(paths.values())).surfaces)
+    columns = 3
+    rows = -(-(tasks + 1) // columns)
+    figure = style.new_figure(10, 2.5 * rows + 0.2)
+    axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
+    for number, ax in enumerate(axes[: tasks + 1]):
+        for method, (colour, line, _) in style.looks(paths).items():
+            path = paths[method]
+            values = 100 * np.array(path.accuracies)
+            chosen = values.mean(1) if number == 0 else values[:, number - 1]
+            ax.plot(
+                path.times,
+                chosen,
+                color=colour,
+                linestyle=line,
+                linewidth=1.2,
+                label=style.shown(method),
+            )
+            style.mark_boundaries(ax, [path.times[i] for i in path.boundaries[:-1]])
+        style.clean(ax)
+        ax.set_title(
+            "mean of all tasks" if number == 0 else f"task {number}", loc="left", fontsize=10
+        )
+        ax.set_ylim(0, 103)
+        ax.set_xlim(0, max(path.times[-1] for path in paths.values()))
+    for ax in axes[tasks + 1 :]:
+        ax.set_visible(False)
+    for ax in axes[max(0, tasks + 1 - columns) : tasks + 1]:
+        ax.set_xlabel("batches learned", fontsize=9)
+        ax.tick_params(labelbottom=True)
+    for ax in axes[::columns]:
+        ax.set_ylabel("test accuracy (%)", fontsize=9)
+    axes[0].legend(fontsize=8, frameon=True, framealpha=1, edgecolor="0.8", loc="lower right")
+    return figure

@@ -1,0 +1,82 @@
+"""The ``ocar run`` line that stands for the configuration of stored runs.
+
+It is put together from what ``config.json`` holds, since a run need not have been made by the
+command line, and since several commands may have made the seeds of one configuration.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+PROTOCOL: dict[str, Any] = {
+    "iid": False,
+    "blurry": 0.0,
+    "every": 1,
+    "online": False,
+    "probe": True,
+    "max_tasks": None,
+    "max_batches": None,
+}
+"""Options of a run that are part of its identity, and what they are if nothing is said."""
+
+
+def run_command(
+    config: Mapping[str, Any],
+    given: Mapping[str, Any],
+    *,
+    seeds: Sequence[int],
+    threads: int | None = None,
+) -> str | None:
+    """The command that makes runs of a configuration, at the same revision of the source.
+
+    Args:
+        config: The identity of the runs.
+        given: What the configuration was made from: ``method``, ``transform``, ``settings``.
+        seeds: Seeds of the runs.
+        threads: Threads on the CPU, if to be named.
+
+    Returns:
+        One line, to be read by a shell; None if a setting cannot be written as a flag.
+    """
+    settings: Mapping[str, Any] = given["settings"]
+    if any(isinstance(value, Mapping) for value in settings.values()):
+        return None
+    words = ["ocar", "run", config["benchmark"], given["method"]]
+    words += flag_words("seeds", seeds)
+    if given["transform"] is not None:
+        words += flag_words("transform", given["transform"])
+    protocol = PROTOCOL | {"every": _usual_interval(config, given)}
+    for name, usual in protocol.items():
+        if config[name] != usual:
+            words += flag_words(name, config[name])
+    for name, value in settings.items():
+        words += flag_words(name, value)
+    words += flag_words("device", config["device"])
+    if threads is not None and config["device"] == "cpu":
+        words += flag_words("threads", threads)
+    return shlex.join(words)
+
+
+def _usual_interval(config: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
+    """After how many batches a run evaluates if nothing is said."""
+    if "every" in given and given["every"] is None:  # nothing was said
+        return config["every"]
+    from ocar.methods.registry import usual_interval  # takes as long as reading many runs
+
+    return usual_interval(given["method"])
+
+
+def flag_words(name: str, value: Any) -> list[str]:
+    """An option of ``ocar run`` with its value, as the words of a command.
+
+    Args:
+        name: Its name in Python.
+        value: A number, a text, a switch, or several of them.
+    """
+    name = name.replace("_", "-")
+    if isinstance(value, bool):
+        return [f"--{name}" if value else f"--no-{name}"]
+    values = value if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+    return [f"--{name}", *map(str, values)]

@@ -1,0 +1,200 @@
+"""The folder that one run is written to.
+
+::
+
+    config.json             the full configuration, the seed, versions, device, revision, command
+    metrics.jsonl           one line for each evaluation, one for the result; only grows
+    checkpoint.safetensors  learner, stream position, and how much of metrics.jsonl it knows; the
+                            one before it is beside it, to go on from if this one is damaged
+    status.json             running, stopped, failed or finished; how far; who works in it
+    .lock                   held by the process that works in it
+
+Whole files are replaced in one step. Lines that were written after the checkpoint are cut off
+when a run goes on from it, and written again. So the folder of a run that was killed at any
+moment, however often, ends with the same metrics as that of a run that was not.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any
+
+from ocar.errors import RunError
+from ocar.files import PARTIAL, naming, write_whole
+from ocar_lab.runs.lock import FolderLock
+from ocar_lab.runs.provenance import now
+from ocar_lab.runs.records import Record, parse_lines, to_line
+
+if TYPE_CHECKING:  # whoever only reads runs does not wait for PyTorch
+    from torch import Tensor
+
+CONFIG = "config.json"
+METRICS = "metrics.jsonl"
+CHECKPOINT = "checkpoint.safetensors"
+STATUS = "status.json"
+
+DAMAGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+"""What Python raises over values of the wrong kind in a file that can be read."""
+
+
+class RunFolder:
+    """A run folder to write in; entering it takes the lock.
+
+    Args:
+        path: The folder; made, with those above it, when it is entered.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._exit = ExitStack()
+        self._metrics: IO[bytes] | None = None
+        self._digest = _digest(b"")
+        self._status: dict[str, Any] = {}
+
+    def __enter__(self) -> RunFolder:
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._exit.enter_context(FolderLock(self.path))
+        for left in self.path.glob(f".*{PARTIAL}"):
+            left.unlink(missing_ok=True)
+        with suppress(RunError):  # only for people to read: without it the run goes on as well
+            self._status = read_json(self.path / STATUS)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._exit.close()
+
+    def describe(self, document: Mapping[str, Any]) -> dict[str, Any]:
+        """Say what the run is, unless the folder says so already.
+
+        Args:
+            document: ``config`` and ``seed``, which decide the numbers, and whatever else is
+                worth knowing.
+
+        Returns:
+            What the folder says: the document that the run was begun with.
+
+        Raises:
+            RunError: The folder is of another configuration or seed.
+        """
+        path = self.path / CONFIG
+        if not path.exists():
+            write_whole(path, _json(document))
+        stored = read_json(path)
+        for part in ("config", "seed"):
+            if stored.get(part) != json.loads(_json(document))[part]:
+                raise RunError(f"{path} is of another {part}. Move the folder away to run anew.")
+        return stored
+
+    def restore(self) -> tuple[dict[str, Tensor], dict[str, Any], list[dict[str, Any]]] | None:
+        """Open the metrics at the point that the checkpoint knows.
+
+        Returns:
+            Tensors and values of the checkpoint and the records up to it; None at the start.
+
+        Raises:
+            CheckpointError: The checkpoint is damaged, and so is the one before it.
+            RunError: The metrics are not those that the checkpoint knows.
+        """
+        from ocar.state import load_newest, load_state, previous
+
+        checkpoint = self.path / CHECKPOINT
+        if not checkpoint.exists() and not previous(checkpoint).exists():
+            self._open_metrics(b"")
+            return None
+        tensors, values = load_newest(checkpoint, load_state)
+        known = values.pop("metrics")
+        path = self.path / METRICS
+        data = path.read_bytes()[: known["bytes"]] if path.exists() else b""
+        if len(data) != known["bytes"] or _digest(data).hexdigest() != known["digest"]:
+            raise RunError(
+                f"{path} is not the file that {CHECKPOINT} was saved with. "
+                f"Move {self.path} away to run anew."
+            )
+        self._open_metrics(data)
+        return tensors, values, parse_lines(data, path)
+
+    def append(self, record: Record) -> None:
+        """Add a line to the metrics."""
+        assert self._metrics is not None, "restore() opens the metrics"
+        line = to_line(record)
+        with naming(self.path / METRICS):
+            written = self._metrics.write(line)
+            if written != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._digest.update(line)
+
+    def save(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
+        """Write the checkpoint; all lines so far belong to it."""
+        assert self._metrics is not None, "restore() opens the metrics"
+        os.fsync(self._metrics.fileno())
+        known = {"bytes": self._metrics.tell(), "digest": self._digest.hexdigest()}
+        from ocar.state import save_state
+
+        save_state(self.path / CHECKPOINT, tensors, {**values, "metrics": known})
+
+    @property
+    def state(self) -> str | None:
+        """What was said last of how the run is."""
+        state: str | None = self._status.get("state")
+        return state
+
+    def begin_session(self, session: Mapping[str, Any]) -> None:
+        """Note that a process has begun to work here, after any that did before."""
+        sessions = [*self._status.get("sessions", []), dict(session)]
+        self.set_status("running", sessions=sessions, error=None)
+
+    def set_status(self, state: str, **values: Any) -> None:
+        """Say how the run is; what was said before and is not said anew stays.
+
+        Args:
+            state: ``"running"``, ``"stopped"``, ``"failed"`` or ``"finished"``.
+            **values: What else to say.
+        """
+        process = {"pid": os.getpid(), "host": platform.node(), "updated": now()}
+        self._status = {**self._status, "state": state, **process, **values}
+        write_whole(self.path / STATUS, _json(self._status))
+
+    def _open_metrics(self, data: bytes) -> None:
+        """Open the metrics behind ``data``, which is how they begin, and cut off the rest."""
+        self._digest = _digest(data)
+        # Not buffered: a line is in the hands of the operating system as soon as it is written.
+        file = self._exit.enter_context((self.path / METRICS).open("ab", buffering=0))
+        file.truncate(len(data))
+        file.seek(len(data))
+        self._metrics = file
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        RunError: The file cannot be read or holds no object.
+    """
+    try:
+        value = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunError(f"{path} cannot be read: {error}") from error
+    if not isinstance(value, dict):
+        raise RunError(f"{path} is damaged: it holds no object.")
+    return value
+
+
+def _digest(data: bytes) -> hashlib.blake2b:
+    return hashlib.blake2b(data, digest_size=16)
+
+
+def _json(values: Mapping[str, Any]) -> bytes:
+    return json.dumps(values, indent=1, ensure_ascii=False).encode() + b"\n"

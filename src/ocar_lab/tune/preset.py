@@ -1,0 +1,103 @@
+"""A file with the settings of one method, as ``ocar tune`` writes and ``ocar run`` reads it.
+
+::
+
+    {
+     "format": "ocar-preset",
+     "version": 1,
+     "benchmark": "split-digits",
+     "method": "ocar",
+     "transform": null,
+     "settings": {"lr": 0.06, "tau_step": 4e-08, "ema": 0.0046},
+     "found": {"objective": "validation accuracy after 4 tasks", "value": 0.95, ...}
+    }
+
+``found`` is for people to read; a file without it, written by hand, is as good.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ocar.config import WRONG_KIND, to_plain
+from ocar.errors import ConfigError, OcarError
+from ocar.files import write_whole
+from ocar_lab.experiment.config import RunConfig, method_name
+
+FORMAT, VERSION = "ocar-preset", 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """Settings of one method."""
+
+    benchmark: str
+    """The benchmark that they were found on."""
+
+    method: str
+    """Name of the method."""
+
+    transform: str | None = None
+    """Gradient transform that goes with the method's loss, instead of the method's own."""
+
+    settings: Mapping[str, Any]
+    """The settings; what is not named is as without a preset."""
+
+    found: Mapping[str, Any] = field(default_factory=dict)
+    """How they were found."""
+
+    def __post_init__(self) -> None:
+        plain = {n: tuple(v) if isinstance(v, list) else v for n, v in dict(self.settings).items()}
+        object.__setattr__(self, "settings", plain)
+        RunConfig(  # refuses unknown names and what is out of range
+            benchmark=self.benchmark,
+            method=self.method,
+            transform=self.transform,
+            settings=plain,
+        )
+
+    @property
+    def name(self) -> str:
+        """The method with its transform."""
+        return method_name(self.method, self.transform)
+
+
+def write_preset(path: Path, preset: Preset) -> None:
+    """Write a preset to a file, all or nothing.
+
+    Args:
+        path: The file, in a folder that exists.
+        preset: What to write.
+    """
+    document = {"format": FORMAT, "version": VERSION, **to_plain(preset)}
+    write_whole(path, json.dumps(document, indent=1, ensure_ascii=False).encode() + b"\n")
+
+
+def read_preset(path: Path) -> Preset:
+    """Read a preset from a file.
+
+    Raises:
+        ConfigError: The file cannot be read, is no preset, or no method takes its settings.
+    """
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"Invalid preset: {path} cannot be read: {error}") from error
+    if not isinstance(document, dict) or document.get("format") != FORMAT:
+        raise ConfigError(
+            f'Invalid preset: {path} is not a file that ocar tune wrote, with "format": "{FORMAT}".'
+        )
+    if document.get("version") != VERSION:
+        raise ConfigError(
+            f"Invalid preset: {path} has version {document.get('version')!r}. "
+            f"This version of ocar reads {VERSION}."
+        )
+    values = {name: v for name, v in document.items() if name not in ("format", "version")}
+    try:
+        return Preset(**values)
+    except (OcarError, *WRONG_KIND) as error:
+        raise ConfigError(f"Invalid preset: {path}: {error}") from error

@@ -1,0 +1,173 @@
+"""Networks with BatchNorm folded into the convolutions, against eval mode."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ocar.accel.folded import FoldedResNet, fold
+from ocar.models import MLP, ResNet18, SlimResNet18
+from ocar.models.resnet import ResNet
+
+# Image size and how to make the network; widths that are a multiple of 8 and that are not.
+NETWORKS = {
+    "slim": (32, lambda: SlimResNet18(32, classes=7)),
+    "slim, two pooled rows": (64, lambda: SlimResNet18(64, width=4, classes=7)),
+    "slim, aligned": (32, lambda: SlimResNet18(32, width=8, channels=1, classes=7)),
+    "slim, many channels": (32, lambda: SlimResNet18(32, width=4, channels=9, classes=7)),
+    "standard": (64, lambda: ResNet18(classes=7)),
+}
+EVERY_NETWORK = pytest.mark.parametrize("name", NETWORKS)
+
+EIGHT_BITS = 0.02
+"""Relative error of logits in float16 after twenty layers; its rounding is 5e-4."""
+
+
+def channels_of(model: ResNet) -> int:
+    stem = model.stem
+    assert isinstance(stem, nn.Sequential)
+    assert isinstance(stem[0], nn.Conv2d)
+    return stem[0].in_channels
+
+
+def images(model: ResNet, size: int, count: int = 4, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    shape = (count, channels_of(model), size, size)
+    return torch.randn(shape, generator=generator).to(model.head.weight.dtype)
+
+
+def train(model: ResNet, x: Tensor, steps: int = 2, lr: float = 0.05) -> None:
+    """A few steps of SGD: weights, scales and running statistics all move."""
+    model.train()
+    for step in range(steps):
+        y = (torch.arange(len(x)) + step) % model.head.out_features
+        model.zero_grad()
+        nn.functional.cross_entropy(model(x), y).backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter -= lr * parameter.grad
+    model.eval()
+
+
+def trained(name: str, dtype: torch.dtype = torch.float64) -> tuple[ResNet, Tensor]:
+    size, make = NETWORKS[name]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = make().to(dtype)
+    train(model, images(model, size, seed=1))
+    return model, images(model, size)
+
+
+def predicted(model: FoldedResNet, x: Tensor) -> Tensor:
+    model.refresh_()
+    return model(model.prepare(x))
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    return float((actual.double() - expected.double()).norm() / expected.double().norm())
+
+
+@EVERY_NETWORK
+@torch.no_grad()
+def test_it_predicts_as_the_network_does_in_eval_mode(name: str) -> None:
+    with torch.enable_grad():
+        model, x = trained(name)
+    norm = model.stem[1]
+    assert not torch.allclose(norm.running_mean, torch.zeros(1).double())  # really trained
+    assert not torch.equal(norm.weight, torch.ones_like(norm.weight))
+    expected = model(x)
+    logits = predicted(FoldedResNet(model), x)
+    assert logits.dtype == torch.float64
+    torch.testing.assert_close(logits, expected, rtol=1e-10, atol=1e-10)
+
+
+@torch.no_grad()
+def test_refreshing_follows_the_weights_and_the_statistics() -> None:
+    with torch.enable_grad():
+        model, x = trained("slim")
+    folded = FoldedResNet(model)
+    before = predicted(folded, x)
+    with torch.enable_grad():
+        train(model, images(model, 32, seed=2))
+    after = model(x)
+    assert relative_error(before, after) > 0.01
+    # Of what has been folded nothing moves by itself; only the head, which is the network's own.
+    stale = folded(folded.prepare(x))
+    assert relative_error(stale, after) > 0.01
+    torch.testing.assert_close(predicted(folded, x), after, rtol=1e-10, atol=1e-10)
+    model.stem[1].running_var *= 4.0  # statistics alone
+    torch.testing.assert_close(predicted(folded, x), model(x), rtol=1e-10, atol=1e-10)
+
+
+@torch.no_grad()
+def test_refreshing_changes_values_in_place() -> None:
+    """A captured graph reads the same memory again."""
+    model, _ = torch.enable_grad()(trained)("slim")
+    folded = FoldedResNet(model)
+    folded.refresh_()
+    parts = [folded._stem, *(part for block in folded._blocks for part in vars(block).values())]
+    tensors = [t for part in parts if part is not None for t in (part.weight, part.bias)]
+    assert len(tensors) == 2 * 20
+    places = [t.data_ptr() for t in tensors]
+    folded.refresh_()
+    assert [t.data_ptr() for t in tensors] == places
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name", ["slim", "standard"])
+def test_half_precision_is_close(name: str) -> None:
+    with torch.enable_grad():
+        model, x = trained(name, torch.float32)
+    expected = model(x)
+    logits = predicted(FoldedResNet(model, torch.float16), x)
+    assert logits.dtype == torch.float32  # the head is the network's own
+    assert relative_error(logits, expected) < EIGHT_BITS
+    single = relative_error(predicted(FoldedResNet(model), x), expected)
+    assert single < 1e-5 < relative_error(logits, expected)  # half precision was really used
+
+
+@torch.no_grad()
+def test_the_network_and_the_images_are_left_as_they_were() -> None:
+    with torch.enable_grad():
+        model, x = trained("slim, aligned")  # nothing to pad: the type alone changes nothing
+    before, image = copy.deepcopy(model.state_dict()), x.clone()
+    predicted(FoldedResNet(model), x)
+    assert torch.equal(x, image)
+    for key, tensor in before.items():
+        assert torch.equal(model.state_dict()[key], tensor)
+
+
+@torch.no_grad()
+def test_a_head_that_has_grown() -> None:
+    with torch.enable_grad():
+        model, x = trained("slim")
+    folded = FoldedResNet(model)
+    for parameter in model.head.parameters():
+        parameter.data = torch.cat([parameter.data, parameter.data])
+    model.head.out_features = 14
+    torch.testing.assert_close(predicted(folded, x), model(x), rtol=1e-10, atol=1e-10)
+
+
+def test_prepare_pads_the_channels_with_zeros() -> None:
+    model, x = trained("slim")
+    ready = FoldedResNet(model).prepare(x)
+    assert ready.shape == (4, 8, 32, 32)
+    assert torch.equal(ready[:, :3], x)
+    assert not ready[:, 3:].any()
+    assert ready.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_what_can_be_folded() -> None:
+    assert isinstance(fold(SlimResNet18(width=2)), FoldedResNet)
+    assert fold(MLP(4)) is None
+    without = SlimResNet18(width=2)
+    norms = [m for m in without.modules() if isinstance(m, nn.BatchNorm2d)]
+    norms[3].track_running_stats = False
+    assert fold(without) is None
+    plain = SlimResNet18(width=2)
+    plain.blocks[0].bn1 = nn.BatchNorm2d(2, affine=False)
+    assert fold(plain) is None

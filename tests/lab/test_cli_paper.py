@@ -1,0 +1,190 @@
+"""``ocar paper``: what is printed, in three forms, and commands that make what is missing."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+from kept_files import write_kept
+
+from ocar_lab.cli import main
+from ocar_lab.cli import run as run_command
+from ocar_lab.cli.paper import ALIASES, NAMES
+from ocar_lab.experiment import Job
+from ocar_lab.paper import clear_tables, table1, times_table
+from ocar_lab.paper.commands import Command
+from ocar_lab.paper.times import ALLOWED
+
+Captured = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """ER at the paper's numbers but for AAA, and OCAR below it; one seed of LPR."""
+    er = {"acc": 0.282, "aaa": 0.466, "wc_acc": 0.125, "probe": 0.449}
+    steps = enumerate((-0.01, 0.0, 0.01))
+    seeds = {seed: {name: value + step for name, value in er.items()} for seed, step in steps}
+    write_kept(tmp_path, "split-cifar100", "er", seeds)
+    write_kept(tmp_path, "split-cifar100", "ocar", {0: {"acc": 0.349, "aaa": 0.4, "wc_acc": 0.25}})
+    return tmp_path
+
+
+def lines(capsys: Captured) -> list[str]:
+    return [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+
+
+def test_the_table_has_paper_ours_difference_claims_and_commands(
+    results: Path, capsys: Captured
+) -> None:
+    assert main(["paper", "table1", "--results", str(results)]) == 0
+    said = lines(capsys)
+    at = said.index("er: paper 28.2 ± 1.2 36.6 ± 2.0 12.5 ± 0.6 44.9 ± 0.9")
+    assert said[at + 1] == "ours, 3 seeds 28.2 ± 1.0 46.6 ± 1.0 12.5 ± 1.0 44.9 ± 1.0"
+    assert said[at + 2] == "difference +0.0 +4.5 ! +0.0 +0.0"  # 10 / √5
+    assert "difference +0.0° -6.8° ! +0.0°" in said  # (40 - 48.2) / 1.2
+    assert (
+        "More than 2 standard deviations off: er AAA +4.5, ocar AAA -6.8; 2 of 7 numbers." in said
+    )
+    claims = [line for line in said if line.startswith("The paper's claim")]
+    assert "AAA: does not hold, because of ocar 40.0, er 46.6. Missing: ocar-ace," in claims[0]
+    assert "WC-Acc: open, holds so far: ocar 25.0, er 12.5. Missing: ocar-ace," in claims[1]
+    assert "ocar run split-cifar100 er --seeds 3 4" in said
+    assert "ocar run split-cifar100 ocar --seeds 0 1 2 3 4" in said  # it lacks the probe
+    assert "ocar run split-cifar100 er --seeds 0 1 2 3 4 --iid" in said
+
+
+def test_json_has_every_number(results: Path, capsys: Captured) -> None:
+    assert main(["paper", "table1", "--results", str(results), "--json"]) == 0
+    said = json.loads(capsys.readouterr().out)
+    (table,) = said["tables"]
+    rows = {row["method"]: row for row in table["rows"]}
+    assert len(rows) == 16
+    cell = rows["er"]["cells"]["aaa"]
+    assert cell["paper"] == {"mean": 36.6, "std": 2.0}
+    assert cell["ours"] == {
+        "mean": pytest.approx(46.6),
+        "std": pytest.approx(1.0),
+        "count": 3,
+    }
+    assert cell["deviations"] == pytest.approx(10 / 5**0.5)
+    assert (cell["far"], cell["paper_alone"]) == (True, False)
+    assert rows["ocar"]["cells"]["acc"]["paper_alone"] is True
+    assert rows["gdumb"]["cells"]["aaa"]["paper"] is None
+    assert table["claims"][0]["against"] == [["ocar", "er"]]
+    assert {"method": "er", "seeds": [3, 4]}.items() <= table["missing"][1].items()
+    assert "sqrt(s_paper² + s_ours²)" in said["deviations"]
+
+
+def test_markdown_is_a_table(results: Path, capsys: Captured) -> None:
+    assert main(["paper", "table1", "--results", str(results), "--markdown"]) == 0
+    said = capsys.readouterr().out
+    assert "| method | Acc | AAA | WC-Acc | Probed |\n|---|---:|---" in said
+    assert "| difference | +0.0 | +4.5 ! | +0.0 | +0.0 |\n" in said
+    assert "\n```\nocar run split-cifar100 er --seeds 0 1 2 3 4 --iid\n" in said
+
+
+def test_the_stand_in_says_that_it_is_one(tmp_path: Path, capsys: Captured) -> None:
+    write_kept(tmp_path, "pacs", "er", {0: {"acc": 0.5, "aaa": 0.4}})
+    assert main(["paper", "clear", "--results", str(tmp_path)]) == 0
+    said = lines(capsys)
+    (at,) = [i for i, line in enumerate(said) if line.startswith("pacs, a stand-in for clear")]
+    assert said[at + 2] == "er: ours, 1 seed 50.0 40.0"
+    assert "er: paper 63.1 ± 0.7 58.9 ± 0.8 47.7 ± 1.6" in said[:at]
+    assert "ocar run clear er --seeds 0 1 2 3 4 --lr LR" in said[:at]
+    assert any("LR of er" in line for line in said[:at])
+
+
+def test_settings_of_our_own_are_named(tmp_path: Path, capsys: Captured) -> None:
+    write_kept(tmp_path, "clear", "er", {0: {"acc": 0.5, "aaa": 0.4}}, changed={"lr": 0.1})
+    assert main(["paper", "clear", "--results", str(tmp_path)]) == 0
+    assert any("ours are: er (lr=0.1)" in line for line in lines(capsys))
+
+
+def test_times_say_of_what_device_they_are(tmp_path: Path, capsys: Captured) -> None:
+    for label, seconds in (("er", 2.0), ("ocar", 5.0)):
+        write_kept(tmp_path, "split-cifar100", label, {0: {"first_task_seconds": seconds}})
+    assert main(["paper", "times", "--results", str(tmp_path)]) == 0
+    said = lines(capsys)
+    assert said[1] == "method paper (V100) ours (A GPU) paper / ER ours / ER seeds"
+    assert "ocar 38 5.0 2.7 2.5 1" in said
+    assert "scr 131 9.4" in said
+    assert main(["paper", "table3", "--results", str(tmp_path), "--json"]) == 0
+    rows = {row["method"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
+    assert rows["ocar"]["ratio"] == pytest.approx(2.5)
+
+
+def test_without_results_the_table_says_how_to_begin(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["paper", "table1", "--benchmark", "split-tinyimagenet"]) == 0
+    assert "ocar run split-tinyimagenet ocar --seeds 0 1 2 3 4" in lines(capsys)
+    assert main(["paper", "table1", "--results", "nowhere"]) == 1
+    assert capsys.readouterr().err == "ocar: There is no folder nowhere.\n"
+
+
+def test_a_damaged_file_does_not_hide_the_others(results: Path, capsys: Captured) -> None:
+    bad = results / "split-cifar100" / "lpr-0123456789.json"
+    bad.write_text("{")
+    assert main(["paper", "table1", "--results", str(results)]) == 1
+    captured = capsys.readouterr()
+    assert captured.err.startswith(f"ocar: {bad} cannot be read")
+    assert "28.2 ± 1.0" in captured.out
+
+
+def test_wrong_calls(capsys: Captured) -> None:
+    assert main(["paper"]) == 2
+    said = capsys.readouterr().out
+    assert all(f"ocar paper {name}" in said for name in NAMES)
+    assert main(["paper", "table9"]) == 2
+    assert capsys.readouterr().err == (
+        f"ocar: Unknown name 'table9'. There are {', '.join([*NAMES, *ALIASES])}.\n"
+    )
+    assert main(["paper", "table1", "--benchmark", "clear"]) == 2
+    assert main(["paper", "clear", "--json", "--markdown"]) == 2
+    assert "Invalid --json with --markdown" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_name_has_help(name: str, capsys: Captured) -> None:
+    assert main(["paper", name, "--help"]) == 0
+    assert f"usage: ocar paper {name}" in capsys.readouterr().out
+
+
+COMMANDS = [
+    *(("table", "split-cifar100", command) for command in table1([]).commands),
+    *(("table", table.benchmark, c) for table in clear_tables([]) for c in table.commands),
+    *(("times", "split-cifar100", command) for command in times_table([]).commands[-3:]),
+]
+
+
+@pytest.mark.parametrize(
+    ("kind", "benchmark", "command"), COMMANDS, ids=[c.line.split("--")[0] for *_, c in COMMANDS]
+)
+def test_a_command_makes_the_runs_that_its_row_takes(
+    kind: str,
+    benchmark: str,
+    command: Command,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: Captured,
+) -> None:
+    jobs: list[Job] = []
+
+    def note(given: list[Job], **_: object) -> int:
+        jobs.extend(given)
+        return 0
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run_command, "do_runs", note)
+    line = command.line
+    for setting in command.to_choose:
+        line = line.replace(f" {setting.upper()}", " 0.1")
+    assert main([*shlex.split(line)[1:], "--device", "cpu"]) == 0, capsys.readouterr().err
+    assert [job.config.seed for job in jobs] == list(command.seeds)
+    for config in (job.config for job in jobs):
+        assert (config.benchmark, config.label) == (benchmark, command.method)
+        allowed = {*command.to_choose, *(ALLOWED if kind == "times" else ())}
+        assert config.changed().keys() <= allowed

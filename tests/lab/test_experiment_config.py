@@ -1,0 +1,134 @@
+"""A configuration checks itself, and its folder's name stands for all that decides the numbers."""
+
+from __future__ import annotations
+
+from dataclasses import MISSING, Field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from stored_runs import small
+
+from ocar.augment.images import Normalize
+from ocar.errors import ConfigError
+from ocar.methods.registry import METHODS
+from ocar.streams.benchmarks import BENCHMARKS
+from ocar_lab.experiment import RunConfig
+from ocar_lab.experiment.config import base_settings
+
+OTHER: dict[str, Any] = {
+    "method": "ocar",
+    "transform": "ocar",
+    "settings": {"lr": 0.123},
+    "iid": True,
+    "blurry": 0.1,
+    "every": 7,
+    "online": True,
+    "probe": False,
+    "max_tasks": 3,
+    "max_batches": 11,
+    "guard": False,
+}
+"""Another value of each field that decides the numbers, beside the seed."""
+
+ELSEWHERE: dict[str, Any] = {
+    "threads": 2,
+    "capture": False,
+    "deterministic": True,
+    "checkpoint_every": 5,
+    "data_root": Path("elsewhere"),
+    "device": "auto",
+}
+"""Another value of each field that does not."""
+
+
+def test_every_field_either_decides_the_numbers_or_does_not() -> None:
+    known = {*OTHER, *ELSEWHERE, "seed", "benchmark"}
+    assert {field.name for field in fields(RunConfig)} == known
+
+
+@pytest.mark.parametrize("name", OTHER)
+def test_another_setting_is_another_folder(name: str) -> None:
+    assert replace(small(), **{name: OTHER[name]}).hash() != small().hash()
+
+
+@pytest.mark.parametrize("name", ELSEWHERE)
+def test_what_does_not_decide_the_numbers_is_not_in_the_name(name: str) -> None:
+    assert replace(small(), **{name: ELSEWHERE[name]}).folder() == small().folder()
+
+
+@given(st.floats(1e-6, 1), st.floats(1e-6, 1))
+def test_two_learning_rates_never_share_a_folder(one: float, other: float) -> None:
+    names = {small(settings={"lr": lr}).hash() for lr in (one, other)}
+    assert len(names) == len({one, other})
+
+
+def test_the_seed_is_a_folder_below() -> None:
+    assert small(seed=4).folder().parent == small(seed=0).folder().parent
+    assert small(seed=4).folder().name == "seed-4"
+    assert small().folder().parts[:2] == ("split-digits", "er")
+
+
+def test_a_default_that_is_given_changes_nothing() -> None:
+    explicit = small(settings={"passes": 3, "memory": 100, "replay": "fresh"})
+    assert explicit.hash() == small().hash()
+    assert explicit.changed() == small().changed() == {"max_tasks": 2}
+
+
+def test_a_method_with_a_transform_goes_by_its_registered_name() -> None:
+    combined = small(method="er", transform="ocar")
+    assert (combined.name, combined.hash()) == ("ocar", small(method="ocar").hash())
+
+
+def test_iid_is_a_row_of_its_own() -> None:
+    assert small(iid=True).label == "er-iid"
+
+
+def _is_needed(field: Field[Any]) -> bool:
+    return field.default is MISSING and field.default_factory is MISSING
+
+
+@pytest.mark.parametrize("benchmark", BENCHMARKS)
+@pytest.mark.parametrize("method", METHODS)
+def test_what_a_benchmark_fixes_fits_the_method(benchmark: str, method: str) -> None:
+    kinds = (METHODS[method].settings, METHODS[method].transform)
+    needed = [f.name for kind in kinds if kind is not None for f in fields(kind) if _is_needed(f)]
+    try:
+        given = dict.fromkeys(needed, 0.1)
+        config = RunConfig(benchmark=benchmark, method=method, settings=given)
+    except ConfigError as error:
+        assert benchmark == "convex"
+        assert "Invalid likelihood='gaussian'" in str(error)  # noqa: PT017
+        return
+    fixed = base_settings(benchmark, method)
+    assert fixed["memory"] == BENCHMARKS[benchmark].memory
+    assert config.identity()["settings"]["memory"] == fixed["memory"]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"benchmark": "split-nothing"}, "Invalid benchmark 'split-nothing'"),
+        ({"method": "magic"}, "Invalid method='magic'. Must be one of 'er'"),
+        ({"transform": "magic"}, "Invalid transform='magic'"),
+        ({"seed": -1}, "Invalid seed=-1. Must be at least 0"),
+        ({"every": 0}, "Invalid every=0"),
+        ({"blurry": 1.5}, "Invalid blurry=1.5"),
+        ({"threads": 0}, "Invalid threads=0"),
+        ({"device": "tpu"}, "Invalid device='tpu'"),
+        ({"settings": {"lr": -1.0}}, "Invalid lr=-1.0"),
+        ({"settings": {"lrr": 1.0}}, "no setting lrr"),
+        ({"settings": {"seed": 1}}, "seed. It is a field of the configuration"),
+        ({"settings": {"normalize": abs}}, "normalize. A run folder holds no functions"),
+    ],
+)
+def test_a_wrong_value_is_refused_at_once(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message.replace("(", r"\(")):
+        small(**values)
+
+
+def test_a_normalisation_that_can_be_written_down_is_taken() -> None:
+    config = small(settings={"normalize": Normalize(mean=(0.5,), std=(0.5,))})
+    assert config.changed()["normalize"] == {"kind": "Normalize", "mean": [0.5], "std": [0.5]}
