@@ -22,10 +22,8 @@ from benchmarks import (
     document,
     measure,
 )
-
 from ocar_lab.cli.arguments import parse
 from ocar_lab.cli.tables import print_table
-
 
 COMMAND = "python -m benchmarks"
 

@@ -32,7 +32,7 @@ from torch import nn
 
 import ocar
 from ocar import metrics
-from ocar.evaluate.events import Finished, Summary
+from ocar.events import Finished, Summary
 from ocar.streams.base import Labelled, StreamBatch, check_task, read_position
 from ocar_lab.experiment import Recorded, Saved, Session
 from ocar_lab.runs import RunFolder

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 
 from ocar.evaluate import summarize
-from ocar.evaluate.events import Counts, Evaluated, Finished
+from ocar.events import Counts, Evaluated, Finished
 from ocar_lab.runs.folder import CONFIG, METRICS, STATUS
 from ocar_lab.runs.records import evaluation_record, result_record, to_line
 

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean
 
-from ocar.evaluate.events import Evaluated
+from ocar.events import Evaluated
 from ocar.metrics.running import Worst, compute_worst_case, update_worst_case
 from ocar_lab.runs.reading import Run, find_runs
 

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from PIL import Image, ImageEnhance, ImageOps
 
 import ocar
-from ocar import augment
-from ocar.augment import ColorJitter, Compose, Grey, HorizontalFlip, ResizedCrop
+from ocar.augment import ColorJitter, Compose, Grey, HorizontalFlip, ResizedCrop, augment
 from ocar.config import from_plain, to_plain
 from ocar.errors import ConfigError, InputError
 from ocar.rng import make_generator

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ocar.accel import norm as fused_norm
 from ocar.accel.batchnorm import batched_backward
 from ocar.accel.layout import lies_by_pixel
 from ocar.accel.norm import can_fuse, norm_relu, normalize
-from ocar.accel import norm as fused_norm
 from ocar.models import make_model
 from ocar.models.resnet import lay_out_
 

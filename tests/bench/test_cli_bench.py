@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks import SCHEMA, Breakdown, Part, Ratio, Setup, Skipped, Target, document
+from ocar_lab.cli.bench import milliseconds, print_results
 
 from ocar_lab.cli import main
-from ocar_lab.cli.bench import milliseconds, print_results
 
 Captured = pytest.CaptureFixture[str]
 

@@ -14,7 +14,8 @@ from interpreter import INTERPRETED, NEEDS_TRITON, device_of_kernels
 from test_pool import OneStream, into_pool, make_kfac
 from torch import Tensor, nn
 
-from ocar.accel import gram as many_squares, patches
+from ocar.accel import gram as many_squares
+from ocar.accel import patches
 from ocar.curvature import KFAC, kfac
 
 pytestmark = [*NEEDS_TRITON, pytest.mark.skipif(not INTERPRETED, reason="for the interpreter")]

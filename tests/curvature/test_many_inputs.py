@@ -12,7 +12,8 @@ import torch
 from interpreter import INTERPRETED, NEEDS_TRITON, device_of_kernels
 from torch import Tensor, nn
 
-from ocar.accel import gram as many_squares, patches
+from ocar.accel import gram as many_squares
+from ocar.accel import patches
 from ocar.curvature import factors
 from ocar.curvature.many_inputs import ManyInputs
 

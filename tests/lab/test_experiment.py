@@ -15,7 +15,7 @@ from stored_runs import assert_same_run, records, small
 import ocar
 import ocar_lab
 from ocar.errors import CheckpointError, ConfigError, NumericalError, RunError
-from ocar.evaluate.events import Finished, TaskEnded
+from ocar.events import Finished, TaskEnded
 from ocar.streams.benchmarks import make_stream
 from ocar_lab.experiment import (
     AlreadyFinished,

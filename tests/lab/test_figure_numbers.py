@@ -12,7 +12,7 @@ from stored_runs import small
 import ocar_lab
 from ocar.curvature import KFAC
 from ocar.errors import ConfigError, InputError, NumericalError
-from ocar.evaluate.events import Evaluated, Finished
+from ocar.events import Evaluated, Finished
 from ocar.methods.ocar import OCARTransform
 from ocar.streams import ConvexStream, make_stream
 from ocar_lab.paper.figures import convex, curves, grid, ratio, spectrum

@@ -10,7 +10,7 @@ from stored_runs import small
 
 import ocar_lab
 from ocar.errors import InputError
-from ocar.evaluate.events import Evaluated
+from ocar.events import Evaluated
 from ocar_lab.report.curves import STEPS, accuracy_curves, curve, draw_accuracy, times_in_tasks
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from kept_files import kept
 from made_runs import history, write_run
 
-from ocar.evaluate.events import Evaluated
+from ocar.events import Evaluated
 from ocar_lab.report.figures import milliseconds, timed
 from ocar_lab.report.sections import make_report, plain
 from ocar_lab.report.timeline import (

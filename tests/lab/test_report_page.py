@@ -14,7 +14,7 @@ import pytest
 from browser import chromium
 from made_runs import history, write_run
 
-from ocar.evaluate.events import Evaluated
+from ocar.events import Evaluated
 from ocar_lab.cli import main
 from ocar_lab.report.page import make_page
 from ocar_lab.report.sections import make_report

@@ -14,7 +14,7 @@ from made_runs import history
 
 from ocar.errors import RunError
 from ocar.evaluate import summarize
-from ocar.evaluate.events import Counts, Evaluated, Finished
+from ocar.events import Counts, Evaluated, Finished
 from ocar_lab.runs import lines
 from ocar_lab.runs.columns import summary_of
 from ocar_lab.runs.lines import read_columns

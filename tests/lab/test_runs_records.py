@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ocar.errors import RunError
-from ocar.evaluate.events import Evaluated
+from ocar.events import Evaluated
 from ocar_lab.runs.records import (
     evaluation_record,
     evaluations,

@@ -73,7 +73,7 @@ def test_a_file_says_what_the_folders_say(runs: list[Run], tmp_path: Path) -> No
         assert kept.wall_seconds >= 0
         assert kept.guarded == json.loads((run.path / STATUS).read_text())["guarded"]
         assert kept.guarded is not None
-    names = {field.name for field in dataclasses.fields(ocar.evaluate.events.Summary)}
+    names = {field.name for field in dataclasses.fields(ocar.events.Summary)}
     for run in json.loads(written.path.read_text())["runs"]:
         assert run["metrics"].keys() == names
 

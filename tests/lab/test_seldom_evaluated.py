@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scripts import load_script
 
-from ocar.evaluate.events import Evaluated
+from ocar.events import Evaluated
 from ocar.metrics import worst_case_accuracy
 
 script = load_script("experiments/seldom_evaluated.py")

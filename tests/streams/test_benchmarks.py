@@ -16,7 +16,7 @@ import ocar
 from ocar.augment.images import CropFlip, Normalize
 from ocar.datasets import Arrays
 from ocar.errors import ConfigError
-from ocar.evaluate.events import Finished
+from ocar.events import Finished
 from ocar.models import MODELS, make_model
 from ocar.streams import BENCHMARKS, Benchmark, ClassIncremental, get_benchmark, make_stream
 from ocar.streams.benchmarks import stream_over

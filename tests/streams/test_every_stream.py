@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from ocar.datasets import Arrays
 from ocar.errors import CheckpointError, ConfigError
 from ocar.evaluate import evaluate
-from ocar.evaluate.events import Evaluated, Finished
+from ocar.events import Evaluated, Finished
 from ocar.streams import (
     ArrayStream,
     ClassIncremental,

@@ -32,9 +32,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ocar.accel import symmetric
 from ocar.accel.layout import lies_by_pixel
 from ocar.accel.patches import find_patches
-from ocar.accel import symmetric
 
 Sharing = Literal["expand", "reduce"]
 

@@ -5,7 +5,10 @@ is printed. Progress bars, logs and checkpoints listen to the events. The one to
 stream on is ``AtRest``: all that was learned has been evaluated.
 """
 
-from ocar.evaluate.events import (
+from ocar.evaluate.history import History
+from ocar.evaluate.loop import OnlineLearner, evaluate
+from ocar.evaluate.summary import summarize
+from ocar.events import (
     AtRest,
     Counts,
     Evaluated,
@@ -17,9 +20,6 @@ from ocar.evaluate.events import (
     Summary,
     TaskEnded,
 )
-from ocar.evaluate.history import History
-from ocar.evaluate.loop import OnlineLearner, evaluate
-from ocar.evaluate.summary import summarize
 from ocar.streams.base import TaskStream
 
 __all__ = [

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ocar.errors import CheckpointError
-from ocar.evaluate.events import Evaluated
+from ocar.events import Evaluated
 from ocar.metrics import AnytimeAccuracy, Forgetting, StabilityGap, WorstCaseAccuracy
 from ocar.metrics.running import Ended, Gaps, Mean, OpenGap, Worst
 

@@ -9,7 +9,13 @@ import torch
 from torch import Tensor
 
 from ocar.errors import ConfigError
-from ocar.evaluate.events import (
+from ocar.evaluate.history import History
+from ocar.evaluate.later import Later
+from ocar.evaluate.measure import Answer, Classification, Measure, Predictor, Regression
+from ocar.evaluate.probe import check_probe, probe_stream
+from ocar.evaluate.stopwatch import Lap, Stopwatch
+from ocar.evaluate.summary import summarize
+from ocar.events import (
     AtRest,
     Evaluated,
     Event,
@@ -19,12 +25,6 @@ from ocar.evaluate.events import (
     StepReport,
     TaskEnded,
 )
-from ocar.evaluate.history import History
-from ocar.evaluate.later import Later
-from ocar.evaluate.measure import Answer, Classification, Measure, Predictor, Regression
-from ocar.evaluate.probe import check_probe, probe_stream
-from ocar.evaluate.stopwatch import Lap, Stopwatch
-from ocar.evaluate.summary import summarize
 from ocar.streams.base import StreamBatch, TaskStream
 
 BLOCK = 32

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from ocar.errors import InputError
-from ocar.evaluate.events import Counts, Evaluated
 from ocar.evaluate.later import Later
+from ocar.events import Counts, Evaluated
 from ocar.metrics import CumulativeLoss
 from ocar.streams.base import Labelled, StreamBatch, TaskStream, concatenate
 

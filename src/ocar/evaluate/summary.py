@@ -6,8 +6,8 @@ import math
 from collections.abc import Sequence
 
 from ocar.errors import InputError
-from ocar.evaluate.events import Counts, Evaluated, Summary
 from ocar.evaluate.history import History
+from ocar.events import Counts, Evaluated, Summary
 from ocar.metrics import history_array
 from ocar.metrics.validation import NAMES, by_name, validation_metrics
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ocar.evaluate.events import Evaluated, Finished, Guarded, TaskEnded
+from ocar.events import Evaluated, Finished, Guarded, TaskEnded
 
 
 @dataclass(frozen=True, kw_only=True)

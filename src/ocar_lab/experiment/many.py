@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ocar.errors import OcarError
-from ocar.evaluate.events import Finished
+from ocar.events import Finished
 from ocar_lab.experiment.config import RunConfig
 from ocar_lab.experiment.events import AlreadyFinished, Recorded, RunEvent, Started, Stopped
 from ocar_lab.experiment.executors import Executor, Over, Stop, Workers, do_all, make_executor

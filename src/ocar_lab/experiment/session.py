@@ -17,8 +17,8 @@ from torch import Tensor
 
 from ocar.errors import CheckpointError, NumericalError
 from ocar.evaluate import History, evaluate
-from ocar.evaluate.events import AtRest, Evaluated, Finished, Guarded, Learned, TaskEnded
 from ocar.evaluate.history import is_kept
+from ocar.events import AtRest, Evaluated, Finished, Guarded, Learned, TaskEnded
 from ocar.learner import Learner
 from ocar.state import with_prefix, without_prefix
 from ocar.streams.base import TaskStream

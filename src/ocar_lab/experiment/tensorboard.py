@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ocar.errors import MissingPackageError
-from ocar.evaluate.events import Finished
+from ocar.events import Finished
 from ocar_lab.experiment.events import Recorded, RunEvent, Started, Stopped
 
 FOLDER = "tensorboard"

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ocar.errors import InputError, MissingPackageError
-from ocar.evaluate.events import Evaluated
+from ocar.events import Evaluated
 from ocar_lab.runs import Run
 from ocar_lab.styles import for_matplotlib, looks
 

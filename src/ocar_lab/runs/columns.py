@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from ocar.evaluate.events import Evaluated, Summary
+from ocar.events import Evaluated, Summary
 from ocar.metrics.validation import NAMES, validation_metrics
 from ocar_lab.runs.records import read_counts
 

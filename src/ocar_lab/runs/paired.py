@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ocar.errors import RunError
-from ocar.evaluate.events import Summary
+from ocar.events import Summary
 from ocar.metrics import Interval, mean_interval
 from ocar_lab.runs.table import Measured, Spread, spread
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ocar.errors import RunError
-from ocar.evaluate.events import Evaluated, Summary
+from ocar.events import Evaluated, Summary
 from ocar_lab.runs.columns import Columns, summary_of
 from ocar_lab.runs.folder import CHECKPOINT, CONFIG, DAMAGE, METRICS, STATUS, read_json
 from ocar_lab.runs.lines import read_columns

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ocar.errors import RunError
-from ocar.evaluate.events import Counts, Evaluated, Finished
+from ocar.events import Counts, Evaluated, Finished
 
 T = TypeVar("T")
 

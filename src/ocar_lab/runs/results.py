@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from ocar.errors import RunError
-from ocar.evaluate.events import Summary
+from ocar.events import Summary
 from ocar.files import write_whole
 from ocar_lab.runs.command import run_command
 from ocar_lab.runs.folder import CONFIG, DAMAGE, read_json

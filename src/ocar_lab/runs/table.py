@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from ocar.evaluate.events import Summary
+from ocar.events import Summary
 
 
 class Measured(Protocol):

@@ -14,7 +14,7 @@ import torch
 
 from ocar.errors import NumericalError, OcarError
 from ocar.evaluate import evaluate
-from ocar.evaluate.events import Evaluated, Learned, TaskEnded
+from ocar.events import Evaluated, Learned, TaskEnded
 from ocar_lab.experiment.config import RunConfig
 from ocar_lab.experiment.executors import INTERVAL, Stop
 from ocar_lab.experiment.executors.base import say

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ocar.evaluate import evaluate
-from ocar.evaluate.events import Evaluated
+from ocar.events import Evaluated
 from ocar_lab.paper.figures.live import Listen, Setup, quiet
 from ocar_lab.paper.figures.store import Wanted
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ocar.errors import InputError
-from ocar.evaluate.events import Evaluated
+from ocar.events import Evaluated
 from ocar_lab.paper.figures.store import Wanted
 from ocar_lab.runs import Run
 

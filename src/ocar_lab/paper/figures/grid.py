@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ocar.errors import NumericalError
 from ocar.evaluate import evaluate
-from ocar.evaluate.events import Finished, Learned, TaskEnded
+from ocar.events import Finished, Learned, TaskEnded
 from ocar_lab.paper.figures.live import Listen, Setup, quiet, task_accuracy
 from ocar_lab.paper.figures.store import Wanted
 

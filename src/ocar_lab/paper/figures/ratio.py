@@ -15,7 +15,7 @@ import numpy as np
 
 from ocar.errors import NumericalError
 from ocar.evaluate import evaluate
-from ocar.evaluate.events import Learned, TaskEnded
+from ocar.events import Learned, TaskEnded
 from ocar_lab.paper.figures.live import Listen, Setup, quiet
 from ocar_lab.paper.figures.store import Wanted
 

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ocar.evaluate import evaluate
-from ocar.evaluate.events import Learned, TaskEnded
+from ocar.events import Learned, TaskEnded
 from ocar.learner import Learner
 from ocar.methods.ocar import OCARTransform
 from ocar_lab.paper.figures.live import Listen, Setup, quiet
