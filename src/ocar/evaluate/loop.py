@@ -90,7 +90,8 @@ def evaluate(
         test_batch: Most test samples to predict at once.
         online: Also predict each batch before it is learned; a stream without validation data
             can be evaluated by this alone.
-        probe: Also fit a linear classifier on the features at the end, see :mod:`ocar.evaluate.probe`;
+        probe: Also fit a linear classifier on the features at the end, see
+        :mod:`ocar.evaluate.probe`;
             not in regression.
         seed: Seed of the probe's augmentation.
 
