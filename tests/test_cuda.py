@@ -40,7 +40,7 @@ def preconditioned(device: str, dtype: torch.dtype, kind: str) -> list[torch.Ten
         x = torch.randn(4, 3, 15, 15, generator=generator, dtype=dtype).to(device)
         y = torch.randint(6, (4,), generator=generator).to(device)
         model.zero_grad()
-        with kfac.capture():
+        with kfac.record():
             logits = model(x)
         kfac.update(logits, weights=torch.tensor([1.0, 1.0, 3.0, 3.0], device=device))
         nn.functional.cross_entropy(logits, y).backward()
@@ -67,7 +67,7 @@ def test_random_roots_and_autocast_run(fisher: str, autocast: bool) -> None:
     kfac = ocar.KFAC(model, damping=1e-3, ema=0.1, fisher=fisher)
     x, y = torch.randn(4, 3, 15, 15, device="cuda"), torch.randint(6, (4,), device="cuda")
     with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
-        with kfac.capture():
+        with kfac.record():
             logits = model(x)
         loss = nn.functional.cross_entropy(logits, y)
     kfac.update(logits)

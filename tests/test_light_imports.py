@@ -15,7 +15,7 @@ import ocar
 from ocar_lab.runs.command import PROTOCOL
 from ocar_lab.runs.folder import CONFIG
 
-BLOCK = """
+REFUSE = """
 import sys
 
 class Refuse:
@@ -26,6 +26,9 @@ class Refuse:
 OPTIONAL = {"tyro", "rich", "matplotlib", "sklearn", "tensorboard", "optuna", "ray", "plotly",
             "jinja2", "polars", "scipy", "pandas", "nngeometry", "avalanche", "curvlinops"}
 sys.meta_path.insert(0, Refuse())
+"""
+
+BLOCK = """
 import benchmarks, ocar_lab.experiment, ocar.evaluate, ocar_lab.runs, ocar_lab.tune
 assert ocar.evaluate is sys.modules["ocar.evaluate"].evaluate
 from ocar_lab.cli import main
@@ -35,7 +38,7 @@ sys.exit(main(["methods"]))
 
 def test_the_core_imports_with_its_four_packages_and_says_what_is_missing() -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", BLOCK], capture_output=True, text=True, check=False
+        [sys.executable, "-c", REFUSE + BLOCK], capture_output=True, text=True, check=False
     )
     assert ended.returncode == 1
     assert ended.stderr == ('ocar: The command line needs tyro and rich: pip install "ocar[cli]"\n')
@@ -46,6 +49,28 @@ def test_every_public_name_is_there() -> None:
         assert getattr(ocar, name) is not None
     assert set(ocar.__all__) <= set(dir(ocar))
     assert callable(ocar.evaluate)
+
+
+LIBRARY = """
+OPTIONAL |= {"ocar_lab", "benchmarks", "river", "triton"}
+import importlib, pkgutil
+import ocar
+assert "torch" not in sys.modules, "PyTorch was imported"
+import torch
+for name in ocar.__all__:
+    getattr(ocar, name)
+for module in pkgutil.walk_packages(ocar.__path__, "ocar."):
+    if not module.name.startswith(("ocar.integrations.", "ocar.accel.triton.")):
+        importlib.import_module(module.name)
+learner = ocar.OCAR(ocar.make_model("mlp", image_shape=(1, 2, 2)), lr=0.1, tau_step=0.0, ema=0.5)
+learner.learn(torch.rand(2, 1, 2, 2), torch.tensor([0, 1]))
+"""
+
+
+def test_the_library_needs_neither_the_workbench_nor_an_optional_package() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", REFUSE + LIBRARY]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
 
 
 READ = """

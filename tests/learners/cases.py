@@ -99,9 +99,7 @@ class Case:
         own, *transform = self.settings(**given)
         unknown = set(given) - {f.name for kind in self.kinds for f in fields(kind)}
         assert not unknown, unknown
-        learner = METHODS[self.method].learner
-        rewriting = transform[0] if transform else None
-        return learner(model, own, transform=rewriting, guard=guard)
+        return Learner(model, own, transform=transform[0] if transform else None, guard=guard)
 
     @property
     def average(self) -> dict[str, str]:
@@ -139,7 +137,7 @@ def _is_refused(case: Case) -> bool:
     model = convnet()
     own, transform = case.settings()
     try:
-        METHODS[case.method].learner(model, own, transform=transform)
+        Learner(model, own, transform=transform)
     except ConfigError:
         return True
     return False
@@ -204,9 +202,9 @@ def accuracy(learner: Learner, x: Tensor, y: Tensor) -> float:
 
 def generators(learner: Learner) -> list[Tensor]:
     """The states of all generators of a learner that can be found."""
-    parts = (learner, learner.memory, learner._objective, learner._transform)
+    parts = (learner, learner.memory, learner.objective, learner.transform)
     found = [g for part in parts for g in vars(part).values() if isinstance(g, torch.Generator)]
-    found += [*learner._objective.generators, *learner._transform.generators]
+    found += [*learner.objective.generators, *learner.transform.generators]
     return [generator.get_state() for generator in found]
 
 

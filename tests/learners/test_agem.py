@@ -66,7 +66,7 @@ def test_a_step_is_the_projected_gradient() -> None:
 def test_the_gradient_never_hurts_the_reference() -> None:
     """The product is not negative, with BatchNorm and references that are a part of the memory."""
     learner = make(convnet().double(), reference=8, lr=0.3)
-    transform = learner._transform
+    transform = learner.transform
     rewrite, products = transform.rewrite_, []
 
     def checked() -> None:

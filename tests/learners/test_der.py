@@ -78,7 +78,7 @@ def test_a_step_descends_the_sum_of_three_terms(distance, labels_from, told) -> 
         ((x, y),) = vectors(1, labels, seed=i, size=5)
         x = x.double()
         drawn.clear()
-        learner._head.reserve(len({*learner.classes, *y.tolist()}))  # to know the new weights
+        learner.head.reserve(len({*learner.classes, *y.tolist()}))  # to know the new weights
         before = copy.deepcopy(learner.model)
         stored = learner.memory.gather(learner.memory.slots)
         learner.learn(x, y)
@@ -193,15 +193,15 @@ def test_a_head_with_units_to_spare_learns_as_one_that_grows(transform) -> None:
     grown = ocar.make_learner("der++", tight, **options)
     for i, labels in enumerate([[0, 1]] * 3 + [[2, 3]] * 3 + [[4]] * 3):
         ((x, y),) = vectors(1, labels, seed=i)
-        if max(labels) >= grown._head.capacity:
-            grown._head.reserve(max(labels) + 1)
+        if max(labels) >= grown.head.capacity:
+            grown.head.reserve(max(labels) + 1)
             rows = slice(small.out_features // 2, small.out_features)
             small.weight.data[rows] = wide[2].weight.data[rows]
             small.bias.data[rows] = wide[2].bias.data[rows]
         masked.learn(x.double(), y)
         grown.learn(x.double(), y)
     x = next(vectors(1, [0]))[0].double()
-    assert grown._head.capacity == 8
+    assert grown.head.capacity == 8
     assert_close(masked.predict(x), grown.predict(x), rtol=1e-8, atol=1e-9)
     stored = [learner.memory.gather(learner.memory.slots).extras for learner in (masked, grown)]
     assert [extras["logits"].shape[1] for extras in stored] == [16, 8]
@@ -253,7 +253,7 @@ def test_a_restored_learner_goes_on_to_the_bit_while_the_head_grows(transform, t
         if i >= 5:
             restored.learn(x, y)
     assert_same(everything(restored), everything(learner))
-    assert learner._head.capacity == 8
+    assert learner.head.capacity == 8
     assert torch.equal(restored.predict(x), learner.predict(x))
 
 

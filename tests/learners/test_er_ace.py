@@ -241,15 +241,15 @@ def test_a_masked_head_learns_as_one_that_really_grows(method: str) -> None:
     settings = {"fisher": "exact"} if method == "ocar-ace" else {}
     masked, grown = make(method, wide, **settings), make(method, tight, **settings)
     for seed, labels in enumerate([[0, 1]] * 3 + [[2, 3]] * 3 + [[4]] * 2):
-        if max(labels) >= grown._head.capacity:
-            grown._head.reserve(max(labels) + 1)
+        if max(labels) >= grown.head.capacity:
+            grown.head.reserve(max(labels) + 1)
             rows = slice(small.out_features // 2, small.out_features)
             small.weight.data[rows] = wide[2].weight.data[rows]
             small.bias.data[rows] = wide[2].bias.data[rows]
         x, y = batch(labels, seed=seed)
         masked.learn(x, y)
         grown.learn(x, y)
-    assert grown._head.capacity == 8
+    assert grown.head.capacity == 8
     assert_close(masked.predict(x), grown.predict(x), rtol=1e-8, atol=1e-9)
 
 

@@ -445,7 +445,7 @@ def test_what_makes_no_sense_is_refused_with_the_reason(case: Case) -> None:
     model = convnet()
     before = {name: t.clone() for name, t in model.state_dict().items()}
     with pytest.raises(ConfigError) as caught:
-        METHODS[case.method].learner(model, own, transform=transform)
+        ocar.Learner(model, own, transform=transform)
     reason = str(caught.value)
     assert_is_a_reason(reason)
     assert len(reason.split()) >= 10, "what, why, and what to use instead"

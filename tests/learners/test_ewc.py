@@ -101,7 +101,7 @@ def test_a_regression_takes_the_penalised_step(structure, samples, penalty, ever
             anchor = w if t % every == 0 else anchor
         w = w - ALPHA * gradient
         assert_close(weights(model), w, **EXACT)
-        assert_close(learner._transform.anchor, anchor, **EXACT)
+        assert_close(learner.transform.anchor, anchor, **EXACT)
 
 
 def test_the_implicit_step_minimises_what_it_says() -> None:
@@ -115,7 +115,7 @@ def test_the_implicit_step_minimises_what_it_says() -> None:
     joint = seen.pop()
     gradient = joint.T @ (joint @ start - joint[:, :6] @ TRUTH) / 20
     delta = (weights(model) - start).requires_grad_()
-    held = STRENGTH * delta @ learner._transform.average @ delta
+    held = STRENGTH * delta @ learner.transform.average @ delta
     (slope,) = torch.autograd.grad(gradient @ delta + (delta @ delta / ALPHA + held) / 2, delta)
     assert slope.abs().max() < 1e-11
 
@@ -171,7 +171,7 @@ def test_through_batchnorm_each_sample_has_a_score_of_its_own() -> None:
     joint = next(t for t in seen if len(t) == 9)
     assert len(held) == 4
     expected = fisher_by_hand(before, joint, len(learner.classes), first=5)
-    assert_close(learner._transform.average, expected, **EXACT)
+    assert_close(learner.transform.average, expected, **EXACT)
 
 
 @pytest.mark.parametrize("structure", ["diagonal", "full"])
@@ -234,25 +234,25 @@ def test_a_masked_head_learns_as_one_that_really_grows(structure, accumulation) 
     masked, grown = make(wide, memory=20, **options), make(tight, memory=20, **options)
     for i, labels in enumerate([[0, 1]] * 4 + [[2, 3]] * 4 + [[4]] * 2):
         ((x, y),) = vectors(1, labels, seed=i)
-        if max(labels) >= grown._head.capacity:
-            grown._head.reserve(max(labels) + 1)
+        if max(labels) >= grown.head.capacity:
+            grown.head.reserve(max(labels) + 1)
             rows = slice(small.out_features // 2, small.out_features)
             small.weight.data[rows] = wide[2].weight.data[rows]
             small.bias.data[rows] = wide[2].bias.data[rows]
         masked.learn(x.double(), y)
         grown.learn(x.double(), y)
     x = next(vectors(1, [0]))[0].double()
-    assert (grown._head.capacity, masked._head.capacity) == (8, 16)
-    assert float(masked._transform.average.abs().sum()) > 0
+    assert (grown.head.capacity, masked.head.capacity) == (8, 16)
+    assert float(masked.transform.average.abs().sum()) > 0
     assert_close(masked.predict(x), grown.predict(x), rtol=1e-8, atol=1e-9)
 
 
 def test_how_often_the_fisher_is_estimated(monkeypatch) -> None:
     for passes, expected in (("every", 9), ("first", 3)):
         learner = make(mlp(), fisher_passes=passes)
-        estimate, calls = learner._transform._fisher, []
+        estimate, calls = learner.transform._fisher, []
         monkeypatch.setattr(
-            learner._transform, "_fisher", lambda *a, f=estimate, c=calls: (c.append(1), f(*a))[1]
+            learner.transform, "_fisher", lambda *a, f=estimate, c=calls: (c.append(1), f(*a))[1]
         )
         for x, y in vectors(4, [0, 1]):  # the first batch has nothing to replay
             learner.learn(x, y)
@@ -267,7 +267,7 @@ def test_it_runs_with_every_root_and_with_other_losses(fisher: str) -> None:
         for x, y in images(3, labels):
             assert torch.isfinite(learner.learn(x, y).loss)
     assert learner.predict(x).shape == (10, 5)
-    assert float(learner._transform.average.abs().sum()) > 0
+    assert float(learner.transform.average.abs().sum()) > 0
 
 
 @pytest.mark.parametrize(
@@ -289,10 +289,10 @@ def test_a_restored_learner_goes_on_to_the_bit(settings, tmp_path: Path) -> None
         if i >= 4:
             restored.learn(x, y)
     assert_same(everything(restored), everything(learner))
-    state = learner._transform.state_dict()
+    state = learner.transform.state_dict()
     state.pop("anchor")
     with pytest.raises(CheckpointError, match=r"another penalty: missing \['anchor'\]"):
-        learner._transform.load_state_dict(state)
+        learner.transform.load_state_dict(state)
 
 
 def test_a_frozen_layer_is_not_penalised() -> None:
@@ -303,7 +303,7 @@ def test_a_frozen_layer_is_not_penalised() -> None:
     for x, y in vectors(3, [0, 1]):
         learner.learn(x, y)
     assert torch.equal(model[0].weight, before)
-    assert learner._transform.anchor.numel() == 8 * 4 + 4
+    assert learner.transform.anchor.numel() == 8 * 4 + 4
 
 
 def test_the_full_fisher_is_for_tiny_models() -> None:

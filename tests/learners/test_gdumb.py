@@ -19,7 +19,7 @@ import ocar_lab
 from ocar.augment.images import scale_to_unit
 from ocar.errors import ConfigError, NumericalError
 from ocar.evaluate.probe import probe_accuracy
-from ocar.methods.gdumb import GDumb, GDumbSettings
+from ocar.methods.gdumb import FromScratch, GDumbSettings
 from ocar.methods.ocar import OCARSettings
 
 
@@ -61,7 +61,7 @@ def test_a_prediction_is_that_of_the_initial_weights_trained_on_the_memory(kind:
         assert_close(learner.predict(x), expected, **EXACT)
     assert learner.batches == 9
     assert learner.steps == 0
-    assert learner._head.capacity == 8
+    assert learner.head.capacity == 8
 
 
 def test_batches_of_an_epoch_are_disjoint_and_full_and_another_order_each_time() -> None:
@@ -160,7 +160,7 @@ def test_frozen_layers_stay() -> None:
     for x, y in images(3, [0, 1]):
         learner.learn(x, y)
     learner.predict(x)
-    for name, tensor in learner._copy.state_dict().items():
+    for name, tensor in learner.objective._copy.state_dict().items():
         assert torch.equal(tensor, model.state_dict()[name]) == (name[0] in "01"), name
 
 
@@ -173,7 +173,7 @@ def test_a_restored_learner_predicts_and_goes_on_to_the_bit(tmp_path: Path) -> N
             expected = learner.predict(x)
             learner.save(tmp_path / "ckpt")
             restored = ocar.load(tmp_path / "ckpt", convnet(units=2))
-            assert isinstance(restored, GDumb)
+            assert isinstance(restored.objective, FromScratch)
             assert_same(everything(restored), everything(learner))
             assert torch.equal(restored.predict(x), expected)
         learner.learn(x, y)
@@ -212,7 +212,7 @@ def test_every_transform_is_refused() -> None:
     with pytest.raises(ConfigError, match=message):
         make(mlp(), transform="ocar", tau_step=0.0, ema=0.5)
     with pytest.raises(ConfigError, match=message):
-        GDumb(mlp(), GDumbSettings(), transform=OCARSettings(tau_step=0.0, ema=0.5))
+        ocar.Learner(mlp(), GDumbSettings(), transform=OCARSettings(tau_step=0.0, ema=0.5))
 
 
 @pytest.mark.parametrize(

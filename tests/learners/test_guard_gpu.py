@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ocar.accel.snapshot import TableKept
-from ocar.guard import Guard
-from ocar.guard.device import DeviceGuard
+from ocar import accel
+from ocar.accel.snapshot import TableSnapshot
+from ocar.guard import BatchGuard, Guard
 from ocar.learner import Learner
 from ocar.methods.registry import make_settings
 from ocar.models.resnet import SlimResNet18
@@ -21,14 +21,14 @@ pytestmark = [
 ]
 
 
-def make(*, capture: bool, guard: Guard | None = None, tau: float = 10.0) -> Learner:
+def make(*, record: bool, guard: Guard | None = None, tau: float = 10.0) -> Learner:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = SlimResNet18(classes=16).to("cuda", torch.float32)
     own, transform = make_settings(
         "ocar", memory=40, replay_batch=10, lr=1e-3, tau=tau, tau_step=1e-6, ema=0.2
     )
-    return Learner(model, own, transform=transform, capture=capture, guard=guard or Guard())
+    return Learner(model, own, transform=transform, record=record, guard=guard or Guard())
 
 
 def batches(count: int) -> list[tuple[Tensor, Tensor]]:
@@ -44,24 +44,20 @@ def batches(count: int) -> list[tuple[Tensor, Tensor]]:
 
 def test_few_kernels_measure_what_many_do(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[tuple[Tensor, Tensor]] = []
-    settle = DeviceGuard.settle
+    commit = BatchGuard.commit
 
-    def measure_and_settle(guard: DeviceGuard, loss: Tensor, trusted: Tensor) -> None:
-        assert isinstance(guard._kept, TableKept)
-        change = guard._change
-        ours = change.divergences()
-        if ours is not None:
-            assert change._in_few_kernels is not None
-            monkeypatch.setattr(change, "_measure", lambda step, before: None)
-            theirs = change.divergences()
-            monkeypatch.undo()
-            monkeypatch.setattr(DeviceGuard, "settle", measure_and_settle)
-            assert theirs is not None
-            found.append((ours, theirs))
-        settle(guard, loss, trusted)
+    def measure_and_commit(guard: BatchGuard, *given: Tensor | None) -> None:
+        assert isinstance(guard._snapshot, TableSnapshot)
+        asked = guard._asked
+        if asked is not None:
+            ways = accel.divergence.implementations
+            question = guard.model, asked.x, asked.active, asked.before
+            found.append((ways["triton"](*question), ways["plain"](*question)))
+            assert torch.equal(accel.divergence(*question), found[-1][0]), "that is what is used"
+        commit(guard, *given)
 
-    monkeypatch.setattr(DeviceGuard, "settle", measure_and_settle)
-    learner = make(capture=False, tau=0.1)
+    monkeypatch.setattr(BatchGuard, "commit", measure_and_commit)
+    learner = make(record=False, tau=0.1)
     for x, y in batches(5):
         learner.learn(x, y)
     assert len(found) >= 3
@@ -70,35 +66,34 @@ def test_few_kernels_measure_what_many_do(monkeypatch: pytest.MonkeyPatch) -> No
         torch.testing.assert_close(ours.mean(), theirs.mean(), rtol=1e-2, atol=1e-5)
 
 
-def test_captured_is_eager() -> None:
-    captured, eager = make(capture=True), make(capture=False)
+def test_recorded_is_eager() -> None:
+    recorded, eager = make(record=True), make(record=False)
     for x, y in batches(6):
-        captured.learn(x, y)
+        recorded.learn(x, y)
         eager.learn(x, y)
-        kl = captured.guarded.largest_kl
+        kl = recorded.guarded.largest_kl
         assert kl == pytest.approx(eager.guarded.largest_kl, rel=5e-2, abs=1e-5)
-    assert captured._steps._graphs
-    assert captured.guarded.total == eager.guarded.total == 0
+    assert recorded._steps._recorded
+    assert recorded.guarded.total == eager.guarded.total == 0
 
 
 def test_the_same_twice_to_the_bit() -> None:
-    learner = make(capture=False)
+    learner = make(record=False)
     stream = batches(3)
     for x, y in stream:
         learner.learn(x, y)
-    measured = learner._guard._change._in_few_kernels
-    assert measured is not None
+    measure = accel.divergence.implementations["triton"]
     x = torch.randn(20, 3, 32, 32, device="cuda")
     active = torch.ones(16, dtype=torch.bool, device="cuda")
     before = torch.randn(10, 16, device="cuda").log_softmax(-1)
-    first = measured.divergences(x, active, before)
-    assert first is not None
-    assert all(torch.equal(first, measured.divergences(x, active, before)) for _ in range(20))
+    first = measure(learner.model, x, active, before)
+    for _ in range(20):
+        assert torch.equal(first, measure(learner.model, x, active, before))
 
 
-@pytest.mark.parametrize("capture", [True, False])
-def test_what_is_not_finite_is_taken_back(capture: bool) -> None:
-    learner = make(capture=capture)
+@pytest.mark.parametrize("record", [True, False])
+def test_what_is_not_finite_is_taken_back(record: bool) -> None:
+    learner = make(record=record)
     stream = batches(6)
     for x, y in stream[:5]:
         learner.learn(x, y)
@@ -114,10 +109,10 @@ def test_what_is_not_finite_is_taken_back(capture: bool) -> None:
         assert torch.equal(t, before[name]), name
 
 
-@pytest.mark.parametrize("capture", [True, False])
-def test_a_step_too_long_is_shortened(capture: bool) -> None:
+@pytest.mark.parametrize("record", [True, False])
+def test_a_step_too_long_is_shortened(record: bool) -> None:
     bound = 1e-4
-    learner = make(capture=capture, guard=Guard(kl=bound), tau=0.1)
+    learner = make(record=record, guard=Guard(kl=bound), tau=0.1)
     for x, y in batches(5):
         learner.learn(x, y)
     assert learner.guarded.shortened >= 3

@@ -14,9 +14,10 @@ from toys import assert_same, convnet, everything, images, mlp, seeded, vectors
 
 import ocar
 from ocar.errors import CheckpointError, ConfigError, InputError, ModelError
-from ocar.learner import train_mode_
+from ocar.methods.objective import Begun
 from ocar.methods.presets import PRESETS
 from ocar.methods.registry import preset_settings
+from ocar.models.modes import train_mode_
 
 SETTINGS = {"er": {"lr": 0.1}, "ocar": {"lr": 0.02, "tau_step": 1e-6, "ema": 0.2}}
 
@@ -99,7 +100,7 @@ def test_prediction_with_the_moving_average_of_the_weights() -> None:
                     # Units that are new start at their weights before the step.
                     average[name] = added
                     fresh = slice(2, None)
-                    average[name][fresh] = learner._average[name][fresh]
+                    average[name][fresh] = learner.average.values[name][fresh]
                     kept = average[name][:2]
                     average[name][:2] = kept + 0.25 * (p.detach()[:2] - kept)
                 else:
@@ -142,7 +143,8 @@ def test_frozen_layers_get_no_factors() -> None:
     learner = make("ocar", model)
     for x, y in images(3, [0, 1]):
         learner.learn(x, y)
-    assert set(learner._transform.curvature.blocks) == {"3", "6"}
+    assert set(learner.transform.curvature.layers) == {"3", "6"}
+    assert set(learner.transform.curvature.blocks[0].layers) == {"3", "6"}
 
 
 def test_a_backbone_with_a_head_of_another_name() -> None:
@@ -254,8 +256,11 @@ def test_a_function_of_the_users_must_be_given_again(tmp_path: Path) -> None:
 
 
 def test_make_learner_says_what_is_wrong() -> None:
-    with pytest.raises(ConfigError, match=r"Unknown method 'sgd'. There are .*er, er-ace, .*ocar"):
+    known = r"There are .*er, er-ace, .*ocar"
+    with pytest.raises(ConfigError, match=rf"Unknown method 'sgd'\. Did you mean 'ngd'\? {known}"):
         ocar.make_learner("sgd", mlp(), lr=0.1)
+    with pytest.raises(ConfigError, match=rf"Unknown method 'xyz'\. {known}"):
+        ocar.make_learner("xyz", mlp(), lr=0.1)
     with pytest.raises(
         ConfigError, match=r"ERSettings has no setting tau_step\. It has lr, memory"
     ):
@@ -298,16 +303,16 @@ def test_repr_shows_every_setting() -> None:
 def test_the_classes_of_a_stretch_are_estimated_on_split_cifar100(seed: int) -> None:
     """Twenty batches after each boundary the estimate is within 1 of the true 5."""
     stream = ocar.make_stream("split-cifar100", seed=seed)
-    transform = ocar.OCAR(mlp(), lr=0.1, tau_step=0.0, ema=0.5)._transform
+    transform = ocar.OCAR(mlp(), lr=0.1, tau_step=0.0, ema=0.5).transform
     since_boundary, task, checked = 0, 0, 0
     for batch in stream:
         if not batch.complete:
             continue
         since_boundary = since_boundary + 1 if batch.task == task else 1
         task = batch.task
-        transform.begin(batch.y.tolist(), known=5 * (task + 1))
+        transform.begin(Begun(units=batch.y.tolist(), known=5 * (task + 1), step=0))
         if since_boundary >= 20:
-            assert abs(transform.classes_in_stretch - 5) <= 1
+            assert abs(transform.n_new - 5) <= 1
             checked += 1
     assert checked == 20 * (237 - 19)
 

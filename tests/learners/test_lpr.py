@@ -16,7 +16,7 @@ from toys import assert_same, convnet, everything, images, mlp, seeded, vectors
 import ocar
 from ocar.errors import CheckpointError, ConfigError, ModelError, NumericalError
 from ocar.learner import Learner
-from ocar.methods.lpr import LPRSettings, _inverses
+from ocar.methods.lpr import LPRSettings
 
 
 def make(model: nn.Module, **settings) -> Learner:
@@ -102,7 +102,7 @@ def test_the_gradient_is_preconditioned_by_the_inputs_on_the_memory(
     held = (learner.memory.gather(torch.arange(12)).x.float() / 255).double()
     evaluated = copy.deepcopy(model).eval()
     inputs = inputs_of(evaluated, held)
-    transform = learner._transform
+    transform = learner.transform
     rewrite, before = transform.rewrite_, {}
     transform.rewrite_ = lambda: (before.update(gradients(model)), rewrite())
     ((x, y),) = images(1, [2, 3], seed=1)
@@ -132,7 +132,7 @@ def test_the_step_is_that_of_a_proximal_point() -> None:
     learner.remember(x.double(), y)
     z = learner.memory.gather(torch.arange(30)).x
     start = model.weight.detach().clone()
-    transform = learner._transform
+    transform = learner.transform
     rewrite, plain = transform.rewrite_, []
     transform.rewrite_ = lambda: (plain.append(model.weight.grad.clone()), rewrite())
     learner.learn(x.double(), y)
@@ -190,9 +190,9 @@ def test_outputs_on_the_memory_move_less_the_larger_omega_is() -> None:
 def test_when_the_preconditioner_is_made(every: int, passes: int, expected, monkeypatch) -> None:
     """As in the authors' code it is first made when ``every`` steps are done, not before."""
     learner = make(mlp(), refresh_every=every, passes=passes)
-    transform, made = learner._transform, []
+    transform, made = learner.transform, []
     refresh = transform.refresh
-    monkeypatch.setattr(transform, "refresh", lambda: (made.append(transform.step), refresh()))
+    monkeypatch.setattr(transform, "refresh", lambda: (made.append(learner.steps), refresh()))
     for i, (x, y) in enumerate(vectors(6, [0, 1])):
         before = {name: t.clone() for name, t in transform.inverses.items()}
         places = {name: t.data_ptr() for name, t in transform.inverses.items()}
@@ -201,33 +201,33 @@ def test_when_the_preconditioner_is_made(every: int, passes: int, expected, monk
         assert changed == (i * passes in expected)
         assert places == {name: t.data_ptr() for name, t in transform.inverses.items()}
     assert made == expected
-    assert transform.step == 6 * passes
 
 
 def test_the_memory_is_seen_augmented_in_chunks_and_in_eval_mode(monkeypatch) -> None:
-    monkeypatch.setattr("ocar.methods.lpr.CHUNK", 16)
+    monkeypatch.setattr("ocar.methods.lpr.PIXELS", 110 * 8 * 8)  # of 110 images
     seen, model = [], convnet()
     augmented = []
     learner = make(
         model,
         augment=lambda x, g: (augmented.append(len(x)), x.flip(-1))[1],
         memory_kind="reservoir",
+        memory=240,
     )
-    ((x, y),) = images(1, [0, 1], size=40)
+    ((x, y),) = images(1, [0, 1], size=240)
     learner.remember(x, y)
     model.register_forward_pre_hook(
         lambda module, args: seen.append((len(args[0]), module.training, torch.is_grad_enabled()))
     )
-    learner._transform.refresh()
-    assert seen == [(16, False, False), (16, False, False), (8, False, False)]
-    assert augmented == [16, 16, 8]
+    learner.transform.refresh()
+    assert seen == [(110, False, False), (110, False, False), (20, False, False)]
+    assert augmented == [110, 110, 20]
     assert int(model[1].num_batches_tracked) == 0
     assert not model[0]._forward_pre_hooks  # nothing stays behind
     seen.clear()
     some = make(convnet(), refresh_samples=10)
     some.remember(x, y)
     some.model.register_forward_pre_hook(lambda module, args: seen.append(len(args[0])))
-    some._transform.refresh()
+    some.transform.refresh()
     assert seen == [10]
 
 
@@ -247,7 +247,7 @@ def test_frozen_layers_and_a_frozen_bias_have_no_part() -> None:
     learner = make(model, lr=0.01)
     for x, y in images(3, [0, 1]):
         learner.learn(x, y)
-    shapes = {name: tuple(t.shape) for name, t in learner._transform.inverses.items()}
+    shapes = {name: tuple(t.shape) for name, t in learner.transform.inverses.items()}
     assert shapes == {"1": (4, 2, 2), "3": (1, 4, 4), "6": (1, 145, 145)}
 
 
@@ -283,10 +283,10 @@ def test_a_restored_learner_goes_on_to_the_bit(tmp_path: Path) -> None:
         if i >= 4:
             restored.learn(x, y)
     assert_same(everything(restored), everything(learner))
-    state = learner._transform.state_dict()
+    state = learner.transform.state_dict()
     state.pop("inverses.0")
     with pytest.raises(CheckpointError, match=r"another preconditioner: missing \['inverses.0'\]"):
-        learner._transform.load_state_dict(state)
+        learner.transform.load_state_dict(state)
 
 
 @pytest.mark.parametrize(
@@ -304,20 +304,11 @@ def test_settings_out_of_range_are_refused(setting, message) -> None:
         LPRSettings(**setting)
 
 
-def test_inverses_looked_at_once_are_those_looked_at_one_by_one() -> None:
-    generator = torch.Generator().manual_seed(0)
-    roots = {
-        name: torch.randn(*shape, generator=generator, dtype=torch.float64)
-        for name, shape in {"wide": (1, 130, 200), "norm": (5, 2, 9), "one": (1, 1, 3)}.items()
-    }
-    moments = {name: root @ root.mT for name, root in roots.items()}
-    found, expected = (_inverses(moments, waits=waits) for waits in (False, True))
-    assert found.keys() == expected.keys()
-    for name, inverse in found.items():
-        torch.testing.assert_close(inverse, expected[name], rtol=1e-10, atol=1e-12)
-
-
-def test_one_inverse_that_is_not_finite_is_named() -> None:
-    moments = {"good": torch.eye(3).unsqueeze(0), "bad": torch.full((1, 3, 3), float("nan"))}
-    with pytest.raises(NumericalError, match="the inputs of layer 'bad' holds NaN or Inf"):
-        _inverses(moments, waits=False)
+def test_a_layer_whose_inputs_have_no_finite_inverse_is_named() -> None:
+    learner = make(mlp(), guard=None)
+    ((x, y),) = vectors(1, [0, 1])
+    learner.remember(x * 1e30, y)
+    before = {name: inverse.clone() for name, inverse in learner.transform.inverses.items()}
+    with pytest.raises(NumericalError, match=r"the inputs of layer '0' holds? NaN or Inf"):
+        learner.transform.refresh()
+    assert_same(learner.transform.inverses, before)

@@ -136,7 +136,7 @@ def test_the_teacher_is_copied_at_boundaries_alone() -> None:
     model = mlp(units=4)
     learner = learner_on(model)
     assert learner.wants_boundaries
-    objective = learner._objective
+    objective = learner.objective
     learner.boundary()  # nothing has been learned: no teacher yet
     for x, y in vectors(3, [0, 1]):
         learner.learn(x, y)
@@ -166,9 +166,9 @@ def test_without_boundaries_the_teacher_follows_the_count_of_batches() -> None:
     for i, (x, y) in enumerate(vectors(10, [0, 1, 2, 3, 4, 5, 6, 7], size=2)):
         before, known = weights_of(model), len(learner.classes)
         learner.learn(x, y)
-        if i >= 3 and torch.equal(weights_of(learner._objective.teacher), before):
+        if i >= 3 and torch.equal(weights_of(learner.objective.teacher), before):
             copied.append(i)
-            assert learner._objective.distilled == tuple(range(known))
+            assert learner.objective.distilled == tuple(range(known))
     assert copied == [3, 6, 9]
 
 
@@ -181,9 +181,9 @@ def test_without_boundaries_the_teacher_follows_new_labels() -> None:
         before = weights_of(model)
         x = torch.randn(len(labels), 6, generator=torch.Generator().manual_seed(i))
         learner.learn(x, torch.tensor(labels))
-        if learner._objective.has_teacher:
-            same = torch.equal(weights_of(learner._objective.teacher), before)
-            copied.append((i, learner._objective.distilled)) if same else None
+        if learner.objective.has_teacher:
+            same = torch.equal(weights_of(learner.objective.teacher), before)
+            copied.append((i, learner.objective.distilled)) if same else None
     assert copied == [(3, (0, 1)), (5, (0, 1, 2))]
 
 
@@ -194,7 +194,7 @@ def test_a_head_that_doubles_gives_the_teacher_the_same_fresh_units() -> None:
     learner.boundary()
     old = model[2].weight.detach().clone()
     learner.learn(*next(vectors(1, [2], seed=1)))
-    teacher = learner._objective.teacher[2]
+    teacher = learner.objective.teacher[2]
     assert_close(teacher.weight[:2], old)
     assert teacher.weight.shape == model[2].weight.shape
     learner.learn(*next(vectors(1, [3], seed=2)))
@@ -203,7 +203,7 @@ def test_a_head_that_doubles_gives_the_teacher_the_same_fresh_units() -> None:
     assert_close(teacher.weight[:2], old)
     assert not torch.equal(model[2].weight[4:6], teacher.weight[4:6])
     assert torch.equal(model[2].weight[6:], teacher.weight[6:])
-    assert learner._objective.distilled == (2, 3, 4, 5)
+    assert learner.objective.distilled == (2, 3, 4, 5)
 
 
 def test_the_teachers_mode() -> None:
@@ -213,7 +213,7 @@ def test_the_teachers_mode() -> None:
         for x, y in images(3, [0, 1]):
             copied = copy.deepcopy(model.state_dict())
             learner.learn(x, y)
-        teacher = learner._objective.teacher
+        teacher = learner.objective.teacher
         assert teacher.training == (mode == "train")
         kept = torch.equal(teacher[1].running_mean, copied["1.running_mean"])
         assert kept == (mode == "eval")
@@ -225,7 +225,7 @@ def test_a_frozen_norm_is_frozen_in_the_teacher_too() -> None:
     learner = learner_on(model, teacher="batches", refresh=1)
     for x, y in images(3, [0, 1]):
         learner.learn(x, y)
-    teacher = learner._objective.teacher
+    teacher = learner.objective.teacher
     assert teacher.training
     assert not teacher[1].training
     assert torch.equal(teacher[1].running_mean, model[1].running_mean)
@@ -278,16 +278,16 @@ def test_a_restored_learner_goes_on_to_the_bit(
             each.learn(x, y)
     restored = learners[1]
     assert_same(everything(restored), everything(learner))
-    assert restored._objective.distilled == learner._objective.distilled
-    assert restored._objective.distilled
+    assert restored.objective.distilled == learner.objective.distilled
+    assert restored.objective.distilled
 
 
 def test_a_teacher_of_another_model_is_refused() -> None:
     learner = learner_on(mlp())
-    state = learner._objective.state_dict()
+    state = learner.objective.state_dict()
     other = seeded(lambda: nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 4)))
     with pytest.raises(CheckpointError, match="of another teacher"):
-        learner_on(other)._objective.load_state_dict(state)
+        learner_on(other).objective.load_state_dict(state)
 
 
 def test_one_class_only_and_batches_of_other_sizes() -> None:

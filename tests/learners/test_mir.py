@@ -36,7 +36,7 @@ def learner_on(model: nn.Module, **settings) -> ocar.Learner:
 def recorded(learner: ocar.Learner) -> list[tuple[Step, nn.Module, Outcome]]:
     """Each step from now on, the model before it, and its outcome."""
     steps = []
-    objective = learner._objective
+    objective = learner.objective
     original = type(objective).__call__
 
     class Recording(type(objective)):
@@ -214,14 +214,14 @@ def test_the_curvature_is_that_of_the_samples_in_the_loss() -> None:
     options = {"tau_step": 1e-6, "ema": 0.2, "curvature": "dense", "fisher": "exact", "n_new": 1}
     learner = learner_on(mlp(units=4), exclude="none", transform="ocar", passes=1, **options)
     seen = []
-    transform = learner._transform
-    update = transform.curvature.update
+    transform = learner.transform
+    estimate = transform.curvature.estimate
 
     def watched(outputs: Tensor, **given) -> None:
         seen.append((outputs.detach(), given))
-        update(outputs, **given)
+        estimate(outputs, **given)
 
-    transform.curvature.update = watched
+    transform.curvature.estimate = watched
     steps = recorded(learner)
     for x, y in vectors(3, [0, 1, 2]):
         learner.learn(x.double(), y)
@@ -247,7 +247,7 @@ def test_a_restored_learner_goes_on_to_the_bit(scoring, transform, tmp_path: Pat
             restored.learn(x, y)
         learner.learn(x, y)
     assert_same(everything(restored), everything(learner))
-    assert learner._head.capacity == 8
+    assert learner.head.capacity == 8
 
 
 def test_first_batch_one_class_and_batches_of_other_sizes() -> None:

@@ -127,8 +127,8 @@ def test_a_masked_head_learns_as_one_that_really_grows(kind, weighting) -> None:
     schedule = [[0, 1]] * 4 + [[2, 3]] * 4 + [[4]] * 2
     for i, labels in enumerate(schedule):
         ((x, y),) = vectors(1, labels, seed=i)
-        if max(labels) >= grown._head.capacity:
-            grown._head.reserve(max(labels) + 1)
+        if max(labels) >= grown.head.capacity:
+            grown.head.reserve(max(labels) + 1)
             rows = slice(small.out_features // 2, small.out_features)
             small.weight.data[rows] = wide[2].weight.data[rows]
             small.bias.data[rows] = wide[2].bias.data[rows]
@@ -137,8 +137,8 @@ def test_a_masked_head_learns_as_one_that_really_grows(kind, weighting) -> None:
     assert masked.classes == grown.classes
     assert sorted(masked.classes) == [0, 1, 2, 3, 4]
     x = next(vectors(1, [0]))[0].double()
-    assert grown._head.capacity == 8
-    assert masked._head.capacity == 16
+    assert grown.head.capacity == 8
+    assert masked.head.capacity == 16
     assert_close(masked.predict(x), grown.predict(x), rtol=1e-8, atol=1e-9)
 
 
@@ -167,19 +167,30 @@ def test_classes_of_the_stretch_are_counted_in_a_window() -> None:
     for labels, expected in (([0, 1, 2], 3), ([3, 4], 2)):
         for x, y in vectors(3, labels, size=20):
             learner.learn(x, y)
-        assert learner._transform.classes_in_stretch == expected
+        assert learner.transform.n_new == expected
 
 
 @pytest.mark.parametrize("passes", ["first", "every"])
 def test_how_often_the_curvature_is_renewed(passes, monkeypatch) -> None:
     learner = ocar.OCAR(mlp(), passes=3, fisher_passes=passes, **SETTINGS)
-    updates = []
-    curvature = learner._transform.curvature
-    update = curvature.update
-    monkeypatch.setattr(curvature, "update", lambda *a, **k: (updates.append(1), update(*a, **k)))
+    counts = {"estimate": 0, "renew": 0, "apply_": 0}
+    curvature = learner.transform.curvature
+
+    def counting(name: str):
+        call = getattr(curvature, name)
+
+        def counted(*given, **options) -> None:
+            counts[name] += 1
+            call(*given, **options)
+
+        return counted
+
+    for name in counts:
+        monkeypatch.setattr(curvature, name, counting(name))
     for x, y in vectors(2, [0, 1]):
         learner.learn(x, y)
-    assert len(updates) == (2 if passes == "first" else 6)
+    renewed = 2 if passes == "first" else 6
+    assert counts == {"estimate": renewed, "renew": renewed, "apply_": 6}
 
 
 @pytest.mark.parametrize(("forward", "calls"), [("shared", 3), ("own", 4)])
@@ -197,7 +208,7 @@ def test_every_argument_is_a_setting_with_the_same_default() -> None:
         parameters = dict(inspect.signature(function).parameters)
         parameters.pop("model")
         expected = {f.name: f.default for cls in classes for f in fields(cls)}
-        expected["guard"] = Guard()
+        expected |= {"record": True, "guard": Guard()}
         given = {
             name: MISSING if p.default is inspect.Parameter.empty else p.default
             for name, p in parameters.items()
@@ -215,7 +226,7 @@ def test_every_argument_is_a_setting_with_the_same_default() -> None:
         ({"tau": 0.0}, r"Invalid tau=0\.0\. Must be larger than 0, or None"),
         ({"n_new": 0}, r"Invalid n_new=0\. Must be at least 1, or None to estimate it\."),
         ({"passes": 0}, r"Invalid passes=0\. Must be at least 1\."),
-        ({"memory": 0}, r"Invalid memory=0\. Must be at least 1\."),
+        ({"memory": 0}, r"Invalid memory=0\. Must be at least 1, or a memory\."),
         ({"fisher": "sketch"}, r"Invalid fisher='sketch'\. Must be one of 'exact'"),
         ({"replay": "old"}, r"Invalid replay='old'\. Must be one of 'fresh', 'kept', 'disjoint'\."),
         ({"classes": (1, 1)}, r"Invalid classes=\(1, 1\)\. Must be distinct labels"),

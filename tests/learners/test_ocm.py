@@ -59,7 +59,7 @@ def tilt(x: Tensor) -> Tensor:
 
 def spy(learner: ocar.Learner) -> list:
     """Replaces what is random, and records the steps."""
-    objective, steps = learner._objective, []
+    objective, steps = learner.objective, []
     objective.augmented = tilt
     objective.similarity = lambda u, f: u @ (u + f[:, 2 : 2 + u.shape[1]]).T
     inner = type(objective).__call__
@@ -103,7 +103,7 @@ def test_the_loss_of_the_first_stretch() -> None:
     learner = make(model, projection=4, temperature=0.3)
     steps = spy(learner)
     learner.remember(*tiny_images(6, [0, 1], 1))
-    before, projection = copy.deepcopy(model), copy.deepcopy(learner._objective.projection)
+    before, projection = copy.deepcopy(model), copy.deepcopy(learner.objective.projection)
     x, y = tiny_images(3, [0, 1], 2)
     got = learner.learn(x, y).loss
     assert steps[0].draws == (0,)  # nothing is replayed
@@ -118,7 +118,7 @@ def test_the_loss_of_later_stretches_and_its_gradient() -> None:
     learner = make(
         model, projection=4, temperature=0.3, stretches="boundary", optimizer="sgd", lr=0.05
     )
-    objective = learner._objective
+    objective = learner.objective
     assert learner.wants_boundaries
     learner.learn(*tiny_images(5, [0, 1], 1))
     learner.learn(*tiny_images(5, [0, 1], 2))
@@ -194,17 +194,17 @@ def test_the_previous_model_is_the_one_before_the_stretch(stretches: str) -> Non
         learner.learn(x, y)
     learner.boundary()
     want = copy.deepcopy(model.state_dict())
-    projection = copy.deepcopy(learner._objective.projection.state_dict())
+    projection = copy.deepcopy(learner.objective.projection.state_dict())
     for x, y in images(4, [2, 3, 4]):  # the head doubles twice: the previous one follows
         learner.learn(x, y)
-    previous = learner._objective.previous
+    previous = learner.objective.previous
     assert previous.model[6].weight.shape[0] == 8
     for name, parameter in previous.model.named_parameters():
         kept = parameter[:2] if name.startswith("6.") else parameter
         assert torch.equal(kept, want[name]), name
         assert not parameter.requires_grad
     assert_same(previous.projection.state_dict(), projection)
-    assert learner._objective._old.tolist() == [True] * 2 + [False] * 6
+    assert learner.objective._old.tolist() == [True] * 2 + [False] * 6
     assert all(module.training for module in previous.model.modules())
 
 
@@ -225,7 +225,7 @@ def test_first_batch_one_class_and_growth_with_adam() -> None:
     assert learner.predict(x).shape == (10, 1)
     for x, y in images(3, [4, 5, 6, 7, 8], size=6):
         assert torch.isfinite(learner.learn(x, y).loss)
-    assert learner._objective.stretches.ended == 1
+    assert learner.objective.stretches.ended == 1
     assert learner.predict(x).shape == (6, 5)
 
 
@@ -243,7 +243,7 @@ def test_a_restored_learner_goes_on_to_the_bit(stretches: str, tmp_path: Path) -
         learner.learn(x, y)
         if i >= 3:
             restored.learn(x, y)
-    assert learner._objective.stretches.ended == 1
+    assert learner.objective.stretches.ended == 1
     assert_same(everything(restored), everything(learner))
     assert torch.equal(restored.predict(x), learner.predict(x))
 

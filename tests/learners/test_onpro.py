@@ -37,7 +37,7 @@ def tilt(x: Tensor) -> Tensor:
 
 def spy(learner: ocar.Learner) -> list:
     """Replaces what is random in the views, and records steps and what was replayed."""
-    objective, found = learner._objective, []
+    objective, found = learner.objective, []
     objective.augmented = tilt
     objective.similarity = lambda u, f: u @ (u + f[:, 2 : 2 + u.shape[1]]).T
     inner, replayed = type(objective).__call__, objective._replayed
@@ -107,7 +107,7 @@ def test_the_loss_of_the_first_stretch() -> None:
     learner = make(model, projection=4, temperature=0.3)
     found = spy(learner)
     learner.remember(*tiny_images(6, [0, 1], 1))
-    before, projection = copy.deepcopy(model), copy.deepcopy(learner._objective.projection)
+    before, projection = copy.deepcopy(model), copy.deepcopy(learner.objective.projection)
     got = learner.learn(*tiny_images(3, [0, 1], 2)).loss
     ((step, mixed),) = found
     assert step.draws == (6,)
@@ -133,7 +133,7 @@ def test_the_loss_of_later_stretches_and_its_gradient(rate: float) -> None:
         base_rate=0.5,
         mixup=rate,
     )
-    objective = learner._objective
+    objective = learner.objective
     for seed, labels in ((1, [0, 1]), (2, [0, 1])):
         learner.learn(*tiny_images(5, labels, seed))
     learner.boundary()
@@ -172,7 +172,7 @@ def test_the_prototypes_are_those_of_the_last_draw_from_memory() -> None:
     learner = make(model, projection=4)
     found = spy(learner)
     learner.remember(*tiny_images(6, [0, 1], 1))
-    before, projection = copy.deepcopy(model), copy.deepcopy(learner._objective.projection)
+    before, projection = copy.deepcopy(model), copy.deepcopy(learner.objective.projection)
     learner.learn(*tiny_images(3, [2], 2))
     step = found[0][0]
     x, y = step.x[3:], step.y[3:]
@@ -180,7 +180,7 @@ def test_the_prototypes_are_those_of_the_last_draw_from_memory() -> None:
     for unit in range(4):
         mine = y == unit
         want = (u[0][mine].mean(0) + u[1][mine].mean(0)) / 2 if mine.any() else torch.zeros(4)
-        assert_close(learner._objective.prototypes[unit], want.detach().double(), **EXACT)
+        assert_close(learner.objective.prototypes[unit], want.detach().double(), **EXACT)
 
 
 # --- feedback ------------------------------------------------------------------------------------
@@ -244,14 +244,14 @@ def prepared(**settings) -> ocar.Learner:
     learner.boundary()
     x, y = next(vectors(1, [0, 1, 2], size=10, seed=1))
     learner.learn(x.double(), y)
-    learner._objective._first_batch = False
+    learner.objective._first_batch = False
     return learner
 
 
 def test_part_of_what_is_replayed_comes_from_pairs_of_classes() -> None:
     learner = prepared(base_rate=0.75, mixup=0.0)
     memory = learner.memory.gather(learner.memory.slots)
-    objective = learner._objective
+    objective = learner.objective
     objective.prototypes = torch.zeros(4, 8, dtype=torch.float64)
     objective.prototypes[0, 0] = objective.prototypes[2, 0] = 1.0
     objective.prototypes[2, 1] = 1e-3  # 0 and 2 are all but alike
@@ -271,7 +271,7 @@ def test_part_of_what_is_replayed_comes_from_pairs_of_classes() -> None:
 
 def test_shares_of_mixed_samples() -> None:
     learner = prepared(mixup=1.0, mixup_largest=0.6, mixup_alpha=0.4)
-    objective, memory = learner._objective, learner.memory.gather(learner.memory.slots)
+    objective, memory = learner.objective, learner.memory.gather(learner.memory.slots)
     uniform = torch.cat([objective._mix_uniform(memory.x, memory.y).share for _ in range(100)])
     assert 0 < uniform.min() < 0.01
     assert 0.59 < uniform.max() < 0.6
@@ -283,7 +283,7 @@ def test_shares_of_mixed_samples() -> None:
 
 def test_the_probability_of_mixing_counts_twice_for_uniform_samples() -> None:
     learner = prepared(mixup=0.5)
-    objective, memory = learner._objective, learner.memory.gather(learner.memory.slots)
+    objective, memory = learner.objective, learner.memory.gather(learner.memory.slots)
     shares = [objective._mix_uniform(memory.x, memory.y).share > 0 for _ in range(400)]
     mixed = [bool(share.any()) for share in shares]
     assert sum(mixed) / 400 == pytest.approx(0.5, abs=0.1)
@@ -294,7 +294,7 @@ def test_the_probability_of_mixing_counts_twice_for_uniform_samples() -> None:
 
 def test_a_class_that_left_the_memory_is_replaced_by_another() -> None:
     learner = prepared(mixup=0.0)
-    mixed = learner._objective._mix_pair((3, 1), 50)
+    mixed = learner.objective._mix_pair((3, 1), 50)
     assert set(mixed.first.tolist()) <= {0, 1, 2}
     assert set(mixed.second.tolist()) == {1}
 
@@ -315,13 +315,13 @@ def test_shares_by_which_two_units_count_in_the_cross_entropy() -> None:
 
 def test_first_batch_one_class_and_growth_with_adam() -> None:
     learner = make(convnet(units=2))
-    assert not learner._objective.capturable
+    assert not learner.objective.recordable
     for (x, y), size in zip(images(5, [4]), (1, 6, 3, 3, 3), strict=True):
         assert torch.isfinite(learner.learn(x[:size], y[:size]).loss)
     assert learner.predict(x).shape == (10, 1)
     for x, y in images(3, [4, 5, 6, 7, 8], size=6):
         assert torch.isfinite(learner.learn(x, y).loss)
-    assert learner._objective.stretches.ended == 1
+    assert learner.objective.stretches.ended == 1
     assert learner.predict(x).shape == (6, 5)
 
 
@@ -339,7 +339,7 @@ def test_a_restored_learner_goes_on_to_the_bit(stretches: str, tmp_path: Path) -
         learner.learn(x, y)
         if i >= 3:
             restored.learn(x, y)
-    assert learner._objective.stretches.ended == 1
+    assert learner.objective.stretches.ended == 1
     assert_same(everything(restored), everything(learner))
     assert torch.equal(restored.predict(x), learner.predict(x))
 

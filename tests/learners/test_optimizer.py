@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,7 +12,7 @@ import torch
 from cases import accuracy, blobs
 from torch import Tensor, nn
 from torch.testing import assert_close
-from toys import assert_same, everything, mlp
+from toys import assert_same, everything, mlp, registered
 
 from ocar.errors import CheckpointError
 from ocar.learner import Learner
@@ -141,7 +141,14 @@ class AdamSettings(ERSettings):
         return torch.optim.Adam(parameters, lr=self.lr)
 
 
-def test_a_learner_with_an_optimizer_of_its_own(tmp_path: Path) -> None:
+@pytest.fixture
+def adam() -> Iterator[None]:
+    with registered(adam=AdamSettings):
+        yield
+
+
+@pytest.mark.usefixtures("adam")
+def test_a_learner_with_an_optimizer_of_its_own() -> None:
     """It learns, its head doubles twice, and a restored one goes on to the bit."""
     learner = Learner(mlp(units=2), AdamSettings(lr=0.02, memory=40))
     stream = [b for labels in ([0, 1], [2, 3, 4], [5, 0]) for b in blobs(15, labels)]

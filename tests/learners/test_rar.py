@@ -37,7 +37,7 @@ def learner_on(model: nn.Module, **settings) -> ocar.Learner:
 def recorded(learner: ocar.Learner) -> list:
     """Each step from now on: the batch, the model before it, its outcome, the perturbed inputs."""
     steps = []
-    objective = learner._objective
+    objective = learner.objective
     original = type(objective).__call__
 
     class Recording(type(objective)):
@@ -267,7 +267,7 @@ def test_a_restored_learner_goes_on_to_the_bit(kind, transform, tmp_path: Path) 
             restored.learn(x, y)
         learner.learn(x, y)
     assert_same(everything(restored), everything(learner))
-    assert learner._head.capacity == 8
+    assert learner.head.capacity == 8
 
 
 @KINDS

@@ -1,4 +1,4 @@
-"""ER + LwF, MIR and RAR as captured graphs do what they do eagerly, in double precision."""
+"""ER + LwF, MIR and RAR do the same recorded as CUDA graphs and eagerly, in double precision."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ CASES = {
 }
 
 
-def make(case: str, *, capture: bool) -> Learner:
+def make(case: str, *, record: bool) -> Learner:
     method, transform, settings = CASES[case]
     more = {} if transform is None else {"tau_step": 1e-6, "ema": 0.2}
     own, rewriting = make_settings(
@@ -53,7 +53,7 @@ def make(case: str, *, capture: bool) -> Learner:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = SlimResNet18(width=4, classes=4).to("cuda", torch.float64)
-    return Learner(model, own, transform=rewriting, capture=capture)
+    return Learner(model, own, transform=rewriting, record=record)
 
 
 def batches(count: int) -> list[tuple[Tensor, Tensor]]:
@@ -69,17 +69,17 @@ def batches(count: int) -> list[tuple[Tensor, Tensor]]:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_captured_is_eager(case: str) -> None:
-    captured, eager = make(case, capture=True), make(case, capture=False)
+def test_recorded_is_eager(case: str) -> None:
+    recorded, eager = make(case, record=True), make(case, record=False)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="Going on without CUDA graphs")
         for index, (x, y) in enumerate(batches(40)):
             if index % 10 == 9:
-                captured.boundary()
+                recorded.boundary()
                 eager.boundary()
-            ours, theirs = captured.learn(x, y), eager.learn(x, y)
+            ours, theirs = recorded.learn(x, y), eager.learn(x, y)
             torch.testing.assert_close(ours.loss, theirs.loss, rtol=1e-6, atol=1e-8)
-    assert captured._steps._graphs
-    assert not eager._steps._graphs
-    weights = [nn.utils.parameters_to_vector(m.model.parameters()) for m in (captured, eager)]
+    assert recorded._steps._recorded
+    assert not eager._steps._recorded
+    weights = [nn.utils.parameters_to_vector(m.model.parameters()) for m in (recorded, eager)]
     torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-7)

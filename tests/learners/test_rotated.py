@@ -101,7 +101,7 @@ def test_losses_of_pairs(itself: bool) -> None:
 def objective():
     """An objective with projections of 3 and features of 8."""
     learner = ocar.make_learner("ocm", mlp().double(), projection=3, temperature=0.2)
-    return learner._objective
+    return learner.objective
 
 
 def test_new_samples_are_contrasted_as_in_a_loop(objective) -> None:
@@ -145,7 +145,7 @@ def test_the_similarity_takes_neighbouring_columns_of_the_features(objective) ->
 def test_projections_as_long_as_the_features_take_all_columns() -> None:
     learner = ocar.make_learner("ocm", mlp().double(), projection=128)
     u, f = normal(4, 8), normal(4, 8, seed=1)
-    assert_close(learner._objective.similarity(u, f), u @ u.T + u @ f.T)
+    assert_close(learner.objective.similarity(u, f), u @ u.T + u @ f.T)
 
 
 def test_rows_of_unit_length() -> None:

@@ -80,7 +80,7 @@ def test_a_step_follows_the_gradient_of_the_loop(options) -> None:
     (old_x, old_y), *_ = vectors(1, [0, 1], size=6)
     (new_x, new_y), *_ = vectors(1, [1, 2], seed=1, size=4)
     learner.remember(old_x.double(), old_y)
-    objective = learner._objective
+    objective = learner.objective
     seen = []
 
     def second_view(step):
@@ -143,7 +143,7 @@ def test_the_second_view_is_the_strong_augmentation_of_the_raw_samples(views: st
     learner = make(colour_net(), views=views, normalize=normalize, passes=1)
     x, y = next(colours(1))
     steps = []
-    objective = learner._objective
+    objective = learner.objective
     original, state = objective.second_view, objective.generator.get_state()
 
     def record(step):
@@ -189,8 +189,8 @@ def test_the_strong_augmentation_is_the_surveys() -> None:
 def test_nothing_is_replayed_before_the_memory_holds_a_whole_batch() -> None:
     learner = make(mlp(), replay_batch=25, partial_replay=False, passes=1)
     sizes = []
-    inner = learner._objective.second_view
-    learner._objective.second_view = lambda step: (sizes.append(len(step.x)), inner(step))[1]
+    inner = learner.objective.second_view
+    learner.objective.second_view = lambda step: (sizes.append(len(step.x)), inner(step))[1]
     for x, y in vectors(5, [0, 1]):
         learner.learn(x, y)
     assert sizes == [10, 10, 10, 35, 35]

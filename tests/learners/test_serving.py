@@ -19,7 +19,7 @@ from toys import convnet, images, mlp, vectors
 import ocar
 from ocar.errors import ConfigError, InputError
 from ocar.learner import Learner
-from ocar.methods.registry import make_learner
+from ocar.make import make_learner
 from ocar.serving import Answer, Serving, _Copy
 
 READERS = 3
@@ -51,8 +51,8 @@ def learner_for(method: str, model: nn.Module, **settings: object) -> Learner:
 def what_it_is(learner: Learner) -> tuple[nn.Module, tuple[int, ...]]:
     """A copy of what a learner predicts with, made without the help of what is tested."""
     model = copy.deepcopy(learner.model).eval()
-    if learner._average is not None:
-        model.load_state_dict(learner._average, strict=False)
+    if learner.average is not None:
+        model.load_state_dict(learner.average.values, strict=False)
     return model, learner.classes
 
 
@@ -104,7 +104,7 @@ def check(
     with torch.no_grad():
         for at, answer in answers:
             model, classes = models[answer.batches]
-            outputs = model(learner._prepare(questions[at : at + 1]))[:, : len(classes)]
+            outputs = model(learner.prepare(questions[at : at + 1]))[:, : len(classes)]
             assert answer.classes == classes
             assert torch.equal(answer.logits, outputs), (answer.batches, at)
 

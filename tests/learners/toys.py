@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+import ocar
+from ocar.models import MODELS
+from ocar.registry import REGISTRIES
+from ocar.streams.benchmarks import BENCHMARKS
 
 
 def seeded(make, seed: int = 0) -> nn.Module:
@@ -52,6 +59,21 @@ def images(count: int, labels: list[int], *, seed: int = 0, size: int = 10) -> I
         y = torch.tensor(labels)[torch.randint(len(labels), (size,), generator=generator)]
         noise = torch.randint(0, 56, (size, 1, 8, 8), generator=generator)
         yield (patterns[y] + noise).to(torch.uint8), y
+
+
+@contextmanager
+def registered(**things: Any) -> Iterator[None]:
+    """Names for things that are forgotten again afterwards."""
+    tables: list[dict[str, Any]] = [*REGISTRIES.values(), MODELS, BENCHMARKS]
+    before = [dict(table) for table in tables]
+    try:
+        for name, thing in things.items():
+            ocar.register(name, thing)
+        yield
+    finally:
+        for table, entries in zip(tables, before, strict=True):
+            table.clear()
+            table.update(entries)
 
 
 def everything(learner) -> dict[str, Tensor]:

@@ -167,7 +167,7 @@ class Session:
             numbered = {} if self.history.whole else {"evaluations": count}
             self.folder.append(evaluation_record(event, reported | numbered))
         self.position = event.index + 1
-        if not math.isfinite(reported.get("loss", 0.0)) and not self.learner.has_guard:
+        if not math.isfinite(reported.get("loss", 0.0)) and self.learner.guard_settings is None:
             raise NumericalError(
                 f"The loss is {reported['loss']} at batch {event.index}: the learner has "
                 "diverged. Try a smaller learning rate."

@@ -1,4 +1,4 @@
-"""Captured steps do what eager steps do: on CUDA, in double precision."""
+"""Steps recorded as CUDA graphs do what eager steps do, in double precision."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import ocar
-from ocar.accel.layout import lies_by_pixel
+from ocar.accel.layout import is_channels_last
 from ocar.errors import NumericalError
 from ocar.guard import Guard
 from ocar.learner import Learner
-from ocar.methods.gdumb import GDumb
 from ocar.methods.registry import make_settings
 from ocar.models.resnet import SlimResNet18
 
@@ -67,12 +66,12 @@ def batches(count: int) -> list[tuple[Tensor, Tensor]]:
     return result
 
 
-def make(kind: str, *, capture: bool, guard: Guard | None = DEFAULT) -> Learner:
+def make(kind: str, *, record: bool, guard: Guard | None = DEFAULT) -> Learner:
     name, settings = METHODS[kind]
     own, transform = make_settings(
         name, memory=40, replay_batch=5, augment=ocar.CropFlip(), **settings
     )
-    return Learner(network(), own, transform=transform, capture=capture, guard=guard)
+    return Learner(network(), own, transform=transform, record=record, guard=guard)
 
 
 def state(learner: Learner) -> dict[str, Tensor]:
@@ -90,70 +89,70 @@ def assert_same(one: Learner, other: Learner, *, rtol: float = 1e-6) -> None:
 
 
 @pytest.mark.parametrize("kind", METHODS)
-def test_captured_is_eager(kind: str) -> None:
-    captured, eager = make(kind, capture=True), make(kind, capture=False)
+def test_recorded_is_eager(kind: str) -> None:
+    recorded, eager = make(kind, record=True), make(kind, record=False)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", message="Going on without CUDA graphs")
         for x, y in batches(30):
-            ours, theirs = captured.learn(x, y), eager.learn(x, y)
+            ours, theirs = recorded.learn(x, y), eager.learn(x, y)
             torch.testing.assert_close(ours.loss, theirs.loss, rtol=1e-7, atol=1e-9)
             assert ours.values == theirs.values
-    assert captured._steps._graphs
-    assert not eager._steps._graphs
-    assert_same(captured, eager)
+    assert recorded._steps._recorded
+    assert not eager._steps._recorded
+    assert_same(recorded, eager)
 
 
 @pytest.mark.parametrize(("kind", "slow"), [("er", {"lr": 1e-4}), ("ocar", {"tau": 10.0})])
-def test_captured_is_eager_in_single_precision(kind: str, slow: dict[str, float]) -> None:
-    """With kernels that lie pixel by pixel, and ours for BatchNorm and inverses.
+def test_recorded_is_eager_in_single_precision(kind: str, slow: dict[str, float]) -> None:
+    """With channels-last kernels, and our kernels for BatchNorm and inverses.
 
     The steps are small, so that differences in rounding stay small too.
     """
     name, settings = METHODS[kind]
     own, transform = make_settings(name, memory=40, replay_batch=5, **(settings | slow))
     learners = []
-    for capture in (True, False):
+    for record in (True, False):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = SlimResNet18(classes=16).to("cuda", torch.float32)
-        learners.append(Learner(model, own, transform=transform, capture=capture))
-    captured, eager = learners
-    assert any(lies_by_pixel(p) for p in captured.model.parameters())
+        learners.append(Learner(model, own, transform=transform, record=record))
+    recorded, eager = learners
+    assert any(is_channels_last(p) for p in recorded.model.parameters())
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         for x, y in batches(5):
-            ours, theirs = captured.learn(x, y), eager.learn(x, y)
+            ours, theirs = recorded.learn(x, y), eager.learn(x, y)
             torch.testing.assert_close(ours.loss, theirs.loss, rtol=1e-2, atol=1e-3)
-    assert captured._steps._graphs
-    for name, weight in captured.model.named_parameters():
+    assert recorded._steps._recorded
+    for name, weight in recorded.model.named_parameters():
         other = eager.model.get_parameter(name)
         assert (weight - other).norm() < 5e-2 * other.norm(), name
         assert weight.stride() == other.stride(), name
 
 
-def test_gdumb_trains_captured_as_eagerly() -> None:
+def test_gdumb_trains_recorded_as_eagerly() -> None:
     own, _ = make_settings(
         "gdumb", memory=40, epochs=3, train_batch=8, lr=0.05, augment=ocar.CropFlip()
     )
-    captured, eager = (GDumb(network(), own, capture=capture) for capture in (True, False))
+    recorded, eager = (Learner(network(), own, record=record) for record in (True, False))
     questions = batches(1)[0][0]
     for index, (x, y) in enumerate(batches(20)):
-        captured.learn(x, y)
+        recorded.learn(x, y)
         eager.learn(x, y)
         if index in (6, 13, 19):  # the head has grown between them
-            ours, theirs = captured.predict(questions), eager.predict(questions)
+            ours, theirs = recorded.predict(questions), eager.predict(questions)
             torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-8)
-    assert captured._training._graphs
-    assert not eager._training._graphs
+    assert recorded.objective._training._recorded
+    assert not eager.objective._training._recorded
 
 
 def test_a_restored_learner_goes_on_the_same() -> None:
-    whole, first = make("ocar", capture=True), make("ocar", capture=True)
+    whole, first = make("ocar", record=True), make("ocar", record=True)
     stream = batches(24)
     for x, y in stream:
         whole.learn(x, y)
     for x, y in stream[:14]:
         first.learn(x, y)
-    second = make("ocar", capture=True)
+    second = make("ocar", record=True)
     second.load_state(*first.state())
     for x, y in stream[14:]:
         second.learn(x, y)
@@ -161,7 +160,7 @@ def test_a_restored_learner_goes_on_the_same() -> None:
 
 
 def test_a_learner_that_gave_its_memory_back_goes_on_the_same() -> None:
-    learner, whole = make("ocar", capture=True), make("ocar", capture=True)
+    learner, whole = make("ocar", record=True), make("ocar", record=True)
     for index, (x, y) in enumerate(batches(16)):
         if index == 9:
             held = torch.cuda.memory_reserved()
@@ -173,26 +172,26 @@ def test_a_learner_that_gave_its_memory_back_goes_on_the_same() -> None:
 
 
 def test_a_batch_of_another_size_in_the_middle() -> None:
-    captured, eager = make("ocar", capture=True), make("ocar", capture=False)
+    recorded, eager = make("ocar", record=True), make("ocar", record=False)
     for index, (x, y) in enumerate(batches(16)):
         n = 3 if index % 5 == 4 else 6
-        captured.learn(x[:n], y[:n])
+        recorded.learn(x[:n], y[:n])
         eager.learn(x[:n], y[:n])
-    assert_same(captured, eager)
+    assert_same(recorded, eager)
 
 
 @pytest.mark.parametrize(
     "settings", [{"damping_kind": "exact"}, {"curvature": "dense", "fisher": "exact"}]
 )
-def test_what_cannot_be_captured_runs_eagerly_and_says_so(settings: dict[str, object]) -> None:
-    def learner(capture: bool) -> Learner:
+def test_what_cannot_be_recorded_runs_eagerly_and_says_so(settings: dict[str, object]) -> None:
+    def learner(record: bool) -> Learner:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             model = nn.Sequential(nn.Flatten(), nn.Linear(12, 5), nn.ReLU(), nn.Linear(5, 4))
         own, transform = make_settings("ocar", replay_batch=5, **OCAR, **settings)
-        return Learner(model.to("cuda", torch.float64), own, transform=transform, capture=capture)
+        return Learner(model.to("cuda", torch.float64), own, transform=transform, record=record)
 
-    captured, eager = learner(True), learner(False)
+    recorded, eager = learner(True), learner(False)
     generator = torch.Generator().manual_seed(0)
     said = []
     for _ in range(8):
@@ -200,17 +199,17 @@ def test_what_cannot_be_captured_runs_eagerly_and_says_so(settings: dict[str, ob
         y = torch.randint(0, 4, (6,), generator=generator)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            captured.learn(x, y)
+            recorded.learn(x, y)
         said += [str(w.message) for w in caught if "without CUDA graphs" in str(w.message)]
         eager.learn(x, y)
     assert len(said) == 1
-    assert_same(captured, eager)
+    assert_same(recorded, eager)
     torch.rand(1, device="cuda")  # the device's own generator can still be drawn from
 
 
 @pytest.mark.parametrize("kind", ["er", "er-average"])
 def test_repeated_prediction_is_predict(kind: str) -> None:
-    learner = make(kind, capture=True)
+    learner = make(kind, record=True)
     held_out = torch.randint(0, 256, (50, 3, 32, 32), dtype=torch.uint8)
     found, wanted = [], []
     repeated = None
@@ -241,7 +240,7 @@ def test_repeated_prediction_in_single_precision() -> None:
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_learning_does_not_wait_for_the_device() -> None:
-    learner = make("ocar", capture=True)
+    learner = make("ocar", record=True)
     held_out = torch.randint(0, 256, (50, 3, 32, 32), dtype=torch.uint8)
     stream = batches(12)
     repeated = None
@@ -257,7 +256,7 @@ def test_learning_does_not_wait_for_the_device() -> None:
 
 
 def test_a_curvature_that_is_not_finite_is_reported_late() -> None:
-    learner = make("ocar", capture=True, guard=None)
+    learner = make("ocar", record=True, guard=None)
     stream = batches(4)
     for x, y in stream:
         learner.learn(x, y)
@@ -276,25 +275,25 @@ def test_the_guard_backs_off_in_a_graph_as_it_does_eagerly(kind: str) -> None:
     for index, scale in ((6, 1e6), (11, 1e6), (12, float("inf"))):
         x, y = stream[index]
         stream[index] = (x * scale, y) if scale < 1e9 else (torch.full_like(x, 1e200), y)
-    learners = [make(kind, capture=capture, guard=Guard(kl=1e-3)) for capture in (True, False)]
+    learners = [make(kind, record=record, guard=Guard(kl=1e-3)) for record in (True, False)]
     for learner in learners:
         for x, y in stream:
             learner.learn(x, y)
         learner.check()
-    captured, eager = learners
-    assert captured.guarded.out_of_scale == eager.guarded.out_of_scale == 3
-    assert captured.guarded.shortened == eager.guarded.shortened
-    assert (captured.guarded.shortened > 0) == (kind != "er")
-    for one, other in zip(captured.model.parameters(), eager.model.parameters(), strict=True):
+    recorded, eager = learners
+    assert recorded.guarded.out_of_scale == eager.guarded.out_of_scale == 3
+    assert recorded.guarded.shortened == eager.guarded.shortened
+    assert (recorded.guarded.shortened > 0) == (kind != "er")
+    for one, other in zip(recorded.model.parameters(), eager.model.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-9)
-    held = captured.memory.gather(captured.memory.slots)
+    held = recorded.memory.gather(recorded.memory.slots)
     assert held.x.abs().max() <= 1
-    assert torch.equal(held.y.cpu(), captured.memory.labels)
+    assert torch.equal(held.y.cpu(), recorded.memory.labels)
 
 
 @pytest.mark.filterwarnings("ignore::ocar.guard.GuardWarning")
 def test_what_is_not_finite_is_taken_back_in_a_graph() -> None:
-    learner = make("ocar", capture=True)
+    learner = make("ocar", record=True)
     stream = batches(8)
     for x, y in stream[:7]:
         learner.learn(x, y)
@@ -321,8 +320,8 @@ def test_side_by_side_in_threads_is_one_after_another() -> None:
             torch.cuda.current_stream().synchronize()
 
     stream = batches(24)
-    alone = [make(kind, capture=True) for kind in ("ocar", "er", "ocar-every")]
-    together = copy.copy([make(kind, capture=True) for kind in ("ocar", "er", "ocar-every")])
+    alone = [make(kind, record=True) for kind in ("ocar", "er", "ocar-every")]
+    together = copy.copy([make(kind, record=True) for kind in ("ocar", "er", "ocar-every")])
     torch.cuda.synchronize()
     for learner in alone:
         learn(learner, stream)
