@@ -99,7 +99,7 @@ class BatchGuard:
         """
         self.verdict.accepted.copy_(trusted)
         self.verdict.counts[1] += ~trusted
-        self.verdict.counts[4] += ~trusted
+        self.verdict.counts[4].add_(1).mul_(~trusted)
         self._report()
 
     def begin(
@@ -180,6 +180,7 @@ class BatchGuard:
             return accepted
         copies = (x == x[:1]).all()
         self.verdict.counts[3] += copies & accepted
+        self._report()
         return accepted & ~copies
 
     def _divergences(self) -> Tensor | None:
