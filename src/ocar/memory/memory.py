@@ -418,7 +418,8 @@ def _host_labels(y: Tensor, labels: Sequence[int] | None) -> list[int]:
             raise InputError(f"Invalid labels beside {y.dtype} targets. Must be None.")
         return [0] * len(y)
     host: list[int] = y.tolist() if labels is None else list(labels)
-    if len(host) != len(y):
+    readable = y.device.type == "cpu"
+    if len(host) != len(y) or (labels is not None and readable and host != y.tolist()):
         raise InputError(f"Invalid labels {host}. Must be the {len(y)} values of y.")
     if host and min(host) < 0:
         raise InputError(f"Invalid label {min(host)} in y. Must be at least 0.")
