@@ -269,8 +269,7 @@ class Curvature(ABC):
         self._inverse_damping = damping
         if accel.known(self.ok) is False:
             self.generator.set_state(draws)
-        if accel.known(self.ok) is not None:
-            self.check()
+        self.check_at_once()
 
     @full_precision
     def precondition_(self) -> None:
@@ -308,6 +307,11 @@ class Curvature(ABC):
                 "in single precision; the inverse before was used again. A larger damping helps.",
                 stacklevel=2,
             )
+
+    def check_at_once(self) -> None:
+        """:meth:`check` unless that would wait for the device."""
+        if accel.known(self.ok) is not None:
+            self.check()
 
     def _where(self) -> str:
         """In which layers an estimate was not finite, where that is known."""

@@ -258,6 +258,7 @@ class OCARTransform(Transform):
         """Take the estimate into the average, and renew the inverse."""
         if self._renews(step):
             self.curvature.renew(step.numbers[1 + step.index], self.settings.ema)
+            self.curvature.check_at_once()
 
     def rewrite_(self) -> None:
         """Precondition the gradients."""
