@@ -57,6 +57,12 @@ class DenseFisher(Curvature):
         """The trainable parameters, in the order of the rows of the Fisher."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
+    def begin(self) -> None:
+        """Called before the steps on a batch; a model that has grown starts again."""
+        super().begin()
+        if len(self.average) != sum(p.numel() for p in self.parameters):
+            self.buffer, self._inverse = self._new_buffer(), None
+
     def record(self) -> AbstractContextManager[object]:
         """A context for the forward pass; nothing is hooked."""
         return Recorder({}, self.model)
@@ -71,8 +77,6 @@ class DenseFisher(Curvature):
         active: Tensor | None = None,
     ) -> None:
         """The Fisher of a batch, 1/n Σ wᵢFᵢ."""
-        if self.buffer.shapes != self._new_buffer().shapes:  # the model has grown
-            self.buffer = self._new_buffer()
         columns = separate(self._columns(outputs, weights, targets, active))
         parameters = self.parameters
         gradients = pull_back(outputs, parameters, columns)
