@@ -30,15 +30,19 @@ class WeightAverage:
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     @torch.no_grad()
-    def follow(self) -> None:
-        """Move towards the weights; new units of the head start with their own weights."""
-        weights = self._trainable()
-        for name, parameter in weights.items():
+    def fit(self) -> None:
+        """Make room for new units of the head, which start with their own weights."""
+        for name, parameter in self._trainable().items():
             average = self.values[name]
             if average.shape != parameter.shape:
                 grown = parameter.detach().clone()
                 grown[: average.shape[0]] = average
                 self.values[name] = grown
+
+    @torch.no_grad()
+    def follow(self) -> None:
+        """Move towards the weights."""
+        weights = self._trainable()
         averages = [self.values[name] for name in weights]
         torch._foreach_lerp_(averages, [p.detach() for p in weights.values()], self.rate)
 

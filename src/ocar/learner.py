@@ -32,7 +32,7 @@ from ocar.methods.settings import LearnerSettings
 from ocar.methods.transform import Transform, TransformSettings
 from ocar.models.head import GrowingHead
 from ocar.models.modes import train_mode_
-from ocar.optimizer import fit_optimizer_, load_optimizer, save_optimizer
+from ocar.optimizer import clear_optimizer_, fit_optimizer_, load_optimizer, save_optimizer
 from ocar.prediction import Repeated
 from ocar.rng import make_generator
 from ocar.synchronized import synchronized
@@ -168,7 +168,7 @@ class Learner:
         Raises:
             InputError: The batch cannot be learned from. Nothing has changed.
         """
-        x, y, units = self.intake.take(x, y)
+        x, y, units = self._take(x, y)
         known = 0 if self.head is None else len(self.head.seen)
         batch = Begun(units=units, known=known, step=self.steps)
         changing = [
@@ -203,7 +203,7 @@ class Learner:
         Raises:
             InputError: The batch cannot be stored. Nothing has changed.
         """
-        x, y, units = self.intake.take(x, y)
+        x, y, units = self._take(x, y)
         trusted = self._guard.trust(x)
         self._remember(x, y, units, accepted=trusted)
         self._guard.refuse(trusted)
@@ -223,10 +223,16 @@ class Learner:
         Raises:
             NumericalError: A step gave numbers that are not finite, and there is no guard.
         """
-        if self.guard_settings is None:
-            self.transform.check()
-        elif self._guard.check():
+        self.transform.check()
+        if self._guard.check():
             self.memory.reconcile()  # the host has counted a batch that the device then refused
+
+    def _take(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, list[int]]:
+        """Check a batch, and let the average of the weights grow with the head."""
+        taken = self.intake.take(x, y)
+        if self.average is not None:
+            self.average.fit()
+        return taken
 
     def _learn(self, x: Tensor, y: Tensor, trusted: Tensor, changing: list[Tensor]) -> Tensor:
         """Take the steps on a stream batch; returns the last loss, NaN if it was refused."""
@@ -241,13 +247,18 @@ class Learner:
         active = torch.empty(0) if self.head is None else self.head.active
         slots, draws = self._draw()
         key = draws, self.transform.shape(len(self.classes))
+        optimizer = self._optimizer
+        starts = optimizer is not None and not optimizer.state
+        loss: Tensor | tuple[Tensor, ...]
         try:
             loss = self._steps(x, y, slots, *changing, active, trusted, key=key)
         except NumericalError:
             if self.guard_settings is None:
                 raise
             self._guard.roll_back()
-            return torch.full((), float("nan"), device=self.device)
+            loss = torch.full((), float("nan"), device=self.device)
+        if optimizer is not None and starts:  # its state is younger than the snapshot
+            clear_optimizer_(optimizer, unless=self._guard.verdict.accepted)
         assert isinstance(loss, Tensor)
         return loss
 

@@ -140,7 +140,8 @@ class BatchGuard:
 
         Args:
             loss: The last loss, a scalar.
-            ok: Whether all that the transform computed was finite; None for yes.
+            ok: Whether all that the transform computed was finite; None for yes. It is true
+                afterwards.
             trusted: What :meth:`trust` said.
         """
         if self._snapshot is None:
@@ -155,6 +156,8 @@ class BatchGuard:
             divergences=divergences,
             bound=self._bound,
         )
+        if ok is not None:
+            ok.fill_(True)  # the batch that was not is rolled back
         self._snapshot = None
         self._report()
 

@@ -159,7 +159,8 @@ class OnlinePrototypes(Rotated):
             first, second = u_old.chunk(2)
             seen, prototypes = self._equilibrium(first, second, y_old)
             loss = loss + seen
-            self.prototypes = prototypes.detach()
+            finite = prototypes.isfinite().all(1, keepdim=True)  # the guard does not restore them
+            self.prototypes = torch.where(finite, prototypes.detach(), 0.0)
         return Outcome(loss=loss, outputs=None)
 
     def _equilibrium(self, first: Tensor, second: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
