@@ -143,7 +143,7 @@ def test_default_device_does_not_matter() -> None:
 
 def test_errors_name_what_is_allowed() -> None:
     with pytest.raises(
-        ConfigError, match=r"Invalid model 'vit'. Must be one of mlp, slim-resnet18"
+        ConfigError, match=r"Unknown model 'vit'. There are linear, mlp, resnet18, slim-resnet18"
     ):
         make_model("vit", image_shape=(3, 32, 32))
     with pytest.raises(ConfigError, match="square"):

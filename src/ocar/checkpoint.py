@@ -59,13 +59,14 @@ def _load(path: Path, model: nn.Module, given: Mapping[str, Any]) -> Learner:
     try:
         plain = {**values["settings"], **dict.fromkeys(given)}
         _reject_custom(plain)
+        _check_capacity(plain.get("memory", 0), tensors)
         method = METHODS.find(values["method"])
         settings = replace(from_plain(method.settings, plain, kinds=_KINDS), **given)
         transform: TransformSettings | None = None
         if values["transform"] is not None:
             kind = TRANSFORMS.find(values["transform"])
             transform = from_plain(kind, values["transform_settings"])
-        _check_sizes(settings, tensors, model)
+        _check_model(settings, tensors, model)
         guard = values["guard"]
         learner = Learner(
             model,
@@ -83,10 +84,22 @@ def _load(path: Path, model: nn.Module, given: Mapping[str, Any]) -> Learner:
     return learner
 
 
-def _check_sizes(
+def _check_capacity(memory: Any, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse a memory with more slots than the file holds, before it is made."""
+    targets = tensors.get("memory.columns.y")
+    slots = _MOST_UNSEEN if targets is None else targets.numel()
+    described = isinstance(memory, Mapping)
+    capacity = memory.get("arguments", {}).get("capacity", 0) if described else memory
+    if capacity > slots:
+        raise CheckpointError(
+            f"The checkpoint says memory={capacity} and has at most {slots} slots."
+        )
+
+
+def _check_model(
     settings: LearnerSettings, tensors: Mapping[str, Tensor], model: nn.Module
 ) -> None:
-    """Refuse what would take more memory than the file can stand for, before anything is made."""
+    """Refuse another model, and a projection that is larger than the file holds."""
     own = model.state_dict()
     for name, tensor in without_prefix("model", tensors).items():
         if name in own and tensor.shape[1:] != own[name].shape[1:]:  # a head may have grown
@@ -94,13 +107,6 @@ def _check_sizes(
                 f"The checkpoint is of another model: {name!r} has shape {tuple(tensor.shape)}, "
                 f"here {tuple(own[name].shape)}."
             )
-    targets = tensors.get("memory.columns.y")
-    slots = _MOST_UNSEEN if targets is None else targets.numel()
-    capacity = settings.memory if isinstance(settings.memory, int) else settings.memory.capacity
-    if capacity > slots:
-        raise CheckpointError(
-            f"The checkpoint says memory={capacity} and has at most {slots} slots."
-        )
     if isinstance(settings, SCRSettings):  # in others it is at most as long as the features
         parts = without_prefix("objective.projection", tensors).values()
         widest = max((max(part.shape, default=0) for part in parts), default=0)

@@ -134,7 +134,8 @@ def register(name: str, thing: Any) -> Any:
     if isinstance(thing, Method):
         METHODS.add(name, thing)
     elif isinstance(thing, Benchmark):
-        BENCHMARKS[name] = thing
+        if BENCHMARKS.setdefault(name, thing) != thing:
+            raise ConfigError(f"There is another benchmark {name!r}.")
     elif isinstance(thing, type):
         registry: Any = next((r for kind, r in kinds.items() if issubclass(thing, kind)), None)
         if registry is None:
@@ -142,7 +143,7 @@ def register(name: str, thing: Any) -> Any:
         about = (thing.__doc__ or name).partition("\n")[0]
         registry.add(name, Method(settings=thing, about=about) if registry is METHODS else thing)
     elif callable(thing):
-        MODELS[name] = thing
+        MODELS.add(name, thing)
     else:
         raise ConfigError(f"Cannot register {thing!r}: see help(ocar.register).")
     return thing

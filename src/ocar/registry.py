@@ -63,7 +63,7 @@ class Registry(dict[str, T]):
         Raises:
             ConfigError: Another thing has that name.
         """
-        if self.get(name, thing) is not thing:
+        if self.get(name, thing) != thing:
             raise ConfigError(f"There is another {self.what} {name!r}: {self[name]!r}.")
         self[name] = thing
 
@@ -108,11 +108,18 @@ def rebuild(plain: Mapping[str, Any]) -> Any:
     registry = REGISTRIES.get(str(plain.get("registered")))
     if registry is None:
         raise ConfigError(f"Invalid description of a part: {dict(plain)}.")
-    kind = registry.find(str(plain.get("name")))
+    kind: Any = registry.find(str(plain.get("name")))
+    if not hasattr(kind, "arguments"):  # nothing that describe() could have described
+        raise ConfigError(f"Invalid description of a part: {dict(plain)}.")
     try:
-        return kind(**plain["arguments"])
+        return kind(**{name: _argument(value) for name, value in plain["arguments"].items()})
     except (TypeError, KeyError, ValueError, AttributeError) as error:
         raise ConfigError(f"Invalid arguments of {plain.get('name')!r}: {error}") from error
+
+
+def _argument(value: Any) -> Any:
+    """A plain value as it was given: JSON has no tuples."""
+    return tuple(_argument(item) for item in value) if isinstance(value, list) else value
 
 
 def _plain(value: Any) -> Any:

@@ -63,7 +63,7 @@ class RotatedSettings(LearnerSettings):
     lr: float = 5e-4
     """Learning rate α."""
 
-    memory_kind: Literal["class-balanced", "reservoir"] = "reservoir"
+    memory_kind: str = "reservoir"
     """Who stays: equal shares for all classes seen, or a uniform sample of the stream."""
 
     passes: int = 1

@@ -12,6 +12,7 @@ from ocar.errors import ConfigError
 from ocar.models.linear import LinearModel
 from ocar.models.mlp import MLP
 from ocar.models.resnet import ResNet18, SlimResNet18
+from ocar.registry import Registry
 from ocar.rng import derive_seed
 
 ImageShape = tuple[int, int, int]
@@ -37,13 +38,11 @@ def _linear(image_shape: ImageShape, classes: int) -> nn.Module:
     return LinearModel(math.prod(image_shape), outputs=classes)
 
 
-MODELS: dict[str, Callable[[ImageShape, int], nn.Module]] = {
-    "mlp": _mlp,
-    "slim-resnet18": _slim_resnet18,
-    "resnet18": _resnet18,
-    "linear": _linear,
-}
-"""What :func:`make_model` can build: name to builder of ``(image_shape, classes)``."""
+MODELS: Registry[Callable[[ImageShape, int], nn.Module]] = Registry(
+    "model",
+    {"mlp": _mlp, "slim-resnet18": _slim_resnet18, "resnet18": _resnet18, "linear": _linear},
+)
+"""Models by name: functions of ``(image_shape, classes)``."""
 
 
 def make_model(
@@ -63,11 +62,10 @@ def make_model(
         A module whose last layer is the ``nn.Linear`` called ``head`` and whose ``features``
         method gives what goes into it.
     """
-    if name not in MODELS:
-        raise ConfigError(f"Invalid model {name!r}. Must be one of {', '.join(MODELS)}.")
+    build = MODELS.find(name)
     if len(image_shape) != 3 or min(image_shape) < 1:
         raise ConfigError(f"Invalid {image_shape=}. Must be (channels, height, width).")
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         # Not torch.manual_seed: it would also seed every accelerator, which is not put back.
         torch.default_generator.manual_seed(derive_seed(seed, "model"))
-        return MODELS[name](image_shape, classes)
+        return build(image_shape, classes)
