@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-import ocar
-from ocar.models import MODELS
+from ocar.make import register
 from ocar.registry import REGISTRIES
 from ocar.streams.benchmarks import BENCHMARKS
 
@@ -61,19 +64,42 @@ def images(count: int, labels: list[int], *, seed: int = 0, size: int = 10) -> I
         yield (patterns[y] + noise).to(torch.uint8), y
 
 
+PLUGINS = Path(__file__).parents[1] / "plugins"
+"""Where plugins for the tests are; it is on nobody's path."""
+
+
 @contextmanager
-def registered(**things: Any) -> Iterator[None]:
-    """Names for things that are forgotten again afterwards."""
-    tables: list[dict[str, Any]] = [*REGISTRIES.values(), MODELS, BENCHMARKS]
+def names_kept() -> Iterator[None]:
+    """Names that are registered inside are forgotten afterwards."""
+    tables: list[dict[str, Any]] = [*REGISTRIES.values(), BENCHMARKS]
     before = [dict(table) for table in tables]
     try:
-        for name, thing in things.items():
-            ocar.register(name, thing)
         yield
     finally:
         for table, entries in zip(tables, before, strict=True):
             table.clear()
             table.update(entries)
+
+
+@contextmanager
+def registered(**things: Any) -> Iterator[None]:
+    """Names for things, inside only."""
+    with names_kept():
+        for name, thing in things.items():
+            register(name, thing)
+        yield
+
+
+@contextmanager
+def plugin(name: str) -> Iterator[ModuleType]:
+    """A module of :data:`PLUGINS`, imported inside only."""
+    sys.path.insert(0, str(PLUGINS))
+    try:
+        with names_kept():
+            yield importlib.import_module(name)
+    finally:
+        sys.path.remove(str(PLUGINS))
+        sys.modules.pop(name, None)
 
 
 def everything(learner) -> dict[str, Tensor]:
