@@ -181,7 +181,8 @@ def test_a_head_that_grows_keeps_what_was_known_of_the_layers_below() -> None:
     strategy.train(first)
     before = added.transform.curvature.state_dict()
     added.before_training_exp(strategy)
-    assert added.transform.curvature.blocks["2.classifier"].averages["G"].shape == (1, 2, 2)
+    (blocks,) = added.transform.curvature.blocks
+    assert blocks.buffer.average("2.classifier.G").shape == (1, 2, 2)
     strategy.model[2].train()
     strategy.model[2].adaptation(second)
     added.before_training_exp(strategy)

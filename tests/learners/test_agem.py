@@ -180,7 +180,7 @@ def test_a_restored_learner_goes_on_to_the_bit(tmp_path: Path) -> None:
 def test_what_does_not_go_together_is_refused_with_the_reason() -> None:
     settings = AGEMLearnerSettings(lr=0.1)
     for transform in (None, OCARSettings(tau_step=0.0, ema=0.5)):
-        with pytest.raises(ConfigError, match=r"its own projection keeps what the memory holds"):
+        with pytest.raises(ConfigError, match=r"only its own projection protects what was learned"):
             Learner(mlp(), settings, transform=transform)
     with pytest.raises(ConfigError, match=r"Use the method 'agem' as it is"):
         ocar.make_learner("agem", mlp(), transform="lpr", lr=0.1)

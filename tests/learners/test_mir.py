@@ -277,7 +277,7 @@ def test_the_frozen_settings_say_what_is_drawn() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"subsample": 4}, r"Invalid subsample=4. Must be at least 5, what is used"),
+        ({"subsample": 4}, r"Invalid subsample=4. Must be at least 5, the replay batch"),
         ({"exclude": "all"}, r"Invalid exclude='all'. Must be one of 'previous', 'none'"),
         ({"scoring": "off"}, r"Invalid scoring='off'. Must be one of 'train', 'eval'"),
         ({"virtual_lr": 0.0}, r"Invalid virtual_lr=0.0. Must be larger than 0"),

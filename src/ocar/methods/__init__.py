@@ -1,4 +1,4 @@
-"""The methods, one file each: its paper, its formula, its settings, and what it adds to a learner.
+"""The methods, one file each: paper, formula, settings, and the parts that it adds to a learner.
 
-``contrastive``, ``rotated`` and ``virtual`` are no methods: they hold what some of them share.
+``contrastive``, ``rotated`` and ``virtual`` hold code that several methods share.
 """

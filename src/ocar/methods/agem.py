@@ -1,18 +1,18 @@
 """A-GEM: the gradient of the new samples, projected so that the memory's loss does not grow.
 
-Chaudhry et al., "Efficient Lifelong Learning with A-GEM" (ICLR 2019). With g the
-gradient of the loss on new samples and r that on a reference sample of the
-memory, both over all parameters as one vector,
+Chaudhry et al., "Efficient Lifelong Learning with A-GEM" (ICLR 2019). Let g be the
+gradient of the loss on new samples and r the gradient on a reference batch from the
+memory, each over all parameters as one vector. Then
 
     g ← g                     if gᵀr ≥ 0,
     g ← g − (gᵀr / rᵀr) r     otherwise,
 
-so that gᵀr ≥ 0 afterwards: to first order the step does not raise the loss of
-the reference. The memory is never learned from directly.
+so that gᵀr ≥ 0 afterwards: to first order the step does not raise the loss of the
+reference. The memory is used for nothing else.
 
-As in the code with which the published tables were made, the reference is drawn
-from the whole memory, goes through the model in train mode before the new
-samples do, and is another one for each gradient step.
+As in the code behind the published tables, the reference is drawn anew from the
+whole memory for each gradient step, and goes through the model in train mode
+before the new samples.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class AGEMSettings(TransformSettings):
 
 @dataclass(frozen=True, kw_only=True)
 class AGEMLearnerSettings(LearnerSettings):
-    """Settings of a learner with A-GEM; ``replay_batch`` has no part in it."""
+    """Settings of a learner with A-GEM; ``replay_batch`` is not used."""
 
     reference: int = 200
     """Samples of the memory whose loss must not grow, drawn for each gradient step."""
@@ -58,7 +58,7 @@ class AGEMLearnerSettings(LearnerSettings):
 
     @property
     def draws(self) -> tuple[int, ...]:
-        """The reference alone."""
+        """The reference."""
         return (self.reference,)
 
     def refuses(self, transform: TransformSettings | None) -> str | None:
@@ -66,9 +66,8 @@ class AGEMLearnerSettings(LearnerSettings):
         if isinstance(transform, AGEMSettings):
             return None
         return (
-            "A-GEM learns from new samples alone, and its own projection keeps what the memory "
-            "holds; with another gradient transform or none nothing would. Use the method 'agem' "
-            "as it is, or another transform with 'er'."
+            "A-GEM learns from new samples alone, and only its own projection protects what was "
+            "learned before. Use the method 'agem' as it is, or another transform with 'er'."
         )
 
     def make_objective(self, context: Context) -> Objective:
@@ -95,15 +94,15 @@ class NewSamplesLoss(Objective):
         return Outcome(loss=self.loss(forward, _part(step, 0, step.new)).loss, outputs=None)
 
     def of_memory(self, forward: Forward, step: Step) -> Tensor:
-        """The same loss on what was drawn from memory, a scalar."""
+        """The same loss on the replayed samples, a scalar."""
         return self.loss(forward, _part(step, step.new, step.replayed)).loss
 
 
 class AGEMTransform(Transform):
-    """Projects the gradient against that of the reference.
+    """Projects the gradient against the gradient of the reference.
 
     Args:
-        model: What learns.
+        model: The model.
         objective: The loss, for new samples and for the reference.
     """
 
@@ -125,7 +124,7 @@ class AGEMTransform(Transform):
 
     @torch.no_grad()
     def rewrite_(self) -> None:
-        """Take away what would raise the loss of the reference, if anything would."""
+        """Remove the component that would raise the loss of the reference, if there is one."""
         if not self._reference:
             return
         for parameter, reference in self._reference:
@@ -134,7 +133,7 @@ class AGEMTransform(Transform):
         pairs = [(p.grad, reference) for p, reference in self._reference if p.grad is not None]
         product = torch.stack([(grad * reference).sum() for grad, reference in pairs]).sum()
         square = torch.stack([reference.square().sum() for _, reference in pairs]).sum()
-        # A value, not a branch: a captured graph can hold it.
+        # A value instead of a branch, so that the step can be recorded.
         share = torch.where(product < 0, product / square, torch.zeros_like(product))
         for grad, reference in pairs:
             grad.sub_(share * reference)

@@ -1,4 +1,4 @@
-"""What an objective or a transform may use of the learner that it is part of."""
+"""The parts of a learner that its objective and its transform may use."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ class Context:
     def features(
         self, x: Tensor, forward: Callable[[Tensor], Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The head's inputs and outputs for inputs of the model.
+        """Features (the inputs of the head) and outputs for inputs of the model.
 
         Args:
             x: Inputs of the model.
-            forward: Calls the model, for instance with other weights.
+            forward: Calls the model, perhaps with other weights; by default the model itself.
 
         Raises:
             RuntimeError: There is no head, or it is not called once in a forward pass.

@@ -1,7 +1,7 @@
-"""Losses that compare samples with each other, as pure functions, and what they need.
+"""Losses that compare samples with each other, as pure functions, with their helpers.
 
 Rows are samples or views of samples. Two views of a batch lie one after the other: with n samples,
-row i and row i + n are views of the same. A similarity s is ``(rows, columns)``; ``same`` says
+rows i and i + n are views of the same sample. A similarity s is ``(rows, columns)``; ``same`` says
 which pairs have the same label.
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 EPSILON = 1e-8
-"""What keeps logarithms and quotients finite in :func:`pair_losses` and :func:`unit_rows`."""
+"""Keeps logarithms and quotients finite in :func:`pair_losses` and :func:`unit_rows`."""
 
 
 def make_linear(
@@ -23,10 +23,10 @@ def make_linear(
     """A linear layer with weights drawn as ``nn.Linear`` draws its own, but by a generator.
 
     Args:
-        inputs: Length of what comes in.
-        outputs: Length of what goes out.
+        inputs: Number of inputs.
+        outputs: Number of outputs.
         generator: On the host.
-        like: A tensor of the type and on the device that the weights are to have.
+        like: A tensor with the type and the device of the weights.
     """
     layer = nn.utils.skip_init(nn.Linear, inputs, outputs, device=like.device, dtype=like.dtype)
     assert isinstance(layer, nn.Linear)
@@ -48,7 +48,7 @@ def supervised_contrastive(z: Tensor, y: Tensor, *, temperature: float) -> Tenso
 
         1/n Σ_i −1/|P(i)| Σ_{p ∈ P(i)} log( exp(z_i·z_p/T) / Σ_{a ≠ i} exp(z_i·z_a/T) ),
 
-    P(i) being the other rows with the label of row i.
+    where P(i) are the other rows with the label of row i.
 
     Args:
         z: Projections, ``(n, d)``.
@@ -106,18 +106,18 @@ def prototype_loss(
 
         mean_i −log( exp(z_i·z_i'/t) / Σ_{j ≠ i} exp(z_i·z_j/t) ),
 
-    i' being the same class in the other view. Classes that do not occur are left out.
+    where i' is the same class in the other view. Classes that do not occur are left out.
 
     Args:
         first: Projections of one view, ``(n, d)``.
-        second: Those of the other, ``(n, d)``.
+        second: Projections of the other view, ``(n, d)``.
         y: Units, ``(n,)``, less than ``classes``.
-        classes: Units there may be.
+        classes: Number of units.
         temperature: t.
 
     Returns:
-        The loss, a scalar, and the mean of the two class means before they were given unit
-        length, ``(classes, d)``, zero for a class that does not occur.
+        The loss, a scalar, and the mean of the two class means before normalisation,
+        ``(classes, d)``, zero for a class that does not occur.
     """
     members = functional.one_hot(y, classes).to(first.dtype)  # (n, classes)
     counts = members.sum(0)
@@ -134,11 +134,11 @@ def prototype_loss(
 
 
 def rotations(x: Tensor) -> Tensor:
-    """Images turned in sixteen ways, the first of which is as they are.
+    """Images rotated in sixteen ways; the first way leaves them unchanged.
 
-    The left half, the right half, both or none of them is turned upside down in its place, and
-    then the whole by 0, 1, 2 or 3 quarters. Images that are not square are turned by 0 and 2
-    quarters only; what is no image is left as it is, in one way.
+    Neither half, the left half, the right half or both halves are rotated by 180° in place. Then
+    the whole image is rotated by 0, 1, 2 or 3 quarters. Images that are not square are rotated by 0
+    and 2 quarters only. Samples that are not images are returned unchanged.
 
     Args:
         x: ``(n, ...)``.

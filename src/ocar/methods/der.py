@@ -1,22 +1,22 @@
 """DER and DER++: dark experience replay, by stored logits.
 
 Buzzega et al., "Dark Experience for General Continual Learning: a Strong, Simple
-Baseline" (NeurIPS 2020). Beside a sample x' the memory keeps the logits z that the
-model gave it once its batch was learned, and replay holds the model to them:
+Baseline" (NeurIPS 2020). The memory stores with each sample x' the logits z that the
+model gave it after learning its batch. Replay keeps the model close to them:
 
     CE(new) + α d(f(x'), z) + β CE(f(x''), y''),
 
-with β = 0 for DER. The logits are taken in eval mode of the sample without
-augmentation, and are never renewed; in replay the sample is augmented afresh.
+with β = 0 for DER. The logits come from the model in eval mode, for the sample
+without augmentation, and are never renewed. Replayed samples are augmented anew.
 One forward pass serves all terms.
 
-Where the paper and the code with which the published tables were made differ,
-each is a named option. The defaults follow the code: d is the squared difference
-averaged over samples and classes, while the paper's squared norm sums over
-classes; x' and x'' are the same samples, while the paper draws them separately.
+Where the paper and the code behind the published tables differ, each is a named
+option. The defaults follow the code: d is the squared difference averaged over
+samples and classes, while the paper's squared norm sums over classes; x' and x''
+are the same samples, while the paper draws them separately.
 
-The head may be told all classes, as in the published tables. Where it grows, z
-covers the classes that were known when it was stored, and d is over these.
+The published tables use a head with all classes from the start. With a head that
+grows, z covers the classes known when it was stored, and d is over these classes.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class DERSettings(LearnerSettings):
 
     @property
     def draws(self) -> tuple[int, ...]:
-        """One draw; nothing where the distance has no weight."""
+        """One draw; nothing if the distance has weight 0."""
         return (self.replay_batch if self.alpha else 0,)
 
     def make_objective(self, context: Context) -> Objective:
-        """Cross-entropy of the new, and the distance to the stored logits."""
+        """Cross-entropy of new samples, and the distance to the stored logits."""
         return DarkReplay(context, alpha=self.alpha, beta=0.0, distance=self.distance)
 
 
@@ -86,26 +86,26 @@ class DERPlusPlusSettings(DERSettings):
 
     @property
     def draws(self) -> tuple[int, ...]:
-        """One draw, or one for each term; nothing where a term has no weight."""
+        """One draw, or one for each term; nothing for a term with weight 0."""
         if self.labels_from == "own":
             return tuple(self.replay_batch if weight else 0 for weight in (self.alpha, self.beta))
         return (self.replay_batch if self.alpha or self.beta else 0,)
 
     def make_objective(self, context: Context) -> Objective:
-        """DER's, and the cross-entropy of replayed samples."""
+        """The loss of DER, and the cross-entropy of replayed samples."""
         return DarkReplay(context, alpha=self.alpha, beta=self.beta, distance=self.distance)
 
 
 class DarkReplay(Objective):
     """CE(new) + α d(f(x'), z) + β CE(f(x''), y''), in one forward pass.
 
-    With one draw from memory x'' is x', with two it is the second.
+    With one draw from memory x'' is x'; with two draws x'' is the second.
 
     Args:
         context: The parts of the learner.
         alpha: Weight of the distance to the stored logits.
         beta: Weight of the cross-entropy of replayed samples.
-        distance: What the distance averages over.
+        distance: How the distance is averaged.
     """
 
     def __init__(self, context: Context, *, alpha: float, beta: float, distance: Distance) -> None:
@@ -117,7 +117,7 @@ class DarkReplay(Objective):
         self.distance = distance
 
     def begin(self, batch: Begun) -> Sequence[float]:
-        """Before the steps, so that stored logits are as wide as the outputs are now."""
+        """Make the stored logits as wide as the outputs."""
         self._make_room()
         return ()
 
@@ -140,7 +140,7 @@ class DarkReplay(Objective):
         return Outcome(loss=loss, outputs=outputs)
 
     def extras(self, x: Tensor) -> dict[str, Tensor]:
-        """The logits of samples as they are, in eval mode, and how many classes they cover."""
+        """The logits of samples in eval mode, and how many classes they cover."""
         self._make_room()
         with self.context.evaluating():
             logits = self.context.model(self.context.normalize(x))
@@ -148,7 +148,7 @@ class DarkReplay(Objective):
         return {"logits": logits, "known": known}
 
     def _make_room(self) -> None:
-        """Where the head has grown, the learner also forgets the graphs that read the column."""
+        """Widen the column; the learner forgets graphs that read it whenever the head grows."""
         self.context.memory.widen_extra("logits", self.head.capacity)
 
 
@@ -157,8 +157,8 @@ def squared_distance(outputs: Tensor, logits: Tensor, known: Tensor, *, kind: Di
 
     Args:
         outputs: Outputs of replayed samples now, ``(n, outputs)``.
-        logits: Those that were stored, ``(n, outputs)``.
-        known: How many of them, from the first, stand for a class, ``(n,)`` of integers.
+        logits: Stored outputs, ``(n, outputs)``.
+        known: How many of these, from the first, stand for a class, ``(n,)`` of integers.
         kind: ``"mean"`` over all pairs of a sample and a class, or ``"norm"``: the sum over
             classes, averaged over samples.
     """

@@ -19,7 +19,7 @@ from ocar.methods.settings import LearnerSettings
 
 @dataclass(frozen=True, kw_only=True)
 class ERSettings(LearnerSettings):
-    """Settings of experience replay: those that every learner has."""
+    """Settings of experience replay; it has none of its own."""
 
     def make_objective(self, context: Context) -> Objective:
         """Cross-entropy, or the squared error in regression."""

@@ -2,13 +2,13 @@
 
 Caccia et al., "New Insights on Reducing Abrupt Representation Change in Online
 Continual Learning" (ICLR 2022). New samples compete only with the classes of
-their own batch, replayed ones with all classes seen:
+their own batch, replayed samples with all classes seen:
 
     α CE(new; classes in the batch) + (1 − α) CE(replay; classes seen),
 
-so that new classes do not push the features of old ones away. Each term has a
-forward pass of its own. The weights α and 1 − α are those of the code with
-which the published tables were made; the paper has none, as with α = ½.
+so that new classes do not push the features of old ones away. Each term has its
+own forward pass. The weights α and 1 − α follow the code behind the published
+tables; the paper has no weights, which is α = ½ up to a factor.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ERACESettings(LearnerSettings):
     remembers_first = True
 
     alpha: float = 0.5
-    """Weight of the new samples; that of the replayed ones is 1 − α."""
+    """Weight α of the new samples; replayed samples have weight 1 − α."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -58,7 +58,7 @@ class AsymmetricCrossEntropy(Objective):
         self.alpha = alpha
 
     def __call__(self, forward: Forward, step: Step) -> Outcome:
-        """The loss of one step; plain cross-entropy where nothing is replayed."""
+        """The loss of one step; plain cross-entropy if nothing is replayed."""
         assert step.active is not None
         new, y_new, y_old = step.new, step.y[: step.new], step.y[step.new :]
         outputs = forward(step.x[:new])

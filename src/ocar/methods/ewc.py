@@ -1,4 +1,4 @@
-"""EWC: a quadratic penalty that holds the weights where old data need them.
+"""EWC: a quadratic penalty on changes of weights that old data need.
 
 Kirkpatrick et al., "Overcoming catastrophic forgetting in neural networks", PNAS
 114(13) (2017). The loss gets the penalty
@@ -6,22 +6,21 @@ Kirkpatrick et al., "Overcoming catastrophic forgetting in neural networks", PNA
     λ/2 (w − w*)ᵀ F̄ (w − w*),
 
 with w* earlier weights and F̄ the Fisher information of the model's predictions,
-so that the gradient gets λ F̄ (w − w*). Nobody tells an online learner when a task
-has ended, so here w* are the weights of some gradient steps ago and F̄ is averaged
-over time, as in
+so that the gradient gets λ F̄ (w − w*). An online learner does not know when a task
+ends. So w* are the weights of some gradient steps ago, and F̄ is averaged over time:
 
 * EWC++ (Chaudhry et al., "Riemannian Walk for Incremental Learning", ECCV 2018):
-  F̄ ← (1 − a) F̄ + a F after every step, used as it is; or
+  F̄ ← (1 − a) F̄ + a F after every step, used directly; or
 * online EWC (Schwarz et al., "Progress & Compress", ICML 2018): F̄ ← (1 − a) F̄ + F
-  with each new w*, F being the mean since the one before.
+  with each new w*, where F is the mean since the previous w*.
 
 With w* the weights before the last step, F the Fisher of replayed samples, and
 replay in the loss, this is EWC in the convex comparison of Urettini & Carta (ICML
-2025). Their text leaves open how the weights "at the previous step" are meant.
-Were they those that the step starts from, the gradient of the penalty would be
-zero; so either w* is one step older (``"explicit"``), or the penalty counts where
-the step ends (``"implicit"``): the minimiser of the linearised loss with both
-proximal terms,
+2025). Their text does not define the weights "at the previous step". If they were
+the weights that the step starts from, the gradient of the penalty would be zero. So
+either w* is one step older (``"explicit"``), or the penalty is evaluated where the
+step ends (``"implicit"``), as the minimiser of the linearised loss with both
+proximal terms:
 
     w ← w − α (I + αλF̄)⁻¹ (∇L + λ F̄ (w − w*)).
 """
@@ -51,12 +50,12 @@ from ocar.rng import make_generator
 
 @dataclass(frozen=True, kw_only=True)
 class EWCSettings(TransformSettings):
-    """Settings of the quadratic penalty; any objective with a prediction goes with it."""
+    """Settings of the quadratic penalty, for any objective with a predictive distribution."""
 
     needs_predictions = True
 
     strength: float
-    """λ: how much the penalty weighs; 0 does nothing."""
+    """λ: weight of the penalty; 0 for none."""
 
     ema: float = 0.1
     """Weight of a new estimate in the moving average of the Fisher (a)."""
@@ -68,11 +67,11 @@ class EWCSettings(TransformSettings):
     """The diagonal of the Fisher, or all of it for tiny models."""
 
     fisher: str = "sampled(1)"
-    """Root of the Fisher, see :mod:`ocar.curvature.fisher`, with one column for each sample: the
-    cost is that of so many backward passes as it has columns, times samples."""
+    """Root of the Fisher, see :mod:`ocar.curvature.fisher`. It is taken for each sample separately:
+    the cost is one backward pass for each column of each sample."""
 
     fisher_samples: Literal["replayed", "joint"] = "replayed"
-    """Whose Fisher: of replayed samples, or of the joint batch, as without replay."""
+    """The samples of the Fisher: replayed ones, or the joint batch, also without replay."""
 
     fisher_passes: Literal["first", "every"] = "every"
     """Estimate on the first pass over a stream batch, or on every pass."""
@@ -81,7 +80,7 @@ class EWCSettings(TransformSettings):
     """Gradient steps between one w* and the next."""
 
     penalty: Literal["explicit", "implicit"] = "explicit"
-    """Where the penalty counts: at the start of the step, or at its end."""
+    """Where the penalty is evaluated: at the start of the step, or at its end."""
 
     def __post_init__(self) -> None:
         require("strength", self.strength, 0 <= self.strength < float("inf"), "at least 0")
@@ -136,7 +135,7 @@ class EWCTransform(Transform):
 
     @property
     def generators(self) -> Sequence[torch.Generator]:
-        """That of the random root of the Fisher."""
+        """The generator of the random root of the Fisher."""
         return (self._generator,)
 
     def begin(self, batch: Begun) -> Sequence[float]:
@@ -167,7 +166,7 @@ class EWCTransform(Transform):
         return nullcontext()
 
     def observe(self, step: Step, outputs: Tensor | None, forward: Forward) -> Tensor | None:
-        """Take the Fisher of the batch into account."""
+        """Take the Fisher of the batch into the average."""
         if not self._estimates(step):
             return outputs
         if outputs is None:
@@ -209,7 +208,7 @@ class EWCTransform(Transform):
 
     @torch.no_grad()
     def rewrite_(self) -> None:
-        """Add the gradient of the penalty, and renew w* when it is time."""
+        """Add the gradient of the penalty, and renew w* when it is due."""
         parameters = self.parameters
         weights = _flat(parameters)
         implicit = self.settings.penalty == "implicit"
@@ -240,7 +239,7 @@ class EWCTransform(Transform):
         return inverse[0] @ vector
 
     def _renew(self, weights: Tensor) -> None:
-        """Once in ``anchor_every`` steps: w* are the weights; online EWC adds up the Fisher."""
+        """Every ``anchor_every`` steps: renew w*; online EWC then adds the Fisher."""
         estimates, steps = self._counts
         due = steps.remainder(self.settings.anchor_every) == 0  # a value, not a branch
         self.anchor.copy_(torch.where(due, weights, self.anchor))
@@ -278,7 +277,7 @@ def _flat(parameters: Sequence[nn.Parameter]) -> Tensor:
 
 
 def _places(old: Sequence[torch.Size], new: Sequence[torch.Size]) -> Tensor:
-    """Where the entries of parameters are in one vector after some of them got more rows."""
+    """New positions of all entries in the vector of parameters, after some got more rows."""
     places, start = [], 0
     for before, after in zip(old, new, strict=True):
         entries = torch.arange(after.numel()).view(after)[: before[0]] if before else torch.zeros(1)

@@ -1,16 +1,16 @@
-"""GDumb: a memory, and a model trained from scratch on it when a prediction is wanted.
+"""GDumb: a memory, and a model trained from scratch on it for each prediction.
 
 Prabhu, Torr, Dokania, "GDumb: A Simple Approach that Questions Our Progress in
 Continual Learning" (ECCV 2020). Of the stream only a sample is kept, equally many
-of each class. A prediction is that of the initial weights after
+of each class. The predicting model has the initial weights after
 
     E epochs of SGD on the memory, with the rate of epoch e  α (1 + cos(π e / E)) / 2.
 
-The settings are those of the code with which the published tables were made:
-batches of 128, 100 epochs, α = 0.1, no momentum, the augmentation of the benchmark,
-the same initial weights each time, and the reservoir within each class that all
-methods have. The paper fills its memory greedily, and trains with momentum, warm
-restarts and cutmix; that is not offered here.
+The settings follow the code behind the published tables: batches of 128, 100 epochs,
+α = 0.1, no momentum, the augmentation of the benchmark, the same initial weights each
+time, and the class-balanced memory of the other methods. The paper fills its memory
+greedily, and trains with momentum, warm restarts and cutmix; these are not
+implemented.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ class GDumbSettings(LearnerSettings):
     """Learning rate α."""
 
     epochs: int = 100
-    """Passes over the memory for a prediction (E); the learning rate falls along a cosine."""
+    """E: passes over the memory for a prediction; the learning rate follows a cosine."""
 
     train_batch: int = 128
-    """Samples a gradient step; a smaller memory is one batch."""
+    """Samples a gradient step; a smaller memory makes one batch."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -81,10 +81,10 @@ class GDumbSettings(LearnerSettings):
 
 
 class FromScratch(Objective):
-    """Trains a copy of the model on the memory when a prediction is wanted.
+    """Trains a copy of the model on the memory when a prediction is requested.
 
-    The model keeps its initial weights; the copy is used until the memory has changed. Initial
-    weights, memory and seed decide the training, so a checkpoint need not hold it.
+    The model keeps its initial weights; the copy is used until the memory changes. Initial weights,
+    memory and seed determine the training, so a checkpoint does not contain the copy.
 
     Args:
         settings: The settings.
@@ -110,7 +110,7 @@ class FromScratch(Objective):
         self._trained_at: int | None = None  # samples that the memory had seen at the training
 
     def __call__(self, forward: Forward, step: Step) -> Outcome:
-        """It takes no steps on the stream."""
+        """Never called: it takes no steps on the stream."""
         raise NotImplementedError
 
     def predict(self, x: Tensor) -> Tensor:
@@ -163,7 +163,7 @@ class FromScratch(Objective):
                 self._training.forget()
 
     def _shuffled(self, order: torch.Generator) -> Iterator[Tensor]:
-        """The slots of the memory in batches; a short one is left out unless it is the only."""
+        """The slots of the memory in random batches; a short one is dropped unless it is alone."""
         slots, size = self.context.memory.slots, self.settings.train_batch
         slots = slots[torch.randperm(len(slots), generator=order)]
         whole = len(slots) // size * size

@@ -7,16 +7,15 @@ and one column an input, is multiplied with
     (I + ω₀/c · 1/N Σ_n Σ_l z zᵀ)⁻¹,    c = L^β,
 
 with z the layer's input for the N samples of the memory at each of its L
-locations, and a 1 for the bias. The step is the one that a proximal term
-ω₀/c · E‖ΔW z‖² allows: it moves the layer freely where the memory has no inputs
-and slowly where its outputs on the memory would change. With ω₀ = 0 nothing is
-done.
+locations, and a 1 for the bias. This is the step under a proximal term
+ω₀/c · E‖ΔW z‖²: the layer moves freely where the memory has no inputs, and slowly
+where its outputs on the memory would change. With ω₀ = 0 the gradient is unchanged.
 
-The matrices are made anew every so many gradient steps, from the present memory,
-augmented, with the model in eval mode. A normalisation layer has a 2 × 2 matrix
-for each channel, of its normalised input and 1. The code with which the
-published tables were made normalises that input by the variance; the square
-root of the variance, as in the layer itself, is an option.
+The matrices are renewed every ``refresh_every`` gradient steps from the augmented
+memory, with the model in eval mode. A normalisation layer has a 2 × 2 matrix for
+each channel, of its normalised input and 1. The code behind the published tables
+divides that input by the variance; division by the standard deviation, as in the
+layer itself, is an option.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from ocar.methods.objective import Begun, Objective
 from ocar.methods.transform import Transform, TransformSettings
 
 PIXELS = 2**18
-"""Locations of samples that go through the model at once, and never fewer than 100 samples."""
+"""Most locations in one forward pass over the memory, which has at least 100 samples."""
 
 BatchNormKind = Literal["variance", "deviation", "plain"]
 
@@ -51,23 +50,23 @@ _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 @dataclass(frozen=True, kw_only=True)
 class LPRSettings(TransformSettings):
-    """Settings of the proximal gradient; any objective goes with it."""
+    """Settings of the proximal gradient, for any objective."""
 
     omega0: float = 1.0
-    """ω₀: how much the outputs of a layer on the memory are held; 0 does nothing."""
+    """ω₀: weight of the proximal term; 0 for none."""
 
     omega_power: float = 1.0
-    """β: a layer with L locations a sample is held by ω₀ / L^β."""
+    """β: a layer with L locations a sample has the weight ω₀ / L^β."""
 
     refresh_every: int = 1
-    """Gradient steps after which the matrices are made anew, when the next stream batch begins."""
+    """Gradient steps between two renewals of the matrices, at the begin of a stream batch."""
 
     refresh_samples: int | None = None
-    """Samples of the memory to make them from; None for all."""
+    """Samples of the memory for the matrices; None for all."""
 
     batchnorm: BatchNormKind = "variance"
     """Input of a BatchNorm layer's scale: centred and divided by the variance (the authors' code),
-    by its root (``"deviation"``, as the layer does), or ``"plain"`` to leave its gradient alone."""
+    by its root (``"deviation"``, as the layer does), or ``"plain"`` for an unchanged gradient."""
 
     def __post_init__(self) -> None:
         require("omega0", self.omega0, 0 <= self.omega0 < float("inf"), "at least 0")
@@ -100,7 +99,7 @@ class LPRTransform(Transform):
         self._due = 0
 
     def begin(self, batch: Begun) -> Sequence[float]:
-        """Make the preconditioner anew when it is time and there is a memory."""
+        """Renew the preconditioner if it is due and the memory is not empty."""
         if batch.step >= self._due:
             every = self.settings.refresh_every
             self._due = (batch.step // every + 1) * every
@@ -109,7 +108,7 @@ class LPRTransform(Transform):
         return ()
 
     def refresh(self) -> None:
-        """Make the preconditioner from the present memory."""
+        """Renew the preconditioner from the present memory."""
         memory, wanted = self.context.memory, self.settings.refresh_samples
         slots = memory.draw(len(memory) if wanted is None else wanted)
         moments: dict[str, Tensor] = {}
@@ -127,7 +126,7 @@ class LPRTransform(Transform):
 
     @contextmanager
     def _adding_up(self, moments: dict[str, Tensor], locations: dict[str, int]) -> Iterator[None]:
-        """Inside it every layer adds Σ z zᵀ and the number of its z."""
+        """Inside it every layer adds up z zᵀ and counts its z."""
 
         def record(name: str, layer: nn.Module, given: tuple[Any, ...]) -> None:
             z = self._inputs(self.layers[name], given[0])
@@ -147,7 +146,7 @@ class LPRTransform(Transform):
                 hook.remove()
 
     def _inputs(self, layer: MatrixLayer | NormLayer, x: Tensor) -> Tensor:
-        """What the weights of a layer are multiplied with, ``(n, groups, d_in, L)``."""
+        """The inputs z that a layer multiplies with its weights, ``(n, groups, d_in, L)``."""
         if isinstance(layer, MatrixLayer):
             return layer.inputs(x)
         norm = cast("nn.BatchNorm2d", layer.module)

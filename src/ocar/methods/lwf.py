@@ -1,21 +1,21 @@
-"""ER + LwF: replay, and distillation from an earlier self.
+"""ER + LwF: replay, and distillation from an earlier model.
 
 Li & Hoiem, "Learning without Forgetting" (ECCV 2016), with replay as in
 Soutif-Cormerais et al., "A Comprehensive Empirical Evaluation on Online
-Continual Learning" (ICCV Workshops 2023). A teacher is a copy of the model,
-made before the current stretch of the stream. The step minimises
+Continual Learning" (ICCV Workshops 2023). A teacher is a copy of the model from
+before the current stretch of the stream. The step minimises
 
     CE(joint) + α 1/n Σᵢ KL(qᵢ ‖ pᵢ),   p = softmax_A(z/T),  q = softmax_A(z'/T),
 
-over all n samples of the joint batch, with z the model's logits, z' those of
-the teacher and A the classes that are distilled; there is no factor T².
+over all n samples of the joint batch, where z are the model's logits, z' the
+teacher's, and A is the set of distilled classes. There is no factor T².
 
-In the survey the teacher is copied where a task begins, and A is made of the
-classes that appear from the second task on, those of the current task among
-them. In LwF itself A is what the teacher has learned. The survey opens all
+In the survey the teacher is copied at the start of each task, and A holds all
+classes that appeared from the second task on, including the current task's. In
+LwF itself A holds the classes that the teacher has learned. The survey opens all
 units of a task at its first batch; here a unit opens with its first sample.
-Without boundaries the teacher is copied every so many stream batches, or
-whenever a class arrives that has not been learned before.
+Without boundaries the teacher is copied every ``refresh`` stream batches, or
+whenever a new class arrives.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ class ERLwFSettings(LearnerSettings):
     """T: divides the logits of model and teacher."""
 
     teacher: Literal["boundary", "batches", "labels"] = "boundary"
-    """When the teacher is copied: at task boundaries, which the learner must then be told, every
-    ``refresh`` stream batches, or when a label arrives that has not been learned before."""
+    """When the teacher is copied: at task boundaries, for which ``boundary()`` must be called,
+    every ``refresh`` stream batches, or when a new label arrives."""
 
     refresh: int = 100
-    """Stream batches from one copy to the next, with ``teacher="batches"``."""
+    """Stream batches between two copies, with ``teacher="batches"``."""
 
     distilled: Literal["survey", "paper"] = "survey"
-    """The classes that are distilled: those that appeared since the first copy (the survey's
-    code), or those that the teacher has learned (the paper)."""
+    """The distilled classes: all that appeared since the first copy (the survey's code), or all
+    that the teacher has learned (the paper)."""
 
     teacher_mode: Literal["train", "eval"] = "train"
     """Normalise the teacher's features by the joint batch (the survey's code), or by its running
@@ -82,8 +82,8 @@ class ERLwFSettings(LearnerSettings):
 class Distillation(Objective):
     """CE(joint) + α KL(teacher ‖ model) over the distilled classes.
 
-    The teacher is a module of its own, so that a curvature which watches the model does not see
-    it. Its tensors are only ever overwritten, except when the head doubles.
+    The teacher is a separate module, so a curvature that records the model does not see it. Its
+    tensors are overwritten in place, except when the head doubles.
 
     Args:
         settings: The settings.
@@ -98,7 +98,7 @@ class Distillation(Objective):
         self.model = context.model
         self.teacher = copy.deepcopy(context.model).requires_grad_(False)
         self.has_teacher = False
-        """Whether the teacher has been copied; until then nothing is distilled."""
+        """Whether there is a teacher yet; without one nothing is distilled."""
         self._mask = torch.zeros_like(self.head.active)
         self._distilled: set[int] = set()
         self._learned: set[int] = set()
@@ -115,7 +115,7 @@ class Distillation(Objective):
         self._ended = True
 
     def begin(self, batch: Begun) -> Sequence[float]:
-        """Copy the teacher where it is time, and say what is distilled."""
+        """Copy the teacher if it is due, and update the distilled classes."""
         self._fit_teacher()
         self._set_modes()
         before = set(self._distilled)
@@ -138,7 +138,7 @@ class Distillation(Objective):
         return not self._learned.issuperset(units)
 
     def _fit_teacher(self) -> None:
-        """Give the teacher the units that the head has gained, which nothing was learned by yet."""
+        """Give the teacher the new units of the head, with their initial weights."""
         layer = self.teacher.get_submodule(self.head.name)
         for mine, theirs in zip(layer.parameters(), self.head.layer.parameters(), strict=True):
             if mine.shape != theirs.shape:
@@ -147,7 +147,7 @@ class Distillation(Objective):
                 mine.data = grown
 
     def _set_modes(self) -> None:
-        """Those of the model, in which a frozen BatchNorm is in eval mode, or eval mode for all."""
+        """Copy the modes of the model (a frozen BatchNorm is in eval mode), or set eval mode."""
         for mine, theirs in zip(self.teacher.modules(), self.model.modules(), strict=True):
             mine.training = theirs.training and self.settings.teacher_mode == "train"
 
@@ -168,19 +168,19 @@ class Distillation(Objective):
         self._mask.zero_().index_fill_(0, units.to(self._mask.device, non_blocking=True), True)
 
     def __call__(self, forward: Forward, step: Step) -> Outcome:
-        """The loss of one step; plain cross-entropy as long as nothing is distilled."""
+        """The loss of one step; plain cross-entropy while nothing is distilled."""
         assert step.active is not None
         outputs = forward(step.x)
         loss = functional.cross_entropy(mask_logits(outputs, step.active), step.y)
         with torch.no_grad():
             targets = self.teacher(step.x)
-        # With every class masked both distributions are uniform, and the divergence is 0: a
-        # captured graph need not know whether there is a teacher.
+        # With every class masked both distributions are uniform, and the divergence is 0. So the
+        # recorded step is the same with and without a teacher.
         kl = divergence(targets, outputs, self._mask, temperature=self.settings.temperature)
         return Outcome(loss=loss + self.settings.alpha * kl, outputs=outputs)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The teacher, what it knows, and the counters."""
+        """The teacher, the learned and the distilled classes, and the counters."""
         counters = (self._batches, self._ended, self.has_teacher)
         return {
             **with_prefix("teacher", self._tensors()),

@@ -1,18 +1,18 @@
 """MIR: maximally interfered retrieval.
 
 Aljundi et al., "Online Continual Learning with Maximally Interfered Retrieval"
-(NeurIPS 2019). Of a random part of the memory those samples are replayed that
-a step on the new samples alone would hurt most,
+(NeurIPS 2019). Candidates are drawn from the memory. The candidates x whose loss a
+step on the new samples alone would raise most are replayed:
 
-    s(x) = CE(x; w − α ∇CE(new; w)) − CE(x; w),
+    s(x) = CE(x; w − α ∇CE(new; w)) − CE(x; w).
 
-and the step minimises CE(new) + CE(the samples with the largest s), two means.
+The step minimises CE(new) + CE(the samples with the largest s), two means.
 
-The code with which the published tables were made leaves out candidates of the
-classes in the stream batch before, and normalises features by the candidates
-themselves while it scores them. Both are options. There the candidates are
-drawn from the other classes; here they are drawn from all and those of the
-excluded classes are passed over, which gives every step the same shapes.
+The code behind the published tables excludes candidates of the classes in the
+previous stream batch, and scores with BatchNorm statistics of the candidates. Both
+are options. That code draws the candidates from the other classes; here they are
+drawn from all classes and the excluded ones are skipped, so that every step has the
+same shapes.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ class MIRSettings(LearnerSettings):
     """Candidates drawn from memory, of which ``replay_batch`` are replayed."""
 
     exclude: Literal["previous", "none"] = "previous"
-    """Candidates to pass over: those of the classes in the stream batch before this one (the
-    published tables' code), or none."""
+    """Candidates to skip: of the classes in the previous stream batch (the code behind the
+    published tables), or none."""
 
     scoring: Literal["train", "eval"] = "train"
-    """Score with BatchNorm's statistics of the candidates, which then move the running ones (the
-    published tables' code), or with the running statistics."""
+    """Score with BatchNorm's statistics of the candidates, which then change the running statistics
+    (the code behind the published tables), or with the running statistics."""
 
     virtual_lr: float | None = None
-    """Size of the virtual step; by default the learning rate. The step is one of plain SGD,
-    whatever is done to the gradient of the real one."""
+    """Learning rate of the virtual step, which is always plain SGD; by default ``lr``."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        enough = self.subsample >= max(1, self.replay_batch)
-        require("subsample", self.subsample, enough, f"at least {self.replay_batch}, what is used")
+        least = max(1, self.replay_batch)
+        allowed = f"at least {least}, the replay batch"
+        require("subsample", self.subsample, self.subsample >= least, allowed)
         require_one_of("exclude", self.exclude, ("previous", "none"))
         require_one_of("scoring", self.scoring, ("train", "eval"))
         valid = self.virtual_lr is None or 0 < self.virtual_lr < float("inf")
@@ -72,12 +72,12 @@ class MIRSettings(LearnerSettings):
         return (self.subsample if self.replay_batch else 0,)
 
     def make_objective(self, context: Context) -> Objective:
-        """Cross-entropy of the new and of the most interfered samples."""
+        """Cross-entropy of the new samples and of the most interfered candidates."""
         return InterferedRetrieval(self, context)
 
 
 class InterferedRetrieval(Objective):
-    """CE(new) + CE(those of the candidates that a step on the new would hurt most).
+    """CE(new) + CE(the candidates that a step on the new samples would hurt most).
 
     Args:
         settings: The settings.
@@ -95,7 +95,7 @@ class InterferedRetrieval(Objective):
         self._excluded = torch.zeros_like(self.head.active)
 
     def begin(self, batch: Begun) -> Sequence[float]:
-        """Mark the classes of the stream batch before this one."""
+        """Mark the classes of the previous stream batch."""
         if self._excluded.shape != self.head.active.shape:
             self._excluded = torch.zeros_like(self.head.active)
         if self.settings.exclude == "previous":
@@ -106,7 +106,7 @@ class InterferedRetrieval(Objective):
         return ()
 
     def __call__(self, forward: Forward, step: Step) -> Outcome:
-        """The loss of one step; plain cross-entropy where nothing is replayed."""
+        """The loss of one step; plain cross-entropy if nothing is replayed."""
         assert step.active is not None
         new, y = step.new, step.y
         loss = functional.cross_entropy(mask_logits(forward(step.x[:new]), step.active), y[:new])
@@ -116,7 +116,7 @@ class InterferedRetrieval(Objective):
         allowed = self._excluded[y[new:]].logical_not()
         increase = torch.where(allowed, increase, -torch.inf)
         chosen = increase.topk(min(self.settings.replay_batch, step.replayed)).indices
-        # Where too few candidates are allowed, the others are there for their shape alone.
+        # If too few candidates are allowed, others fill the shape with weight 0.
         weights = allowed[chosen].to(loss.dtype)
         at = torch.cat([torch.arange(new, device=y.device), new + chosen])
         taken = replace(
@@ -132,7 +132,7 @@ class InterferedRetrieval(Objective):
         return Outcome(loss=loss, outputs=None, step=taken)
 
     def interference(self, forward: Forward, step: Step, loss: Tensor) -> Tensor:
-        """s: what a step on the new samples would add to the loss of each candidate.
+        """s: how much a step on the new samples would add to the loss of each candidate.
 
         Args:
             forward: The model.

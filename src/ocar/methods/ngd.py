@@ -26,7 +26,7 @@ from ocar.methods.transform import Transform, TransformSettings
 
 @dataclass(frozen=True, kw_only=True)
 class NGDSettings(TransformSettings):
-    """Settings of the natural gradient; any objective with a prediction goes with it."""
+    """Settings of the natural gradient, for any objective with predictions."""
 
     needs_predictions = True
 
@@ -65,7 +65,7 @@ class NGDSettings(TransformSettings):
         self.as_ocar()
 
     def as_ocar(self) -> OCARSettings:
-        """The settings of OCAR that do the same: λ and τ never change."""
+        """The equivalent settings of OCAR: λ and τ never change."""
         return OCARSettings(
             tau=self.damping,
             tau_step=0.0,

@@ -1,7 +1,7 @@
 """What a learner minimises in one gradient step.
 
 An objective turns one :class:`Step`, the joint batch of new and replayed samples, into a loss. It
-knows nothing of how the gradient is used, so that any objective goes with any gradient transform.
+does not know how the gradient is used, so any objective works with any gradient transform.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Begun:
     """Unit of the head for each new sample; empty in regression."""
 
     known: int
-    """Classes seen so far, those of this batch included."""
+    """Classes seen so far, including those of this batch."""
 
     step: int
     """Gradient steps taken so far."""
@@ -36,7 +36,7 @@ class Begun:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """The joint batch of one gradient step: new samples, then those of each draw from memory."""
+    """The joint batch of one gradient step: new samples, then the samples of each draw."""
 
     x: Tensor
     """Augmented and normalised inputs, ``(n, ...)``."""
@@ -51,7 +51,7 @@ class Step:
     """How many samples are new; the others are replayed."""
 
     draws: tuple[int, ...]
-    """Samples of each draw from memory, in this order; all 0 while it is empty."""
+    """Samples of each draw from memory, in order; all 0 while the memory is empty."""
 
     extras: Mapping[str, Tensor]
     """Extras of the replayed samples, ``(n − new, ...)``."""
@@ -84,33 +84,33 @@ class Outcome:
     outputs: Tensor | None
     """Outputs of the joint batch before masking, if one forward pass made them, else None.
 
-    A curvature can then use that same pass."""
+    A curvature can then use the same forward pass."""
 
     step: Step | None = None
-    """The batch of the loss, if it is not the joint batch that was drawn.
+    """The batch that the loss is over, if it is not the joint batch.
 
-    A curvature is then taken from this."""
+    The curvature is then taken of this batch."""
 
 
 class Objective(ABC):
     """A loss over the joint batch.
 
-    What it keeps between batches (a teacher, a projection, class means) is its own. A step may be
-    recorded as a CUDA graph: :meth:`__call__` must not wait for the device, and must change what it
-    keeps in place.
+    It may keep state between batches: a teacher, a projection, class means. A step may be recorded
+    as a CUDA graph, so :meth:`__call__` must not wait for the device, and must change its state in
+    place.
     """
 
     joint: bool = True
-    """Whether one forward pass over the joint batch is all that it runs."""
+    """Whether it runs exactly one forward pass, over the joint batch."""
 
     recordable: bool = True
-    """Whether its step has fixed shapes and waits for nothing."""
+    """Whether its step has fixed shapes and never waits for the device."""
 
     learns: bool = True
-    """Whether it takes gradient steps on the stream; if not, batches are only remembered."""
+    """Whether it takes gradient steps on the stream; if not, batches only enter the memory."""
 
     predicts: bool = False
-    """Whether :meth:`predict` predicts, and not the model's outputs."""
+    """Whether predictions come from :meth:`predict` instead of the model's outputs."""
 
     wants_boundaries: bool = False
     """Whether :meth:`boundary` is to be called; see :func:`ocar.evaluate.evaluate`."""
@@ -121,7 +121,7 @@ class Objective(ABC):
         return ()
 
     def parameters(self) -> Sequence[nn.Parameter]:
-        """Parameters of its own, which learn with the model's."""
+        """Parameters of its own, trained with those of the model."""
         return ()
 
     def begin(self, batch: Begun) -> Sequence[float]:
@@ -129,7 +129,7 @@ class Objective(ABC):
         return ()
 
     def draws(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        """Sizes of the draws from memory for this batch, given those of the settings."""
+        """Sizes of the draws from memory for this batch, given the sizes in the settings."""
         return sizes
 
     @abstractmethod
@@ -137,7 +137,7 @@ class Objective(ABC):
         """The loss of one step."""
 
     def extras(self, x: Tensor) -> dict[str, Tensor]:
-        """What to remember of samples beside x and y; called once they have been learned.
+        """Extra columns to store with samples; called after the batch was learned.
 
         Args:
             x: Raw samples on the model's device, ``(n, ...)``.
@@ -145,7 +145,7 @@ class Objective(ABC):
         return {}
 
     def known(self, outputs: Tensor, y: Tensor, active: Tensor | None) -> dict[str, Tensor]:
-        """What a memory policy may know of samples; see :attr:`ocar.memory.Offer.known`.
+        """Facts about samples for a memory policy; see :attr:`ocar.memory.Offer.known`.
 
         Args:
             outputs: Outputs of the model in eval mode, ``(n, outputs)``.

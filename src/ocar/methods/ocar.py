@@ -7,9 +7,9 @@ Information for Online Continual Learning" (ICML 2025). The step is
 
 with L̄ the mean loss of the joint batch and F̄ the Fisher information of the
 model's own predictions on it, in which a replayed sample weighs more than a new
-one, averaged over time and approximated by K-FAC. The gradient moves freely
-where memory and new data leave it room and slowly where predictions on old data
-would change; τ bounds the acceleration and grows slowly.
+one, averaged over time and approximated by K-FAC. The weights move slowly in
+directions that would change predictions on old data, and freely in others; τ
+bounds the acceleration and grows slowly.
 
 Where the paper's text, its Algorithm 1 and the authors' code differ, each is a
 named option; the defaults follow the code, which made the paper's tables.
@@ -35,13 +35,13 @@ from ocar.methods.transform import Transform, TransformSettings
 from ocar.state import with_prefix, without_prefix
 
 ROUND = 16
-"""An exact Fisher has columns for a multiple of so many classes: steps are recorded anew less
-often."""
+"""An exact Fisher has columns for a multiple of this number of classes, so that steps are recorded
+again less often."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OCARSettings(TransformSettings):
-    """Settings of the curvature-aware gradient; any objective with a prediction goes with it."""
+    """Settings of the curvature-aware gradient, for any objective with predictions."""
 
     needs_predictions = True
 
@@ -55,16 +55,16 @@ class OCARSettings(TransformSettings):
     """The damping τ at the start; by default the learning rate."""
 
     replay_weight: Literal["ratio", "lambda", "one-plus-lambda"] | None = None
-    """Weight of a replayed sample in the Fisher, 1 being that of a new one: ``"ratio"`` for
+    """Weight of a replayed sample in the Fisher, where a new sample has weight 1: ``"ratio"`` for
     n_known / n_new (the authors' code), ``"lambda"`` for λ (Algorithm 1), ``"one-plus-lambda"``
-    for 1 + λ (the paper's text). By default the ratio where classes arrive, else λ."""
+    for 1 + λ (the paper's text). By default the ratio if classes arrive, else λ."""
 
     increments: Literal["classes", "domains"] = "classes"
     """What λ follows: with ``"classes"`` it is n_known / n_new, at least 1; with ``"domains"``
     it starts at 1 and each gradient step adds Δτ."""
 
     n_new: int | None = None
-    """New classes of the current part of the stream; by default it is estimated."""
+    """New classes of the current part of the stream; estimated by default."""
 
     window: int = 10
     """Stream batches over which distinct labels are counted to estimate ``n_new``."""
@@ -163,7 +163,7 @@ class OCARSettings(TransformSettings):
         return kind(model, **given)
 
     def tau_at(self, step: int, *, lr: float) -> float:
-        """The damping after so many gradient steps."""
+        """The damping after a number of gradient steps."""
         return (lr if self.tau is None else self.tau) + self.tau_step * step
 
 
@@ -192,7 +192,7 @@ class OCARTransform(Transform):
 
     @property
     def generators(self) -> Sequence[torch.Generator]:
-        """That of the random root of the Fisher."""
+        """The generator of the random root of the Fisher."""
         return (self.curvature.generator,)
 
     def begin(self, batch: Begun) -> Sequence[float]:
@@ -206,7 +206,7 @@ class OCARTransform(Transform):
         return self.replay_weight, *taus
 
     def shape(self, classes: int) -> int | None:
-        """For how many classes a root that grows with them has columns; None for others."""
+        """The classes that an exact root has columns for; None for other roots."""
         if not self.curvature.root.grows or classes == 0:
             return None
         self.curvature.most_classes = -(-classes // ROUND) * ROUND
@@ -255,7 +255,7 @@ class OCARTransform(Transform):
         return outputs
 
     def prepare(self, step: Step) -> None:
-        """Take the estimate into the average, and renew the inverse."""
+        """Take the estimate into the average and renew the inverse."""
         if self._renews(step):
             self.curvature.renew(step.numbers[1 + step.index], self.settings.ema)
             self.curvature.check_at_once()

@@ -1,26 +1,26 @@
 """OCM: online continual learning through mutual information maximisation.
 
 Guo, Liu, Zhao, "Online Continual Learning through Mutual Information
-Maximization" (ICML 2022). Features shall keep all that tells the classes apart,
-not only what the classes of the moment need, and what an earlier model knew. With
-the similarities and pair losses l of :mod:`ocar.methods.rotated`, over two views
-of all ways to turn an image, in the first stretch of the stream
+Maximization" (ICML 2022). The features should keep everything that separates the
+classes, not only what the present classes need, and what an earlier model knew. Let l
+be the pair losses of :mod:`ocar.methods.rotated`, over two views of all rotations of
+an image. In the first stretch of the stream
 
     L = CE(new) + L_new,    L_new = mean_i l_ii' + 2 mean_i mean_{j ~ i} l_ij,
 
-with i' the other view of i and j ~ i the views of the same class and way, and
-later, with replayed samples and the model before the current stretch,
+where i' is the other view of i, and j ~ i are the views of the same class and
+rotation. Later, with replayed samples and the model from before the current stretch,
 
     L = CE(replayed) + L_new + mean_i mean_{j ~ i} l_ij + L_previous + MSE.
 
-The third term is of replayed samples, L_previous of their projections compared
-with those of the previous model, and MSE the mean squared difference of the two
-models' logits for the classes of earlier stretches. After the first stretch new
-samples are in the cross-entropy only once they are replayed.
+The third term is over replayed samples. L_previous contrasts their projections with
+those of the previous model. MSE is the mean squared difference of the two models'
+logits for the classes of earlier stretches. After the first stretch, new samples
+enter the cross-entropy only when they are replayed.
 
 This follows the published code: one step of Adam a batch, a reservoir, the
-linear head for predictions, and the previous model in train mode. There the head
-has all units from the start; here those that stand for no class yet are masked.
+linear head for predictions, and the previous model in train mode. The published
+head has all units from the start; here units without a class are masked.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class OCMSettings(RotatedSettings):
 class MutualInformation(Rotated):
     """Cross-entropy, contrasts, and distillation from the model before the current stretch.
 
-    The previous model's tensors are only ever overwritten, except when the head doubles.
+    The previous model's tensors are overwritten in place, except when the head doubles.
 
     Args:
         settings: The settings.
@@ -71,7 +71,7 @@ class MutualInformation(Rotated):
         self._old = torch.zeros_like(self.head.active)  # units of earlier stretches
 
     def begin(self, batch: Begun) -> Sequence[float]:
-        """Copy the model where a stretch has ended."""
+        """Copy the model if a stretch has ended."""
         self._fit()
         if self.stretches.ends_before(batch.units):
             self.previous.copy_(self.context.model, self.projection)
@@ -82,11 +82,11 @@ class MutualInformation(Rotated):
         return ()
 
     def draws(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        """Nothing in the first stretch, then some samples for each class seen."""
+        """Nothing in the first stretch, then a few samples for each class seen."""
         return (self.few(sizes[0]) if self.stretches.ended else 0,)
 
     def _fit(self) -> None:
-        """Give the previous model the units that the head has gained."""
+        """Give the previous model the new units of the head."""
         self.previous.fit_(self.head.layer)
         if self._old.shape != self.head.active.shape:
             grown = torch.zeros_like(self.head.active)
@@ -127,7 +127,7 @@ class MutualInformation(Rotated):
     # Saving
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What is shared, and the previous model with the units that it knows."""
+        """The shared state, and the previous model with the units of earlier stretches."""
         self._fit()
         own = with_prefix("previous", self.previous.state_dict())
         return super().state_dict() | own | {"old": self._old}
@@ -147,11 +147,11 @@ class MutualInformation(Rotated):
 
 
 class Previous(nn.Module):
-    """A copy of a model and its projection, which does not learn.
+    """A copy of a model and its projection that does not learn.
 
     Args:
         context: The parts of the learner.
-        projection: What is applied to the features.
+        projection: Maps the features to projections.
     """
 
     def __init__(self, context: Context, projection: nn.Linear) -> None:
@@ -178,13 +178,13 @@ class Previous(nn.Module):
 
     @torch.no_grad()
     def copy_(self, model: nn.Module, projection: nn.Module) -> None:
-        """Take over all values."""
+        """Copy all values."""
         for mine, theirs in ((self.model, model), (self.projection, projection)):
             for name, tensor in theirs.state_dict().items():
                 mine.state_dict()[name].copy_(tensor)
 
     def fit_(self, head: nn.Linear) -> None:
-        """Give the head as many units as another has, the new ones with its weights."""
+        """Give the head as many units as another; new units get the weights of the other."""
         layer = self.model.get_submodule(self._head_name)
         for mine, theirs in zip(layer.parameters(), head.parameters(), strict=True):
             if mine.shape != theirs.shape:
@@ -193,13 +193,13 @@ class Previous(nn.Module):
                 mine.data = grown
 
     def train_like_(self, model: nn.Module) -> None:
-        """Put each part in the mode that it has in the model."""
+        """Put each module into the mode that it has in the model."""
         for mine, theirs in zip(self.model.modules(), model.modules(), strict=True):
             mine.training = theirs.training
 
 
 def squared_distance(outputs: Tensor, targets: Tensor, chosen: Tensor) -> Tensor:
-    """The mean squared difference over samples and chosen columns; 0 where none is chosen.
+    """The mean squared difference over samples and chosen columns; 0 if none is chosen.
 
     Args:
         outputs: ``(n, units)``.

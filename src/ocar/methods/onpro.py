@@ -2,24 +2,24 @@
 
 Wei et al., "Online Prototype Learning for Online Continual Learning" (ICCV 2023).
 A prototype is the mean of a class's projections. Prototypes of the same class in
-two views shall be alike and those of different classes apart, among new samples
-and among replayed ones (online prototype equilibrium):
+two views should be similar, and prototypes of different classes apart, among new
+samples and among replayed samples (online prototype equilibrium):
 
     L = CE + L_instances + L_prototypes(new) + L_prototypes(replayed),
 
-with L_prototypes of :func:`ocar.methods.contrastive.prototype_loss` and
-L_instances the contrasts of OCM without its previous model. Classes whose
-prototypes p are close are easily confused, so that part of what is replayed is
-drawn from such pairs and mixed (adaptive prototypical feedback):
+with L_prototypes of :func:`ocar.methods.contrastive.prototype_loss`, and
+L_instances the contrasts of OCM without its previous model. Classes with close
+prototypes p are easily confused. So part of the replayed samples is drawn from such
+pairs of classes and mixed (adaptive prototypical feedback):
 
     P(a, b) ∝ exp(1/‖p_a − p_b‖),    x = (1 − λ) x_a + λ x_b,
     CE = (1 − λ) CE(·, y_a) + λ CE(·, y_b).
 
-In the first stretch of the stream the cross-entropy and L_instances are of new
-samples; later the cross-entropy is of what is replayed alone. This follows the
+In the first stretch of the stream the cross-entropy and L_instances are over new
+samples; later the cross-entropy is over replayed samples alone. This follows the
 published code: one step of Adam a batch, a reservoir, the linear head for
-predictions. There the head has all units from the start; here those that stand
-for no class yet are masked.
+predictions. The published head has all units from the start; here units without a
+class are masked.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ class OnProSettings(RotatedSettings):
     """Factor of the similarities of replayed samples."""
 
     base_rate: float = 0.9
-    """Part of the replayed samples that is drawn uniformly; the others are of close classes."""
+    """Fraction of the replayed samples drawn uniformly; the others come from close classes."""
 
     mixup: float = 0.2
-    """Probability of samples to be mixed: once for all that were drawn uniformly and once more for
-    each of them, and once for each pair of classes."""
+    """Probability of mixing: applied once to all uniformly drawn samples and again to each of
+    them, and once to each pair of classes."""
 
     mixup_largest: float = 0.6
-    """Largest λ among samples that were drawn uniformly."""
+    """Largest λ of uniformly drawn samples."""
 
     mixup_alpha: float = 0.4
-    """λ of samples of two classes is drawn from Beta(α, α)."""
+    """α: for a pair of classes λ is drawn from Beta(α, α)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -79,23 +79,23 @@ class OnProSettings(RotatedSettings):
 
 @dataclass(frozen=True, eq=False)
 class Mixed:
-    """Samples mixed of two each."""
+    """Mixtures of two samples each."""
 
     x: Tensor
     """Inputs of the model, ``(n, ...)``."""
 
     first: Tensor
-    """Units of one, ``(n,)``."""
+    """Units of the first samples, ``(n,)``."""
 
     second: Tensor
-    """Units of the other, ``(n,)``."""
+    """Units of the second samples, ``(n,)``."""
 
     share: Tensor
-    """λ, the share of the other, ``(n,)``."""
+    """λ, the share of the second samples, ``(n,)``."""
 
     @property
     def labels(self) -> Tensor:
-        """(1 − λ) y_a + λ y_b: whoever is mixed of two classes is a class of its own."""
+        """(1 − λ) y_a + λ y_b: a mixture of two classes is a class of its own."""
         return torch.lerp(self.first.double(), self.second.double(), self.share.double())
 
     def entropy(self, outputs: Tensor, active: Tensor) -> Tensor:
@@ -112,13 +112,13 @@ class OnlinePrototypes(Rotated):
         context: The parts of the learner.
     """
 
-    recordable = False  # what is replayed is decided on the host, with prototypes in hand
+    recordable = False  # the host reads the prototypes to choose the replayed samples
 
     def __init__(self, settings: OnProSettings, context: Context) -> None:
         super().__init__(settings, context)
         self.settings = settings
         self.prototypes = self.projection.weight.detach().new_zeros(0, len(self.projection.weight))
-        """Of the classes in the last draw from memory, ``(units, p)``; zero for the others."""
+        """Of the classes in the last draw from memory, ``(units, p)``; zero for other classes."""
         self._host = make_generator(settings.seed, "OnPro/feedback")
         self._first_batch = False  # of a stretch
 
@@ -129,7 +129,7 @@ class OnlinePrototypes(Rotated):
         return ()
 
     def draws(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        """After the first stretch, only some samples for each class seen."""
+        """After the first stretch, a few samples for each class seen."""
         return (self.few(sizes[0]) if self.stretches.ended else sizes[0],)
 
     def __call__(self, forward: Forward, step: Step) -> Outcome:
@@ -171,7 +171,7 @@ class OnlinePrototypes(Rotated):
 
     @torch.no_grad()
     def _replayed(self, x: Tensor, y: Tensor) -> Mixed:
-        """What to replay in place of a uniform draw from memory."""
+        """The samples to replay instead of a uniform draw from memory."""
         pairs, probabilities = close_pairs(self.prototypes)
         if self._first_batch or not len(pairs):
             return Mixed(x, y, y, x.new_zeros(len(x)))
@@ -193,7 +193,7 @@ class OnlinePrototypes(Rotated):
         )
 
     def _mix_uniform(self, x: Tensor, y: Tensor) -> Mixed:
-        """Some of the samples mixed with others of them."""
+        """The samples, some of them mixed with others."""
         n, rate = len(x), self.settings.mixup
         once, *each = torch.rand(1 + n, generator=self._host).tolist()
         share = torch.rand(n, generator=self._host) * self.settings.mixup_largest
@@ -202,7 +202,7 @@ class OnlinePrototypes(Rotated):
         return mix(x, x[partner], y, y[partner], share)
 
     def _mix_pair(self, pair: Sequence[int], count: int) -> Mixed:
-        """Samples of two classes, from all of the memory and with replacement."""
+        """Mixtures of two classes, drawn from the whole memory with replacement."""
         memory = self.context.memory
         slots, labels = memory.slots, memory.labels
         held = labels.unique()
@@ -224,7 +224,7 @@ class OnlinePrototypes(Rotated):
     # Saving
 
     def state_dict(self) -> dict[str, Tensor]:
-        """What is shared, the prototypes, and the generator of the feedback."""
+        """The shared state, the prototypes, and the generator of the feedback."""
         own = {"prototypes": self.prototypes, "host": self._host.get_state()}
         return super().state_dict() | own
 
@@ -247,10 +247,10 @@ def mix(x_a: Tensor, x_b: Tensor, y_a: Tensor, y_b: Tensor, share: Tensor) -> Mi
 
 
 def close_pairs(prototypes: Tensor) -> tuple[Tensor, Tensor]:
-    """Pairs of units that have a prototype, and the probability of each.
+    """All pairs of units with a prototype, and the probability of each pair.
 
     Args:
-        prototypes: ``(units, p)``, zero where there is none.
+        prototypes: ``(units, p)``, zero for units without one.
 
     Returns:
         Pairs a < b, ``(pairs, 2)``, and the softmax of 1/‖p_a − p_b‖ over them, on the host.
@@ -263,7 +263,7 @@ def close_pairs(prototypes: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def share_out(probabilities: Tensor, total: int, *, generator: torch.Generator) -> Tensor:
-    """How often each of some outcomes is taken: in proportion, rounded, corrected at random.
+    """Counts in proportion to probabilities, rounded, then corrected at random to the total.
 
     Args:
         probabilities: ``(n,)``, n at least 1.

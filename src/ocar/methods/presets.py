@@ -1,25 +1,23 @@
 """Hyper-parameters selected for a benchmark, by benchmark and method.
 
-Those for Split-CIFAR100 and Split-TinyImageNet are the ones with which the
-published tables were made; those for Split-MNIST and split-digits are our own,
-found by the search kept in ``results/``. On split-digits those of ER + LwF, MIR
-and RAR are the best in validation accuracy over time (AAA) of six runs each with
-seed 0, over the learning rate and one setting more. Likewise, also with seed 0:
-the best of 10 to 16 runs over the learning rate, α and β for DER and DER++, over
-the weight of new estimates too for OCAR-DER++, and of 4 learning rates for GDumb,
-whose AAA is over the ends of tasks. Those of A-GEM, LPR, EWC and NGD are the best
-of 4, 10, 6 and 10 runs, over the learning rate and the setting that holds back.
-Those of ER-ACE are the best of 8 runs over the learning rate and α, those of
-OCAR-ACE of 6 over the learning rate and the weight of new estimates.
-Those of SCR, OCM and OnPro are the best of 4, 6 and 5 runs, over the learning rate
-and the temperature or the replay batch, with an evaluation every 5 batches. On the
-first two benchmarks OCM and OnPro have the settings of their own code, which was
-written for a wider network.
-On PACS they are what ``ocar tune pacs METHOD`` found in 16 trials each. On the
-convex stream they are what ``ocar tune convex METHOD`` found in 100 trials each,
-lowest in L_p + L_s with seed 0; the full Fisher is the paper's, and EWC has the
-explicit penalty. With the implicit one lower sums were seen. What a
-benchmark itself fixes, such as the size of the memory, stands in
+* Split-CIFAR100, Split-TinyImageNet: the settings of the published tables. OCM and
+  OnPro have the settings of their own code, which was written for a wider network.
+* Split-MNIST, split-digits: our own, found by the search kept in ``results/``. On
+  split-digits further methods have the best of a few runs with seed 0, in validation
+  accuracy over time (AAA): ER + LwF, MIR and RAR of 6 runs each, over the learning
+  rate and one more setting; DER and DER++ of 10 to 16, over the learning rate, α and
+  β; OCAR-DER++ of as many, over the weight of new estimates too; GDumb of 4 learning
+  rates, with AAA over the ends of tasks; A-GEM, LPR, EWC and NGD of 4, 10, 6 and 10,
+  over the learning rate and the strength of their constraint; ER-ACE of 8, over the
+  learning rate and α; OCAR-ACE of 6, over the learning rate and the weight of new
+  estimates; SCR, OCM and OnPro of 4, 6 and 5, over the learning rate and the
+  temperature or the replay batch, evaluated every 5 batches.
+* PACS: the best of 16 trials of ``ocar tune pacs METHOD`` for each method.
+* convex: the best of 100 trials of ``ocar tune convex METHOD`` for each method, by
+  L_p + L_s with seed 0. The full Fisher is the paper's. EWC has the explicit penalty;
+  lower sums were seen with the implicit one.
+
+Settings that a benchmark itself fixes, such as the size of the memory, are in
 :mod:`ocar.streams.benchmarks`.
 """
 

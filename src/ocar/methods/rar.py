@@ -4,25 +4,24 @@ Kumari et al., "Retrospective Adversarial Replay for Continual Learning"
 (NeurIPS 2022). A second draw from memory is perturbed within ε and replayed
 with its own labels:
 
-    CE(joint) + β CE(x + δ; y),
+    CE(joint) + β CE(x + δ; y).
 
-δ from a few steps of the momentum iterative sign method on CE(x + δ; t) for
-the weights w' after a step of size ``inner_lr`` on the joint batch. The target
-t is the label of another sample, so that the boundary between two classes is
-refined. The two kinds of perturbation are
+δ comes from a few steps of the momentum iterative sign method on CE(x + δ; t), for
+the weights w' after a step of size ``inner_lr`` on the joint batch. The target t is
+the label of another sample, so that the boundary between two classes is refined.
+There are two kinds of perturbation:
 
-* "paper": towards the nearest new sample of another label, by what goes into
-  the head; the sign is minus, the gradient is taken anew for each of k steps of
-  size ε/k, its momentum normalised for each sample, and the result clamped to
-  what a byte can be.
-* "survey": what the code does with which the published tables were made. It ends
-  at the farthest sample of the joint batch with another label, by logits; goes
-  up the loss, away from the target; takes the gradient once for k − 1 steps, so
-  that the decay of the momentum changes nothing; clamps the inputs to [0, 1]
-  though they are normalised; and stops once a pixel has moved by more than ε,
-  which the clamp alone does.
+* "paper": t is the label of the nearest new sample with another label, by features.
+  The loss is descended, with a new gradient for each of k steps of size ε/k. The
+  momentum is normalised for each sample, and the result is clamped to the inputs
+  that uint8 samples can have.
+* "survey", the code behind the published tables: t is the label of the farthest
+  sample of the joint batch with another label, by logits. The loss is ascended, away
+  from the target. One gradient serves all k − 1 steps, so the decay of the momentum
+  has no effect. The inputs are clamped to [0, 1] although they are normalised. The
+  steps stop once a pixel has moved by more than ε, which only the clamp can cause.
 
-ε is in units of the model's inputs. The paper's MixUp is not part of this.
+ε is in units of the model's inputs. The paper's MixUp is not implemented.
 """
 
 from __future__ import annotations
@@ -56,13 +55,13 @@ class RARSettings(LearnerSettings):
     """k: a step of the perturbation is ε/k."""
 
     decay: float = 1.0
-    """What is kept of the momentum of the perturbation from one step to the next."""
+    """Decay of the perturbation's momentum from one step to the next."""
 
     inner_lr: float = 0.1
-    """Size of the step after which the perturbation looks at the model."""
+    """Learning rate of the virtual step whose weights the perturbation uses."""
 
     perturbation: Literal["survey", "paper"] = "survey"
-    """Away from the farthest as in the published tables' code, or towards the nearest."""
+    """Away from the farthest (the code behind the published tables), or towards the nearest."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -77,7 +76,7 @@ class RARSettings(LearnerSettings):
 
     @property
     def draws(self) -> tuple[int, ...]:
-        """What is replayed as it is, and what is perturbed."""
+        """One draw to replay unchanged, and one to perturb."""
         return (self.replay_batch, self.replay_batch)
 
     def make_objective(self, context: Context) -> Objective:
@@ -100,7 +99,7 @@ class AdversarialReplay(Objective):
         self.context = context
 
     def __call__(self, forward: Forward, step: Step) -> Outcome:
-        """The loss of one step; plain cross-entropy where nothing is replayed."""
+        """The loss of one step; plain cross-entropy if nothing is replayed."""
         assert step.active is not None
         n = step.new + step.draws[0]
         joint = replace(
@@ -129,7 +128,7 @@ class AdversarialReplay(Objective):
             others = virtual(joint.x)
         moving = x.detach().requires_grad_()
         logits = virtual(moving)
-        # Masked logits are all alike, so that they add nothing to a distance.
+        # Masked logits are all 0, so they add nothing to a distance.
         ours, theirs = (torch.where(joint.active, z.detach(), 0.0) for z in (logits, others))
         gap = different(distances(ours, theirs), y, joint.y, otherwise=-torch.inf)
         farthest = gap.max(1)
@@ -148,7 +147,7 @@ class AdversarialReplay(Objective):
         gap = different(distances(ours, theirs), y, y_new, otherwise=torch.inf)
         nearest = gap.min(1)
         targets = y_new[nearest.indices]
-        # A sample that has no neighbour of another label stays as it is.
+        # A sample without a neighbour of another label is not perturbed.
         towards = _like(nearest.values.isfinite().to(x.dtype), x)
         size = towards * (self.settings.epsilon / self.settings.iterations)
         low, high = self._range(raw)
@@ -167,7 +166,7 @@ class AdversarialReplay(Objective):
         return moved.detach()
 
     def _range(self, raw: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        """The least and the most that an input can be, if samples are bytes."""
+        """The smallest and the largest possible inputs, if samples are uint8."""
         if raw.dtype != torch.uint8:
             return None, None
         normalize = self.context.normalize
@@ -181,15 +180,15 @@ def distances(x: Tensor, others: Tensor) -> Tensor:
 
 
 def different(gap: Tensor, y: Tensor, others: Tensor, *, otherwise: float) -> Tensor:
-    """Distances, ``(n, m)``, with those between samples of the same label replaced."""
+    """Distances ``(n, m)``; pairs of samples with the same label get ``otherwise``."""
     return torch.where(y[:, None] == others[None, :], otherwise, gap)
 
 
 def ascend_once(x: Tensor, grad: Tensor, *, epsilon: float, iterations: int) -> Tensor:
-    """The sign method of the published tables' code, with one gradient for all its steps.
+    """The sign method of the code behind the published tables, with one gradient for all steps.
 
-    The momentum is a positive multiple of the gradient throughout, so that only the gradient's
-    sign counts. The step that goes beyond ε is the last.
+    The momentum is always a positive multiple of the gradient, so only the gradient's sign counts.
+    The step that goes beyond ε is the last.
 
     Args:
         x: Inputs, ``(n, ...)``.

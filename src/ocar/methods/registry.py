@@ -1,7 +1,7 @@
 """Every method and every gradient transform by name.
 
-A method is the settings of an objective and, for some, those of a gradient transform. To add one:
-a file with its settings and one entry here, or ``ocar.register`` from outside.
+A method is the settings of an objective and, for some methods, of a gradient transform. To add one,
+write a file with its settings and add an entry here, or call ``ocar.register`` from outside.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ METHODS: Registry[Method] = Registry(
 def make_settings(
     method: str, *, transform: str | None = None, **settings: Any
 ) -> tuple[LearnerSettings, TransformSettings | None]:
-    """The settings of a method and those of its gradient transform, if it has one.
+    """The settings of a method, and of its gradient transform if it has one.
 
     Args:
         method: A name in ``METHODS``.
@@ -182,7 +182,7 @@ def _make(cls: Any, values: Mapping[str, Any]) -> Any:
 
 
 def preset_settings(benchmark: str, method: str) -> dict[str, Any]:
-    """What a benchmark fixes and what was selected on it for a method.
+    """The settings that a benchmark fixes, and those selected on it for a method.
 
     Raises:
         ConfigError: There is no such preset.
@@ -199,7 +199,7 @@ def preset_settings(benchmark: str, method: str) -> dict[str, Any]:
 
 
 def usual_interval(method: str) -> int | Literal["task"]:
-    """After how many batches a run evaluates a method: each, unless it trains for a prediction."""
+    """How often a run evaluates a method: every batch, or every task if it trains to predict."""
     return "task" if METHODS.find(method).settings.trains_when_asked else 1
 
 

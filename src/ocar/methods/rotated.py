@@ -1,13 +1,14 @@
 """What OCM and OnPro share: rotated views, and stretches of the stream.
 
-Both contrast images that are turned in sixteen ways (``contrastive.rotations``),
-each way of a class being a class of its own, in two views: as they are and augmented. The
-augmentation works on normalised pixels, as in the code of both. With u the projections and f the
-features of all views, rows of unit length, the similarity is
+Both contrast images that are rotated in sixteen ways (``contrastive.rotations``). Each rotation of
+a class counts as a class of its own. There are two views: plain and augmented. The augmentation
+works on normalised pixels, as in the code of both. With u the projections and f the features of
+all views, rows of unit length, the similarity is
 
     s = u uᵀ + u (f restricted to as many neighbouring columns as u has, drawn anew each time)ᵀ.
 
-Both treat the first task and later ones differently; where one ends they must be told or find out.
+Both treat the first stretch of the stream (in their papers: the first task) differently from later
+ones. Its end is found by :class:`Stretches`.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ AUGMENT = Compose(
         ResizedCrop(scale=(0.3, 1.0), half_pixels=True),
     )
 )
-"""What makes the second view of images."""
+"""The augmentation of the second view of images."""
 
 STRETCHES = ("boundary", "labels", "batches")
 
@@ -54,52 +55,53 @@ STRETCHES = ("boundary", "labels", "batches")
 class RotatedSettings(LearnerSettings):
     """Settings that OCM and OnPro share.
 
-    Samples that are no images are neither turned nor augmented.
+    Samples that are not images are neither rotated nor augmented.
     """
 
     name: ClassVar[str]
-    """Of the method, for messages."""
+    """Name of the method, for messages."""
 
     lr: float = 5e-4
     """Learning rate α."""
 
     memory_kind: str = "reservoir"
-    """Who stays: equal shares for all classes seen, or a uniform sample of the stream."""
+    """Which samples stay: a uniform sample of the stream (``"reservoir"``), equal shares for all
+    classes seen (``"class-balanced"``), or the name of a registered policy."""
 
     passes: int = 1
     """Gradient steps a stream batch (S)."""
 
     replay_batch: int = 64
-    """Most replayed samples a gradient step."""
+    """Largest number of replayed samples a gradient step."""
 
     replay_per_class: int = 7
-    """Replayed samples a gradient step for each class seen, as long as that is less."""
+    """Replayed samples for each class seen, up to ``replay_batch`` in all."""
 
     temperature: float = 0.07
     """T of the contrastive losses."""
 
     projection: int = 128
-    """Length of the projections, at most that of the features."""
+    """Length of the projections, at most the length of the features."""
 
     stretches: Literal["boundary", "labels", "batches"] = "labels"
-    """Where a stretch of the stream ends: at task boundaries, which the learner must then be told
-    (the published code), where a label arrives that was never seen, after ``quiet`` batches
-    without one, or every ``stretch`` batches."""
+    """Where a stretch of the stream ends: at task boundaries, for which ``boundary()`` must be
+    called (the published code), at a new label after ``quiet`` batches without one, or every
+    ``stretch`` batches."""
 
     quiet: int = 3
-    """Batches without a new label before one begins a stretch, with ``stretches="labels"``."""
+    """Batches without a new label before a new label begins a stretch."""
 
     stretch: int = 100
     """Batches of a stretch, with ``stretches="batches"``."""
 
     optimizer: Literal["adam", "sgd"] = "adam"
-    """What takes the step: Adam (the published code), or plain SGD."""
+    """The optimizer: Adam (the published code), or plain SGD."""
 
     betas: tuple[float, float] = (0.9, 0.99)
-    """Adam's rates for the mean of gradients and of their squares."""
+    """Adam's decay rates of the mean gradient and of the mean square."""
 
     weight_decay: float = 1e-4
-    """What Adam adds to the gradient for each unit of weight."""
+    """Adam's weight decay: the gradient gets this times the weights."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -118,7 +120,7 @@ class RotatedSettings(LearnerSettings):
         require("likelihood", self.likelihood, fits, "'categorical': a regression has no classes")
 
     def refuses(self, transform: TransformSettings | None) -> str | None:
-        """Every transform, as long as Adam takes the step."""
+        """Every transform, unless the optimizer is SGD."""
         if transform is None or self.optimizer == "sgd":
             return None
         return (
@@ -143,8 +145,8 @@ class Stretches:
     """Counts the stretches of a stream.
 
     Args:
-        kind: How the end of one is found: see :class:`RotatedSettings`.
-        quiet: Batches without a new label before one begins a stretch.
+        kind: How the end of a stretch is found, see :class:`RotatedSettings`.
+        quiet: Batches without a new label before a new label begins a stretch.
         length: Batches of a stretch.
 
     Attributes:
@@ -159,7 +161,7 @@ class Stretches:
         self._units: set[int] = set()
         self._batches = 0
         self._since_new = 0
-        self._told = False
+        self._boundary = False
 
     @property
     def units(self) -> tuple[int, ...]:
@@ -168,14 +170,14 @@ class Stretches:
 
     def boundary(self) -> None:
         """A task has ended."""
-        self._told = True
+        self._boundary = True
 
     def ends_before(self, units: Sequence[int]) -> bool:
         """Whether a stretch has ended before a batch that is about to be learned."""
         if not self._units:
             return False
         if self.kind == "boundary":
-            return self._told
+            return self._boundary
         if self.kind == "batches":
             return self._batches % self.length == 0
         return not self._units.issuperset(units) and self._since_new >= self.quiet
@@ -183,14 +185,14 @@ class Stretches:
     def begin(self, units: Sequence[int]) -> None:
         """Count a batch that is about to be learned."""
         self.ended += self.ends_before(units)
-        self._told = False
+        self._boundary = False
         self._batches += 1
         self._since_new = self._since_new + 1 if self._units.issuperset(units) else 0
         self._units.update(units)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """All of it."""
-        counters = (self.ended, self._batches, self._since_new, self._told)
+        """The units and the counters."""
+        counters = (self.ended, self._batches, self._since_new, self._boundary)
         return {
             "units": torch.tensor(self.units, dtype=torch.int64),
             "counters": torch.tensor(counters, dtype=torch.int64),
@@ -199,8 +201,8 @@ class Stretches:
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore what :meth:`state_dict` gave."""
         self._units = set(state["units"].tolist())
-        self.ended, self._batches, self._since_new, told = state["counters"].tolist()
-        self._told = bool(told)
+        self.ended, self._batches, self._since_new, boundary = state["counters"].tolist()
+        self._boundary = bool(boundary)
 
 
 class Rotated(Objective):
@@ -233,11 +235,11 @@ class Rotated(Objective):
 
     @property
     def generators(self) -> Sequence[torch.Generator]:
-        """That of the views and of the columns of the features."""
+        """The generator of the views and of the columns of the features."""
         return (self.generator,)
 
     def parameters(self) -> Sequence[nn.Parameter]:
-        """Those of the projection."""
+        """The parameters of the projection."""
         return tuple(self.projection.parameters())
 
     def boundary(self) -> None:
@@ -245,25 +247,25 @@ class Rotated(Objective):
         self.stretches.boundary()
 
     def few(self, size: int) -> int:
-        """What to replay where each class seen allows for some samples, at most ``size``."""
+        """Samples to replay: ``replay_per_class`` for each class seen, at most ``size``."""
         return min(size, self._shared.replay_per_class * len(self.stretches.units))
 
     # The parts of the losses
 
     @torch.no_grad()
     def augmented(self, x: Tensor) -> Tensor:
-        """Another draw of the augmentation, of inputs of the model ``(n, ...)``."""
+        """Augmented inputs of the model, ``(n, ...)``, another draw each time."""
         return AUGMENT.augment(x, self.generator) if x.dim() == 4 else x
 
     @torch.no_grad()
     def views(self, x: Tensor) -> Tensor:
-        """All ways to turn the inputs, as they are and then augmented, ``(2 · ways · n, ...)``."""
+        """All rotations of the inputs, plain and then augmented, ``(2 · ways · n, ...)``."""
         turned = rotations(x)
         return torch.cat([turned, self.augmented(turned)])
 
     def project(self, x: Tensor, forward: Forward) -> tuple[Tensor, Tensor]:
         """Projections ``(n, p)`` and features ``(n, d)`` of inputs, rows of unit length."""
-        if x.is_cuda and x.dim() == 4:  # so many images are convolved faster when they lie so
+        if x.is_cuda and x.dim() == 4:  # many images are convolved faster channels last
             x = x.contiguous(memory_format=torch.channels_last)
         features, _ = self.context.features(x, forward)
         return unit_rows(self.projection(features)), unit_rows(features)
@@ -280,7 +282,7 @@ class Rotated(Objective):
         return projections @ (projections + features.index_select(1, columns)).T
 
     def contrast_new(self, projections: Tensor, features: Tensor, labels: Tensor) -> Tensor:
-        """The loss of new samples: views of the same sample, and twice that of the same class.
+        """The loss of new samples: over views of a sample, plus twice over views of a class.
 
         Args:
             projections: Of all views, ``(2 · ways · n, p)``.
@@ -298,7 +300,7 @@ class Rotated(Objective):
     def contrast_old(
         self, projections: Tensor, features: Tensor, labels: Tensor, *, scale: float = 1.0
     ) -> Tensor:
-        """The loss of replayed samples: of the same class alone; arguments as for new ones."""
+        """The loss of replayed samples: over views of a class; arguments as for new samples."""
         losses = pair_losses(
             scale * self.similarity(projections, features),
             temperature=self._shared.temperature,
@@ -330,12 +332,12 @@ class Rotated(Objective):
 
 
 def same_class(labels: Tensor, *, views: int, rows: int) -> Tensor:
-    """Which views belong to the same class and are turned in the same way.
+    """Which views belong to the same class and the same rotation.
 
     Args:
         labels: Of the samples, ``(n,)``.
-        views: How often all turned samples are repeated.
-        rows: How many views there are in all, a multiple of ``views`` times n.
+        views: Views of each rotated sample.
+        rows: Number of all views, a multiple of ``views`` times n.
 
     Returns:
         ``(rows, rows)`` of bool.

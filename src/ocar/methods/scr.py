@@ -2,23 +2,23 @@
 
 Mai et al., "Supervised Contrastive Replay: Revisiting the Nearest Class Mean
 Classifier in Online Class-Incremental Continual Learning" (CVPR Workshops 2021).
-Of b new and replayed samples there are two views, plain and strongly augmented.
-With z the projections of the 2b views by a small network on top of the features,
+Each of b new and replayed samples has two views, plain and strongly augmented. A
+small network on top of the features projects the 2b views to z:
 
     L = 1/2b Σ_i −1/|P(i)| Σ_{p ∈ P(i)} log( exp(z_i·z_p/T) / Σ_{a ≠ i} exp(z_i·z_a/T) ),
 
-P(i) being the other views with the label of view i. The head of the model has no
-part in it. A sample belongs to the class m whose mean is nearest to its features,
+where P(i) are the other views with the label of view i. The head of the model is not
+used. The prediction is the class m whose mean is nearest to the features f,
 
     argmin_m ‖f/‖f‖ − μ_m‖,   μ_m the mean of f/‖f‖ over class m in the memory.
 
-The defaults are the paper's. The code of the survey with which the published
-tables were made differs, and each difference is an option: it augments
-normalised pixels, so that the colour jitter cuts all that are negative to 0
-(``views``), gives unit length to the features and not to the projections
-(``unit_length``), multiplies the loss with T/0.07 (``base_temperature``), and
-averages the class means over time (``means``). Its evaluations while it learns use
-the means of one batch before; ours use those of the last.
+The defaults are the paper's. The survey's code, which made the published tables,
+differs; each difference is an option. It augments normalised pixels, so the colour
+jitter clips negative pixels to 0 (``views``). It normalises the features instead of
+the projections (``unit_length``). It multiplies the loss by T/0.07
+(``base_temperature``). It averages the class means over time (``means``). While it
+learns it evaluates with the class means of the previous batch; here the class means
+are those of the last batch.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ CHUNK = 1000
 class SCRSettings(LearnerSettings):
     """Settings of supervised contrastive replay.
 
-    ``augment`` makes the first view; the published tables have none there. Samples that are no
-    images have no strong augmentation: their second view is the first.
+    ``augment`` makes the first view; the published tables use none there. Samples that are not
+    images get no strong augmentation: their second view equals the first.
     """
 
     replay_batch: int = 118
@@ -62,35 +62,35 @@ class SCRSettings(LearnerSettings):
     """T of the contrastive loss."""
 
     base_temperature: float | None = None
-    """Multiply the loss with T over this number, 0.07 in the survey; None for no factor."""
+    """Multiply the loss by T over this number, 0.07 in the survey; None for no factor."""
 
     projection: int = 128
     """Length of the projections."""
 
     unit_length: Literal["projections", "features"] = "projections"
-    """What is given unit length: the projections (the paper), or the features that they are made
-    of (the survey's code)."""
+    """What is normalised to unit length: the projections (the paper), or the features before them
+    (the survey's code)."""
 
     views: Literal["unit", "survey"] = "unit"
     """Augment pixels in 0..1 and then normalise, or augment normalised pixels, as in the survey."""
 
     means: Literal["recomputed", "averaged"] = "recomputed"
-    """Class means of the memory as it is, or their moving average (the survey's code)."""
+    """Class means of the present memory, or their moving average (the survey's code)."""
 
     means_rate: float = 0.5
-    """Weight of the newest in the moving average of the class means."""
+    """Weight of the newest class means in their moving average."""
 
     crop_scale: float = 0.2
-    """Smallest area of the random window of the second view, as part of the image's."""
+    """Smallest area of the second view's random crop, as a fraction of the image."""
 
     jitter: float = 0.4
-    """Largest change of brightness, contrast and saturation; that of hue is a quarter of it."""
+    """Largest change of brightness, contrast and saturation; hue changes by a quarter of it."""
 
     jitter_probability: float = 0.8
-    """Of the colours of an image to be changed."""
+    """Probability of changing the colours of an image."""
 
     grey: float = 0.2
-    """Probability of an image to lose its colours."""
+    """Probability of making an image grey."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -111,7 +111,7 @@ class SCRSettings(LearnerSettings):
 
     @property
     def strong(self) -> Compose:
-        """What makes the second view."""
+        """The augmentation of the second view."""
         return Compose(
             (
                 ResizedCrop(scale=(self.crop_scale, 1.0), whole_side=False, align_corners=True),
@@ -138,7 +138,7 @@ class SCRSettings(LearnerSettings):
         )
 
     def make_objective(self, context: Context) -> Objective:
-        """The contrastive loss with its class means."""
+        """The contrastive loss and the class means."""
         return ContrastiveReplay(self, context)
 
 
@@ -173,11 +173,11 @@ class ContrastiveReplay(Objective):
 
     @property
     def generators(self) -> Sequence[torch.Generator]:
-        """That of the second view."""
+        """The generator of the second view."""
         return (self.generator,)
 
     def parameters(self) -> Sequence[nn.Parameter]:
-        """Those of the projection."""
+        """The parameters of the projection."""
         return tuple(self.projection.parameters())
 
     def __call__(self, forward: Forward, step: Step) -> Outcome:
@@ -199,7 +199,7 @@ class ContrastiveReplay(Objective):
         return self.context.normalize(self.strong(step.raw, self.generator))
 
     def project(self, features: Tensor) -> Tensor:
-        """What is compared, ``(n, projection)``, for features ``(n, d)``."""
+        """Projections ``(n, projection)`` of features ``(n, d)``."""
         if self.settings.unit_length == "features":
             z: Tensor = self.projection(functional.normalize(features))
             return z
@@ -208,7 +208,7 @@ class ContrastiveReplay(Objective):
     # Nearest class mean
 
     def learned(self) -> None:
-        """The weights and the memory are others now: so are the class means."""
+        """Let the next prediction renew the class means, or renew their average now."""
         self._made_of = None
         if self.settings.means == "averaged":
             self._renew()
@@ -228,7 +228,7 @@ class ContrastiveReplay(Objective):
 
     @torch.no_grad()
     def _renew(self) -> None:
-        """Take the class means of the memory, all of it or into the average."""
+        """Renew the class means, or their moving average, from the memory."""
         self._fit_means()
         self._made_of = self.context.memory.seen
         means, there = self._means_of_memory()
@@ -252,7 +252,7 @@ class ContrastiveReplay(Objective):
         return functional.normalize(total / counts.clamp_min(1)[:, None]), counts > 0
 
     def _fit_means(self) -> None:
-        """Give the means the units that the head has gained."""
+        """Make room for new units of the head."""
         missing = self.head.capacity - len(self._means)
         if missing > 0:
             self._means = functional.pad(self._means, (0, 0, 0, missing))

@@ -27,7 +27,7 @@ class LearnerSettings:
     """Learning rate α."""
 
     memory: int | Memory = 2000
-    """Samples that the memory holds; or, from Python, a memory such as ``ReservoirMemory(500)``."""
+    """Samples in the memory; or, from Python, a memory such as ``ReservoirMemory(500)``."""
 
     memory_kind: str = "class-balanced"
     """Which samples stay: equal shares for all classes seen (``"class-balanced"``), a uniform
@@ -50,8 +50,8 @@ class LearnerSettings:
     """Classification, or regression with a squared error."""
 
     classes: tuple[int, ...] = ()
-    """Labels that have units from the start; others get a unit when they appear. All labels of a
-    benchmark make a fixed full head."""
+    """Labels that have units from the start; other labels get a unit when they appear. Give all
+    labels of a benchmark for a fixed head."""
 
     head: str | None = None
     """Name of the output layer; by default the last linear layer of the model."""
@@ -66,10 +66,10 @@ class LearnerSettings:
     """Applied to every input of the model; without it uint8 is scaled to [0, 1]."""
 
     augment: Augmenter | None = None
-    """Applied to raw samples, afresh for each pass, when learning."""
+    """Applied to raw samples in each pass when learning."""
 
     seed: int = 0
-    """Seed of all that is random in the learner."""
+    """Seed of all random numbers of the learner."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "classes", tuple(self.classes))
@@ -91,7 +91,7 @@ class LearnerSettings:
         require("memory_kind", self.memory_kind, fits, "'reservoir' for a gaussian likelihood")
 
     extras: ClassVar[tuple[str, ...]] = ()
-    """What the memory stores beside x and y; the objective's ``extras`` makes it."""
+    """Extra columns of the memory; the objective's ``extras`` computes them."""
 
     remembers_first: ClassVar[bool] = False
     """Whether a batch enters the memory before it is learned, so that it can be replayed at once.

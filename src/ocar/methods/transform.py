@@ -1,7 +1,7 @@
 """What a learner does to the gradient before it takes a step.
 
-A transform sees each step from both sides of the backward pass: it may watch the forward pass, look
-at the outputs while the graph is there, and rewrite the gradients afterwards. Plain SGD needs none.
+A transform can record the forward pass, use the outputs while their graph exists, and rewrite the
+gradients after the backward pass. Plain SGD needs none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ocar.methods.objective import Begun, Forward, Objective, Step
 
 
 class Transform:
-    """Rewrites gradients. This one leaves them alone: SGD."""
+    """Rewrites gradients. This base class leaves them unchanged: plain SGD."""
 
     @property
     def generators(self) -> Sequence[torch.Generator]:
@@ -31,13 +31,13 @@ class Transform:
         """A stream batch is about to be learned; this runs on the host.
 
         Returns:
-            Numbers that change from batch to batch, always as many. Each step gets them as a
-            tensor, ``step.numbers``. A recorded step sees no other number change.
+            Numbers that change from batch to batch, always equally many. Each step gets them as
+            a tensor, ``step.numbers``; a recorded step sees changes of no other number.
         """
         return ()
 
     def shape(self, classes: int) -> Hashable:
-        """What else, beside the shapes of tensors, a recorded step depends on.
+        """Whatever a recorded step depends on besides the shapes of its tensors.
 
         Args:
             classes: Classes that have a unit; 0 in regression.
@@ -45,19 +45,19 @@ class Transform:
         return None
 
     def watch(self, step: Step) -> AbstractContextManager[object]:
-        """A context for the forward pass of the objective."""
+        """A context in which the objective runs its forward pass."""
         return nullcontext()
 
     def observe(self, step: Step, outputs: Tensor | None, forward: Forward) -> Tensor | None:
-        """The forward pass is done and its graph is there.
+        """Called after the forward pass, while its graph exists.
 
         Args:
             step: The joint batch.
             outputs: Its outputs, or None if the objective has no joint forward pass.
-            forward: The model, for a pass of the transform's own.
+            forward: The model, for another forward pass.
 
         Returns:
-            The outputs of that pass if one was made, else those given.
+            The outputs of that forward pass if one was made, else the given ones.
         """
         return outputs
 
@@ -69,10 +69,10 @@ class Transform:
         """
 
     def rewrite_(self) -> None:
-        """The gradients are there, to be changed in place."""
+        """Change the gradients in place; called after the backward pass."""
 
     def ok(self) -> Tensor | None:
-        """Whether all that it computed for this batch was finite, a scalar of bool; None for yes.
+        """Whether everything computed for this batch was finite, a scalar of bool; None for yes.
 
         If not, the guard rolls the batch back.
         """
@@ -82,7 +82,7 @@ class Transform:
         """Raise if something went wrong since the last call; this waits for the device."""
 
     def tensors(self) -> Sequence[Tensor]:
-        """Tensors that a step changes, to be rolled back with a batch."""
+        """Tensors that a step changes; the guard rolls them back with a batch."""
         return ()
 
     def report(self) -> dict[str, float]:
@@ -110,8 +110,8 @@ class TransformSettings(ABC):
 
         Args:
             context: The parts of the learner.
-            objective: The loss that it goes with.
+            objective: The loss.
 
         Raises:
-            ConfigError: The transform makes no sense with this objective.
+            ConfigError: The transform does not work with this objective.
         """

@@ -1,4 +1,4 @@
-"""A model as it would be after one more step, without taking it."""
+"""A model after one more step, without taking the step."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 
 class VirtualStep:
-    """The model after a step of SGD, w − lr ∇L; the model itself stays as it is.
+    """The model after a step of SGD, w − lr ∇L; the model itself does not change.
 
-    BatchNorm's running statistics are copies: what calls of this do to them is lost.
+    Calls update copies of BatchNorm's running statistics, which are then dropped.
 
     Args:
         model: The model.

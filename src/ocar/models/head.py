@@ -1,9 +1,9 @@
 """The output layer of a model, with room for classes that have not been seen.
 
-An online learner does not know how many classes there will be. A head that grew
-by one unit for each class would change the shape of every step. This one has a
-capacity, masks the units that stand for no class yet, and doubles when it is
-full. A masked head gets the same update as one that has grown.
+An online learner does not know the number of classes in advance. A head that grew
+by one unit for each class would change the shape of every step. This head has a
+capacity, masks units without a class, and doubles when it is full. A masked head
+gets the same update as one that has just the units it needs.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from ocar.state import check_names
 class GrowingHead:
     """Binds the labels of a stream to the units of a model's output layer.
 
-    The model stays as it is; only when the layer is full are its weight and bias
-    enlarged, in place, so that the parameters remain the same objects.
+    When the layer is full, its weight and bias are enlarged in place, so that the
+    parameters remain the same objects.
 
     Args:
         model: Any module that ends in a linear layer.
@@ -33,7 +33,7 @@ class GrowingHead:
 
     Attributes:
         classes: The label of each unit in use.
-        seen: Labels that have appeared; the others in ``classes`` were given at the start.
+        seen: Labels that have appeared; other labels in ``classes`` were given at the start.
 
     Raises:
         ModelError: There is no such linear layer, or it does not train.
@@ -88,7 +88,7 @@ class GrowingHead:
         return [self._unit[label] for label in labels]
 
     def restore(self, classes: Sequence[int], *, seen: Iterable[int]) -> None:
-        """Replace all labels by those of a checkpoint.
+        """Replace all labels by the labels of a checkpoint.
 
         Args:
             classes: The label of each unit in use.
@@ -140,7 +140,7 @@ class GrowingHead:
 
 
 def mask_logits(logits: Tensor, active: Tensor) -> Tensor:
-    """Logits with those of unused units at −1000, so that their probability is exactly 0.
+    """Logits in which unused units have −1000, so that their probability is exactly 0.
 
     Args:
         logits: Shape ``(n, capacity)``.
@@ -173,7 +173,7 @@ def find_linear_head(model: nn.Module, name: str | None = None) -> tuple[str, nn
 
 @torch.no_grad()
 def enlarge_linear_(layer: nn.Linear, outputs: int, *, generator: torch.Generator) -> None:
-    """Give a linear layer more outputs; the present ones keep their weights.
+    """Give a linear layer more outputs; present outputs keep their weights.
 
     New weights are drawn as ``nn.Linear`` draws its own, uniformly within ±1/√inputs.
 

@@ -9,7 +9,7 @@ from ocar.errors import ConfigError
 
 
 class LinearModel(nn.Module):
-    """``head`` and nothing before it: linear regression or a linear classifier.
+    """``head`` alone: linear regression or a linear classifier.
 
     Args:
         in_features: Numbers in one sample.
@@ -23,7 +23,7 @@ class LinearModel(nn.Module):
         self.head = nn.Linear(in_features, outputs)
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
-        """The input itself, flattened: ``(n, ...)`` to ``(n, in_features)``."""
+        """The flattened input, ``(n, ...)`` to ``(n, in_features)``."""
         return x.flatten(1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ class MLP(nn.Module):
     Args:
         in_features: Numbers in one sample, ``C·H·W`` for an image.
         hidden: Width of each hidden layer; at least one.
-        classes: Outputs of ``head``, a capacity: whoever uses the model masks what is unseen.
+        classes: Outputs of ``head``; the learner masks units without a class.
     """
 
     def __init__(

@@ -33,7 +33,7 @@ def train_mode_(model: nn.Module) -> None:
     ]
     learning = sum(module.training for module in modules)
     if learning == len(modules) - len(frozen) and not any(module.training for module in frozen):
-        return  # setting it takes longer than this look
+        return  # setting the modes takes longer than this check
     model.train()
     for module in frozen:
         module.eval()

@@ -48,9 +48,9 @@ MODELS: Registry[Callable[[ImageShape, int], nn.Module]] = Registry(
 def make_model(
     name: str, *, image_shape: ImageShape, classes: int = 16, seed: int = 0
 ) -> nn.Module:
-    """Build a model on the CPU with weights that depend on ``seed`` alone.
+    """Build a model on the CPU with weights that depend only on ``seed``.
 
-    PyTorch's initialisers draw from the global generator, so it is seeded here and put back.
+    PyTorch's initialisers draw from the global generator, so it is seeded here and restored.
 
     Args:
         name: One of :data:`MODELS`.
@@ -59,13 +59,13 @@ def make_model(
         seed: The seed of the whole experiment.
 
     Returns:
-        A module whose last layer is the ``nn.Linear`` called ``head`` and whose ``features``
-        method gives what goes into it.
+        A module whose last layer is an ``nn.Linear`` called ``head``, with a method ``features``
+        for the inputs of the head.
     """
     build = MODELS.find(name)
     if len(image_shape) != 3 or min(image_shape) < 1:
         raise ConfigError(f"Invalid {image_shape=}. Must be (channels, height, width).")
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        # Not torch.manual_seed: it would also seed every accelerator, which is not put back.
+        # Not torch.manual_seed: it would also seed every accelerator, which is not restored.
         torch.default_generator.manual_seed(derive_seed(seed, "model"))
         return build(image_shape, classes)

@@ -24,8 +24,8 @@ class BasicBlock(nn.Module):
     """Two 3×3 convolutions and a shortcut, 1×1 where the shape changes.
 
     Args:
-        in_channels: Channels that come in.
-        out_channels: Channels that go out.
+        in_channels: Input channels.
+        out_channels: Output channels.
         stride: Stride of the first convolution, and of the shortcut.
     """
 
@@ -66,14 +66,14 @@ class Stem(nn.Sequential):
 
 
 class ResNet(nn.Module):
-    """What the two networks share; a subclass gives stem, pooling and width.
+    """Base of the two networks; a subclass gives stem, pooling and width.
 
     Args:
         stem: From images to ``(n, width, h, w)``.
-        pool: From ``(n, 8·width, h, w)`` to what is flattened into the features.
+        pool: From ``(n, 8·width, h, w)`` to the features, before they are flattened.
         width: Channels of the first stage.
         in_features: Length of the flattened features.
-        classes: Outputs of ``head``: a capacity, the learner masks units without a class.
+        classes: Outputs of ``head``; the learner masks units without a class.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class ResNet(nn.Module):
         self.pool = pool
         self.head = nn.Linear(in_features, classes)
         for module in self.modules():
-            if isinstance(module, nn.BatchNorm2d):  # nobody reads it, and it costs a kernel each
+            if isinstance(module, nn.BatchNorm2d):  # the count is unused and costs a kernel
                 module.num_batches_tracked = None
         self.register_load_state_dict_post_hook(_leave_out_counts)  # type: ignore[no-untyped-call]
 
