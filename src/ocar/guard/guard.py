@@ -145,11 +145,12 @@ class BatchGuard:
         """
         if self._snapshot is None:
             return
-        divergences, total = accel.parallel(self._divergences, self._snapshot.total)
+        snapshot = self._snapshot
+        divergences, total = accel.parallel(self._divergences, lambda: snapshot.total() + loss)
         accel.commit_or_rollback(
-            self._snapshot,
+            snapshot,
             self.verdict,
-            total=total + loss,
+            total=total,
             ok=self._yes if ok is None else ok,
             trusted=trusted,
             divergences=divergences,
