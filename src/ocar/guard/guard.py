@@ -179,6 +179,8 @@ class BatchGuard:
         """
         if self.settings is None or self.settings.copies or len(x) < 2:
             return accepted
+        if accel.known((x[0] == x[1]).all()) is False:  # most batches, at once
+            return accepted
         copies = (x == x[:1]).all()
         self.verdict.counts[3] += copies & accepted
         return accepted & ~copies
@@ -221,7 +223,8 @@ class BatchGuard:
 
     def _report(self) -> None:
         """Warn at once where that means no waiting."""
-        if accel.known(self.verdict.accepted) is not None:
+        known = accel.known(self.verdict.accepted) is not None
+        if known and sum(self.verdict.counts.tolist()) >= self._warn_at:
             self._warn(self.counts())
 
     def _warn(self, counts: GuardCounts) -> None:
