@@ -1,52 +1,44 @@
-"""What is measured while a learner goes through a stream, and on which data."""
+"""Evaluate a learner on the data of a stream: by classification or by regression."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ocar.accel.transfer import Later
 from ocar.errors import InputError
-from ocar.evaluate.later import Later
 from ocar.events import Counts, Evaluated
-from ocar.metrics import CumulativeLoss
 from ocar.streams.base import Labelled, StreamBatch, TaskStream, concatenate
-
-T = TypeVar("T")
 
 
 class Predictor(Protocol):
-    """What can be tried on data."""
+    """A learner that predicts."""
 
     @property
     def classes(self) -> tuple[int, ...]:
-        """The label that each column of :meth:`predict` stands for: the classes seen so far."""
+        """The label of each column of :meth:`predict`: the classes seen so far."""
 
     def predict(self, x: Tensor, /) -> Tensor:
-        """Logits ``(n, len(classes))`` of raw samples ``(n, ...)``, or ``(n, outputs)``."""
+        """Logits ``(n, len(classes))`` of raw samples ``(n, ...)``, or outputs ``(n, outputs)``."""
 
 
 Answer = Callable[[float], Evaluated]
-"""From the seconds of training so far to an evaluation; it may wait for the device."""
+"""From the seconds of training so far to an evaluation; calling it may wait for the device."""
 
 
 class Measure(ABC):
-    """Looks at each batch before it is learned, and at the learner when it is asked.
+    """Evaluates a learner.
 
     Args:
-        learner: What is measured; held-out data is kept on its ``device`` if it has one.
-        stream: Where it learns.
-        before: The evaluation before, where the stream goes on from the middle.
-
-    Attributes:
-        predicts: Whether it predicts each batch before it is learned.
+        learner: The learner; held-out data is moved to its ``device`` if it has one.
+        stream: The stream that it learns.
+        before: The last evaluation before this part of the stream.
     """
-
-    predicts: bool = True
 
     def __init__(self, learner: Predictor, stream: TaskStream, before: Evaluated | None) -> None:
         self.learner = learner
@@ -55,67 +47,58 @@ class Measure(ABC):
         self.seen = 0 if before is None else before.seen
 
     def arrive(self, batch: StreamBatch) -> None:
-        """A batch is there and has not been learned."""
+        """Note a batch before it is learned."""
         self.seen += len(batch.y)
 
     @abstractmethod
     def evaluate(self, batch: StreamBatch) -> Answer:
-        """Try the learner after a batch.
-
-        Args:
-            batch: The batch.
-
-        Returns:
-            What to ask for the evaluation later: it may wait for the device.
-        """
+        """Start an evaluation after ``batch``; the result is read later."""
 
     @abstractmethod
     def release(self) -> None:
-        """No evaluation follows: give back what they needed."""
+        """Free what evaluations need: none follows."""
 
     @abstractmethod
     def test(self, most: int) -> Counts:
-        """Try the learner on the test data, ``most`` samples at once."""
+        """Evaluate on the test data, at most ``most`` samples at once."""
 
 
 class Classification(Measure):
-    """Correct predictions on the validation data of the tasks so far.
+    """Counts correct predictions on the validation data of the tasks so far.
 
     Args:
-        learner: What is measured.
-        stream: Where it learns.
-        before: The evaluation before, where the stream goes on from the middle.
-        online: Whether to count correct predictions on each batch before it is learned.
+        learner: The learner.
+        stream: The stream that it learns.
+        before: The last evaluation before this part of the stream.
+        online: Also count correct predictions on each batch before it is learned.
     """
 
     def __init__(
         self, learner: Predictor, stream: TaskStream, before: Evaluated | None, *, online: bool
     ) -> None:
         super().__init__(learner, stream, before)
-        self.predicts = online
-        self._online: int | Tensor = 0 if before is None else before.online_correct or 0
+        self.online = online
+        self._correct: int | Tensor = 0 if before is None else before.online_correct or 0
         self._held_out: _HeldOut | None = None
 
     def arrive(self, batch: StreamBatch) -> None:
-        """Predict the batch, if that is asked for."""
+        """Predict the batch, if ``online``."""
         super().arrive(batch)
-        if self.predicts:
-            self._online = _hits(self.learner, batch.x, batch.y).sum() + self._online
+        if self.online:
+            self._correct = _hits(self.learner, batch.x, batch.y).sum() + self._correct
 
     def evaluate(self, batch: StreamBatch) -> Answer:
         """Count correct predictions for each task up to that of the batch."""
         if self._held_out is None:
-            self._held_out = _HeldOut(
-                self.learner, self.stream, self.device, needed=not self.predicts
-            )
-        correct, sizes = self._held_out.correct(batch.task)
-        online, seen = self._online if self.predicts else None, self.seen
+            self._held_out = _HeldOut(self.learner, self.stream, self.device, self.online)
+        counts, sizes = self._held_out.correct(batch.task)
+        online, seen = self._correct if self.online else None, self.seen
 
         def answer(seconds: float) -> Evaluated:
             return Evaluated(
                 index=batch.index,
                 task=batch.task,
-                correct=tuple(correct()),
+                correct=tuple(counts.read().tolist()),
                 sizes=sizes,
                 seconds=seconds,
                 seen=seen,
@@ -125,7 +108,7 @@ class Classification(Measure):
         return answer
 
     def release(self) -> None:
-        """Drop the validation data and what predicts it."""
+        """Free the validation data."""
         self._held_out = None
 
     def test(self, most: int) -> Counts:
@@ -140,22 +123,15 @@ class Classification(Measure):
 
 
 class Regression(Measure):
-    """L_p on each batch before it is learned, L_s on all that the stream has given.
-
-    Args:
-        learner: What is measured.
-        stream: Where it learns.
-        before: The evaluation before, where the stream goes on from the middle.
-    """
+    """Sums L_p, on each batch before it is learned, and L_s, on all data so far."""
 
     def __init__(self, learner: Predictor, stream: TaskStream, before: Evaluated | None) -> None:
         super().__init__(learner, stream, before)
-        self._l_p, self._l_s = CumulativeLoss(), CumulativeLoss()
-        self._pending: list[Tensor] = []  # not yet waited for
+        self._l_p = self._l_s = 0.0
+        self._pending: list[Tensor] = []  # losses not read yet
         self._data: list[Labelled] = []
         if before is not None:
-            self._l_p = CumulativeLoss(before.l_p or 0.0)
-            self._l_s = CumulativeLoss(before.l_s or 0.0)
+            self._l_p, self._l_s = before.l_p or 0.0, before.l_s or 0.0
             given = concatenate([stream.training(task) for task in range(before.task + 1)])
             self._keep(given[0][: self.seen], given[1][: self.seen])
 
@@ -173,9 +149,9 @@ class Regression(Measure):
         seen = self.seen
 
         def answer(seconds: float) -> Evaluated:
-            self._l_s.update(float(everything))
+            self._l_s += float(everything)
             for loss in pending:
-                self._l_p.update(float(loss))
+                self._l_p += float(loss)
             return Evaluated(
                 index=batch.index,
                 task=batch.task,
@@ -183,18 +159,18 @@ class Regression(Measure):
                 sizes=(),
                 seconds=seconds,
                 seen=seen,
-                l_p=self._l_p.compute(),
-                l_s=self._l_s.compute(),
+                l_p=self._l_p,
+                l_s=self._l_s,
             )
 
         return answer
 
     def release(self) -> None:
-        """Drop the data of the stream."""
+        """Free the data of the stream."""
         self._data.clear()
 
     def test(self, most: int) -> Counts:
-        """Nothing is counted in regression."""
+        """Count nothing: regression has no test data."""
         return Counts(correct=(), sizes=())
 
     def _keep(self, x: Tensor, y: Tensor) -> None:
@@ -202,27 +178,22 @@ class Regression(Measure):
 
 
 class _HeldOut:
-    """The validation data of all tasks in one piece, so that one predict does.
+    """The validation data of all tasks in one tensor, for one prediction an evaluation.
 
     Args:
-        learner: What is tried on it.
-        stream: Where it is from.
-        device: Where to keep it; where it is if not given.
-        needed: Whether it is an error if there is none at all.
+        learner: Predicts it.
+        stream: Has it.
+        device: Where to keep it; None to leave it where it is.
+        optional: Allow a stream without any.
     """
 
     def __init__(
-        self,
-        learner: Predictor,
-        stream: TaskStream,
-        device: torch.device | None,
-        *,
-        needed: bool,
+        self, learner: Predictor, stream: TaskStream, device: torch.device | None, optional: bool
     ) -> None:
         parts = [stream.validation(task) for task in range(stream.tasks)]
+        self.learner = learner
         self.sizes = tuple(len(y) for _, y in parts)
-        self.empty = not any(self.sizes)
-        if self.empty and not needed:
+        if not any(self.sizes) and optional:
             return
         if 0 in self.sizes:
             raise InputError(
@@ -234,52 +205,30 @@ class _HeldOut:
         self.task_of = torch.repeat_interleave(
             torch.arange(len(self.sizes)), torch.tensor(self.sizes)
         ).to(self.y.device)
-        self.learner = learner
         prepare = getattr(learner, "predict_repeatedly", None)
-        self.predict: _Repeated = _Plain(learner, x) if prepare is None else prepare(x)
+        # From n and a function of logits to that function of the logits of the first n samples.
+        self.predict: Callable[[int, Callable[[Tensor], Later]], Later] = (
+            (lambda n, use: use(learner.predict(x[:n]))) if prepare is None else prepare(x)
+        )
 
-    def correct(self, task: int) -> tuple[Callable[[], list[int]], tuple[int, ...]]:
-        """Correct predictions for each task up to ``task``, and their samples.
-
-        The former are to be asked for: they may still be on their way.
-        """
-        if self.empty:
-            return list, ()
+    def correct(self, task: int) -> tuple[Later, tuple[int, ...]]:
+        """Correct predictions for each task up to ``task``, and the samples of each."""
+        if not any(self.sizes):
+            return Later(torch.empty(0, dtype=torch.int64)), ()
         sizes = self.sizes[: task + 1]
         n = sum(sizes)
 
-        def count(logits: Tensor) -> Tensor:
+        def count(logits: Tensor) -> Later:
             hits = _compare(self.learner, logits, self.y[:n])
             counts = torch.zeros(task + 1, dtype=torch.int64, device=hits.device)
-            return counts.index_add_(0, self.task_of[:n].to(hits.device), hits)
+            return Later(counts.index_add_(0, self.task_of[:n].to(hits.device), hits))
 
-        counts = self.predict(n, lambda logits: Later(count(logits)))
-
-        def look() -> list[int]:
-            found: list[int] = counts.read().tolist()
-            return found
-
-        return look, sizes
-
-
-class _Repeated(Protocol):
-    """What can be made of the predictions of the first samples, again and again."""
-
-    def __call__(self, n: int, use: Callable[[Tensor], T], /) -> T: ...
-
-
-class _Plain:
-    def __init__(self, learner: Predictor, x: Tensor) -> None:
-        self.learner = learner
-        self.x = x
-
-    def __call__(self, n: int, use: Callable[[Tensor], T], /) -> T:
-        return use(self.learner.predict(self.x[:n]))
+        return self.predict(n, count), sizes
 
 
 @torch.no_grad()
 def _hits(learner: Predictor, x: Tensor, y: Tensor) -> Tensor:
-    """1 where the learner is right, else 0: ``(n,)`` int64 on the learner's device."""
+    """1 for each correct prediction, else 0: ``(n,)`` int64 on the learner's device."""
     return _compare(learner, learner.predict(x), y)
 
 
