@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 import ocar
-from ocar.augment.images import CropFlip, Normalize
+from ocar.augment import CropFlip, Normalize
 from ocar.config import from_plain
 from ocar.datasets.idx import read_idx
 from ocar.datasets.tar import read_tar

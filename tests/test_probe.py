@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import ocar
-from ocar.augment.images import CropFlip
+from ocar.augment import CropFlip
 from ocar.datasets import load_digits
 from ocar.errors import ConfigError, InputError, ModelError
 from ocar.evaluate.probe import (

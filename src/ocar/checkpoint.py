@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ocar.augment import AUGMENTATIONS
-from ocar.augment.images import CropFlip, Normalize
+from ocar.augment import AUGMENTATIONS, CropFlip, Normalize
 from ocar.config import CUSTOM, from_plain
 from ocar.errors import CheckpointError, ConfigError, OcarError
 from ocar.guard import Guard

@@ -24,7 +24,7 @@ from ocar.accel.backward import RecordedBackward
 from ocar.accel.graph import Captured, release_memory
 from ocar.accel.prediction import Repeated, RepeatedPrediction, SideBySidePrediction
 from ocar.accel.streams import beside
-from ocar.augment.images import scale_to_unit
+from ocar.augment import scale_to_unit
 from ocar.config import to_plain
 from ocar.errors import CheckpointError, ConfigError, InputError, ModelError, NumericalError
 from ocar.guard import Guard, GuardCounts, Verdict, make_guard

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import ocar
-from ocar.augment.images import CropFlip, Normalize
+from ocar.augment import CropFlip, Normalize
 from ocar.datasets import Arrays
 from ocar.errors import ConfigError
 from ocar.events import Finished

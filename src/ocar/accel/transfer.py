@@ -52,6 +52,12 @@ def apply_in_order(
         for index in order.tolist():
             x = operations[index](x)
         return x
+    return _apply_selected(operations, x, order)
+
+
+def _apply_selected(
+    operations: Sequence[Callable[[Tensor], Tensor]], x: Tensor, order: Tensor
+) -> Tensor:
     for position in range(len(operations)):
         every = torch.stack([operation(x) for operation in operations])
         x = every.index_select(0, order[position].view(1)).squeeze(0)

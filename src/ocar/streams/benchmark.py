@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ocar.augment.images import CropFlip, Normalize
+from ocar.augment import CropFlip, Normalize
 from ocar.datasets import Arrays
 from ocar.errors import ConfigError
 from ocar.streams.arrays import ArrayStream

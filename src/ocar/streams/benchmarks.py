@@ -10,7 +10,7 @@ from weakref import WeakValueDictionary
 import torch
 
 from ocar import datasets
-from ocar.augment.images import CropFlip, Normalize
+from ocar.augment import CropFlip, Normalize
 from ocar.datasets import Arrays
 from ocar.errors import ConfigError
 from ocar.streams.benchmark import Benchmark, Kind, stream_over
