@@ -32,11 +32,11 @@ from torch import nn
 import ocar
 import ocar_lab
 from fuzz import mutate
-from ocar.datasets import cifar_files, clear, mnist, tiny_imagenet
+from ocar.datasets import load_clear10, load_mnist, load_tiny_imagenet
+from ocar.datasets.archives import Zip
 from ocar.datasets.cache import Entry, load_or_make, verify_cache
-from ocar.datasets.cifar import CIFAR10
-from ocar.datasets.idx import read_idx
-from ocar.datasets.tree import Zip
+from ocar.datasets.cifar import CIFAR10, read_cifar
+from ocar.datasets.mnist import read_idx
 from ocar.errors import DataError
 from ocar_lab.runs import read_run
 from ocar_lab.runs.folder import CONFIG, METRICS, STATUS
@@ -200,7 +200,7 @@ def _idx(folder: Path) -> Target:
     def read(data: bytes) -> None:
         (folder / names[0]).write_bytes(data)
         with suppress(DataError):  # the other is to be tried in any case
-            mnist.load_mnist(folder)
+            load_mnist(folder)
         read_idx(folder / names[0])
 
     # Deflate makes a thousand of one byte, and the array is there twice for a moment.
@@ -223,7 +223,7 @@ def _cifar(folder: Path) -> Target:
         finally:
             (folder / CIFAR10.folder / part).write_bytes(files[f"{CIFAR10.folder}/{part}"])
         if part == "test_batch":
-            cifar_files.read_cifar(io.BytesIO(data), "file", classes={"labels": 10})
+            read_cifar(io.BytesIO(data), "file", classes={"labels": 10})
 
     return Target(read, [cifar_bytes(pixels, labels=[1, 9]), names], [mutate.by_opcodes] * 2)
 
@@ -259,7 +259,7 @@ def _zip(folder: Path) -> Target:
         name = "clear10-train-image-only.zip" if b"train_image_only" in data else ""
         path = folder / (name or "tiny-imagenet-200.zip")
         path.write_bytes(data)
-        load = clear.load_clear10 if name else tiny_imagenet.load_tiny_imagenet
+        load = load_clear10 if name else load_tiny_imagenet
         with suppress(DataError):  # all entries are to be read in any case
             load(folder, size=4)
         with Zip(path, top="train_image_only" if name else "tiny-imagenet-200") as tree:
