@@ -12,7 +12,7 @@ import torch
 from ocar.datasets import Arrays
 from ocar.errors import ConfigError, DataError, InputError
 from ocar.streams import ArrayStream, ConvexStream, DomainIncremental, IterableStream, TaskArrays
-from ocar.streams.samples import Samples, Source
+from ocar.streams.indexed import Samples, Source
 
 # --- domains ---
 
