@@ -15,14 +15,8 @@ import ocar
 from ocar.augment import CropFlip
 from ocar.datasets import load_digits
 from ocar.errors import ConfigError, InputError, ModelError
-from ocar.evaluate.probe import (
-    LinearProbe,
-    fit_probe,
-    logistic_objective,
-    probe_accuracy,
-    probe_stream,
-    standardization,
-)
+from ocar.evaluate.logistic import LinearProbe, fit_probe, logistic_objective, standardization
+from ocar.evaluate.probe import probe_accuracy, probe_stream
 from ocar.models import make_model
 from ocar.streams import make_stream
 

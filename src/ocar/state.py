@@ -43,7 +43,6 @@ _TYPES = frozenset(
         *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
     }
 )  # others, such as float8, cannot be checked for NaN
-_LONGEST_HEADER = 100_000_000  # the limit of safetensors
 
 
 def save_state(
@@ -87,13 +86,18 @@ def save_state(
 
 def seal(data: bytes) -> bytes:
     """The bytes of a checkpoint with their checksum filled in; unchanged if it has no place."""
-    found = _CHECKSUM.search(data, 8, 8 + int.from_bytes(data[:8], "little"))
+    found = _checksum(data)
     if found is None:
         return data
     start, end = found.span(1)
     digest = hashlib.sha256(data[:start] + _ZEROS)
     digest.update(memoryview(data)[end:])
     return b"".join([data[:start], digest.hexdigest().encode(), memoryview(data)[end:]])
+
+
+def _checksum(data: bytes) -> re.Match[bytes] | None:
+    """The checksum in the header of a checkpoint."""
+    return _CHECKSUM.search(data, 8, 8 + int.from_bytes(data[:8], "little"))
 
 
 def previous(path: str | os.PathLike[str]) -> Path:
@@ -183,7 +187,7 @@ def load_state(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[st
 
 
 def _check_header(header: Mapping[str, str], path: Path) -> None:
-    """Raise if a file is of another kind, of a later version, or altered."""
+    """Raise if a file is of another kind, of a later version, or not the saved one in any byte."""
     if header.get("format") != FORMAT:
         raise CheckpointError(f"{str(path)!r} is a safetensors file, but not one of ocar's.")
     version = header.get("version", "")
@@ -191,25 +195,10 @@ def _check_header(header: Mapping[str, str], path: Path) -> None:
         raise CheckpointError(
             f"{str(path)!r} has checkpoint version {version!r}; this ocar reads up to {VERSION}."
         )
-    _check_sum(path, version)
-
-
-def _check_sum(path: Path, version: str) -> None:
-    """Raise if a file is not, byte for byte, the saved one."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        file.seek(0)
-        head = file.read(8 + min(length, _LONGEST_HEADER))
-        found = _CHECKSUM.search(head, 8)
-        if found is None:
-            if version == "1":
-                return
-            raise CheckpointError(f"{str(path)!r} is not a whole checkpoint: it has no checksum.")
-        start, end = found.span(1)
-        digest = hashlib.sha256(head[:start] + _ZEROS + head[end:])
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    if digest.hexdigest().encode() != found[1]:
+    data = path.read_bytes()
+    if version != "1" and _checksum(data) is None:
+        raise CheckpointError(f"{str(path)!r} is not a whole checkpoint: it has no checksum.")
+    if seal(data) != data:
         raise CheckpointError(
             f"{str(path)!r} is not a whole checkpoint: it has been altered since it was saved, "
             "its checksum is another."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -11,7 +11,7 @@ from ocar.accel.timing import Lap, Stopwatch
 from ocar.accel.transfer import Later
 from ocar.errors import ConfigError
 from ocar.evaluate.history import History, summarize
-from ocar.evaluate.measure import Answer, Classification, Measure, Predictor, Regression
+from ocar.evaluate.measure import Classification, Predictor, Regression, Result
 from ocar.evaluate.probe import check_probe, probe_stream
 from ocar.events import Evaluated, Event, Finished, Guarded, Idle, Learned, StepReport, TaskEnded
 from ocar.streams.base import StreamBatch, TaskStream
@@ -91,9 +91,11 @@ def evaluate(
     if probe:
         check_probe(learner)
     past = history if isinstance(history, History) else History(history)
-    loop = _Loop(learner, stream, past, online=online)
+    before = 0.0 if past.last is None else past.last.seconds
+    watch = Stopwatch(getattr(learner, "device", None), before)
     if block is None:
-        block = BLOCK if loop.watch.asynchronous else 1
+        block = BLOCK if watch.asynchronous else 1
+    loop = _Loop(learner, stream, past, watch, online=online)
     return loop.events(
         every=every,
         block=block,
@@ -104,17 +106,27 @@ def evaluate(
     )
 
 
+class _Waiting(NamedTuple):
+    """An evaluation that has been started."""
+
+    batch: StreamBatch
+    lap: Lap
+    seen: int
+    result: Result
+
+
 class _Loop:
     """One pass through the rest of a stream."""
 
-    def __init__(self, learner: Any, stream: TaskStream, history: History, *, online: bool) -> None:
+    def __init__(
+        self, learner: Any, stream: TaskStream, history: History, watch: Stopwatch, *, online: bool
+    ) -> None:
         self.learner = learner
         self.stream = stream
         self.history = history
+        self.watch = watch
         self.online = online
         self.guarded = _guard_counts(learner)
-        before = 0.0 if history.last is None else history.last.seconds
-        self.watch = Stopwatch(getattr(learner, "device", None), before)
 
     def events(
         self,
@@ -126,21 +138,24 @@ class _Loop:
         probe: bool,
         seed: int,
     ) -> Iterator[Event]:
-        regression = self.history.last is not None and self.history.last.l_s is not None
-        measure: Measure | None = None
-        waiting: list[tuple[Lap, Answer]] = []
+        last = self.history.last
+        seen = 0 if last is None else last.seen
+        measure: Classification | Regression | None = None
+        waiting: list[_Waiting] = []
         most = block if flush is None else 2 * block
         for batch in self.stream:
             if measure is None:
                 measure = self._measure(batch.y.is_floating_point())
             measure.arrive(batch)
+            seen += len(batch.y)
             with self.watch.running():
                 learned = self._take(batch)
             if learned is not None:
                 yield learned
             due = every != "task" and (batch.index + 1) % every == 0
             if due or batch.last:
-                waiting.append((self.watch.lap(), measure.evaluate(batch)))
+                result = measure.evaluate(batch)
+                waiting.append(_Waiting(batch, self.watch.lap(), seen, result))
             if waiting and (len(waiting) == most or batch.last):
                 flushed = batch.last or flush is None or flush(batch.index)
                 if flushed:
@@ -154,18 +169,18 @@ class _Loop:
             if batch.last and self.history.last is not None:
                 seconds = self.history.last.seconds
                 yield TaskEnded(index=batch.index, task=batch.task, seconds=seconds)
-        measure = measure or self._measure(regression)
+        measure = measure or self._measure(last is not None and last.l_s is not None)
         measure.release()
         getattr(self.learner, "release", _nothing)()
         test = measure.test(test_batch)
         probed = None
-        if probe and not isinstance(measure, Regression):
+        if probe and isinstance(measure, Classification):
             probed = probe_stream(self.learner, self.stream, seed=seed)
         seconds = self.watch.seconds(self.watch.lap())
         summary = summarize(self.history, test=test, seconds=seconds, probe=probed)
         yield Finished(correct=test.correct, sizes=test.sizes, summary=summary, probe=probed)
 
-    def _measure(self, regression: bool) -> Measure:
+    def _measure(self, regression: bool) -> Classification | Regression:
         before = self.history.last
         if regression:
             return Regression(self.learner, self.stream, before)
@@ -186,9 +201,12 @@ class _Loop:
             self.learner.boundary()
         return learned
 
-    def _emit(self, waiting: list[tuple[Lap, Answer]]) -> Iterator[Evaluated]:
-        for lap, answer in waiting:
-            event = answer(self.watch.seconds(lap))
+    def _emit(self, waiting: list[_Waiting]) -> Iterator[Evaluated]:
+        for batch, lap, seen, result in waiting:
+            seconds = self.watch.seconds(lap)
+            event = Evaluated(
+                index=batch.index, task=batch.task, seconds=seconds, seen=seen, **result()
+            )
             self.history.add(event)
             yield event
 

@@ -1,10 +1,13 @@
-"""Evaluate a learner on the data of a stream: by classification or by regression."""
+"""Evaluate a learner on the data of a stream, by classification or by regression.
+
+Both kinds see each batch before it is learned, start an evaluation after it, and read the result
+later, so that a GPU is not waited for.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -27,47 +30,15 @@ class Predictor(Protocol):
         """Logits ``(n, len(classes))`` of raw samples ``(n, ...)``, or outputs ``(n, outputs)``."""
 
 
-Answer = Callable[[float], Evaluated]
-"""From the seconds of training so far to an evaluation; calling it may wait for the device."""
+Result = Callable[[], dict[str, Any]]
+"""Gives the measured fields of an ``Evaluated`` event; it may wait for the device."""
 
 
-class Measure(ABC):
-    """Evaluates a learner.
-
-    Args:
-        learner: The learner; held-out data is moved to its ``device`` if it has one.
-        stream: The stream that it learns.
-        before: The last evaluation before this part of the stream.
-    """
-
-    def __init__(self, learner: Predictor, stream: TaskStream, before: Evaluated | None) -> None:
-        self.learner = learner
-        self.stream = stream
-        self.device: torch.device | None = getattr(learner, "device", None)
-        self.seen = 0 if before is None else before.seen
-
-    def arrive(self, batch: StreamBatch) -> None:
-        """Note a batch before it is learned."""
-        self.seen += len(batch.y)
-
-    @abstractmethod
-    def evaluate(self, batch: StreamBatch) -> Answer:
-        """Start an evaluation after ``batch``; the result is read later."""
-
-    @abstractmethod
-    def release(self) -> None:
-        """Free what evaluations need: none follows."""
-
-    @abstractmethod
-    def test(self, most: int) -> Counts:
-        """Evaluate on the test data, at most ``most`` samples at once."""
-
-
-class Classification(Measure):
+class Classification:
     """Counts correct predictions on the validation data of the tasks so far.
 
     Args:
-        learner: The learner.
+        learner: The learner; validation data is moved to its ``device`` if it has one.
         stream: The stream that it learns.
         before: The last evaluation before this part of the stream.
         online: Also count correct predictions on each batch before it is learned.
@@ -76,43 +47,35 @@ class Classification(Measure):
     def __init__(
         self, learner: Predictor, stream: TaskStream, before: Evaluated | None, *, online: bool
     ) -> None:
-        super().__init__(learner, stream, before)
+        self.learner = learner
+        self.stream = stream
         self.online = online
         self._correct: int | Tensor = 0 if before is None else before.online_correct or 0
         self._held_out: _HeldOut | None = None
 
     def arrive(self, batch: StreamBatch) -> None:
-        """Predict the batch, if ``online``."""
-        super().arrive(batch)
+        """Predict a batch that is about to be learned, if ``online``."""
         if self.online:
             self._correct = _hits(self.learner, batch.x, batch.y).sum() + self._correct
 
-    def evaluate(self, batch: StreamBatch) -> Answer:
-        """Count correct predictions for each task up to that of the batch."""
+    def evaluate(self, batch: StreamBatch) -> Result:
+        """Start to count correct predictions for each task up to that of the batch."""
         if self._held_out is None:
-            self._held_out = _HeldOut(self.learner, self.stream, self.device, self.online)
+            self._held_out = _HeldOut(self.learner, self.stream, optional=self.online)
         counts, sizes = self._held_out.correct(batch.task)
-        online, seen = self._correct if self.online else None, self.seen
-
-        def answer(seconds: float) -> Evaluated:
-            return Evaluated(
-                index=batch.index,
-                task=batch.task,
-                correct=tuple(counts.read().tolist()),
-                sizes=sizes,
-                seconds=seconds,
-                seen=seen,
-                online_correct=None if online is None else int(online),
-            )
-
-        return answer
+        online = self._correct if self.online else None
+        return lambda: {
+            "correct": tuple(counts.read().tolist()),
+            "sizes": sizes,
+            "online_correct": None if online is None else int(online),
+        }
 
     def release(self) -> None:
         """Free the validation data."""
         self._held_out = None
 
     def test(self, most: int) -> Counts:
-        """Count correct predictions on the test data of each task."""
+        """Count correct predictions on the test data, at most ``most`` samples at once."""
         correct, sizes = [], []
         for task in range(self.stream.tasks):
             x, y = self.stream.test(task)
@@ -122,48 +85,38 @@ class Classification(Measure):
         return Counts(correct=tuple(correct), sizes=tuple(sizes))
 
 
-class Regression(Measure):
+class Regression:
     """Sums L_p, on each batch before it is learned, and L_s, on all data so far."""
 
     def __init__(self, learner: Predictor, stream: TaskStream, before: Evaluated | None) -> None:
-        super().__init__(learner, stream, before)
+        self.learner = learner
+        self.device: torch.device | None = getattr(learner, "device", None)
         self._l_p = self._l_s = 0.0
         self._pending: list[Tensor] = []  # losses not read yet
         self._data: list[Labelled] = []
         if before is not None:
             self._l_p, self._l_s = before.l_p or 0.0, before.l_s or 0.0
-            given = concatenate([stream.training(task) for task in range(before.task + 1)])
-            self._keep(given[0][: self.seen], given[1][: self.seen])
+            x, y = concatenate([stream.training(task) for task in range(before.task + 1)])
+            self._data.append(_moved((x[: before.seen], y[: before.seen]), self.device))
 
     def arrive(self, batch: StreamBatch) -> None:
-        """Predict the batch."""
-        super().arrive(batch)
+        """Predict a batch that is about to be learned."""
         self._pending.append(_squared_error(self.learner, batch.x, batch.y))
-        self._keep(batch.x, batch.y)
+        self._data.append(_moved((batch.x, batch.y), self.device))
 
-    def evaluate(self, batch: StreamBatch) -> Answer:
-        """Predict all data so far."""
+    def evaluate(self, batch: StreamBatch) -> Result:
+        """Start to predict all data so far."""
         self._data = [concatenate(self._data)]
         everything = _squared_error(self.learner, *self._data[0])
         pending, self._pending = self._pending, []
-        seen = self.seen
 
-        def answer(seconds: float) -> Evaluated:
+        def result() -> dict[str, Any]:
             self._l_s += float(everything)
             for loss in pending:
                 self._l_p += float(loss)
-            return Evaluated(
-                index=batch.index,
-                task=batch.task,
-                correct=(),
-                sizes=(),
-                seconds=seconds,
-                seen=seen,
-                l_p=self._l_p,
-                l_s=self._l_s,
-            )
+            return {"correct": (), "sizes": (), "l_p": self._l_p, "l_s": self._l_s}
 
-        return answer
+        return result
 
     def release(self) -> None:
         """Free the data of the stream."""
@@ -173,9 +126,6 @@ class Regression(Measure):
         """Count nothing: regression has no test data."""
         return Counts(correct=(), sizes=())
 
-    def _keep(self, x: Tensor, y: Tensor) -> None:
-        self._data.append((x.to(self.device), y.to(self.device)) if self.device else (x, y))
-
 
 class _HeldOut:
     """The validation data of all tasks in one tensor, for one prediction an evaluation.
@@ -183,13 +133,10 @@ class _HeldOut:
     Args:
         learner: Predicts it.
         stream: Has it.
-        device: Where to keep it; None to leave it where it is.
         optional: Allow a stream without any.
     """
 
-    def __init__(
-        self, learner: Predictor, stream: TaskStream, device: torch.device | None, optional: bool
-    ) -> None:
+    def __init__(self, learner: Predictor, stream: TaskStream, *, optional: bool) -> None:
         parts = [stream.validation(task) for task in range(stream.tasks)]
         self.learner = learner
         self.sizes = tuple(len(y) for _, y in parts)
@@ -200,8 +147,7 @@ class _HeldOut:
                 f"Task {self.sizes.index(0)} has no validation data. Make the stream with "
                 "validation greater than 0, or evaluate with online=True a stream without any."
             )
-        x, y = concatenate(parts)
-        x, self.y = (x, y) if device is None else (x.to(device), y.to(device))
+        x, self.y = _moved(concatenate(parts), getattr(learner, "device", None))
         self.task_of = torch.repeat_interleave(
             torch.arange(len(self.sizes)), torch.tensor(self.sizes)
         ).to(self.y.device)
@@ -224,6 +170,10 @@ class _HeldOut:
             return Later(counts.index_add_(0, self.task_of[:n].to(hits.device), hits))
 
         return self.predict(n, count), sizes
+
+
+def _moved(data: Labelled, device: torch.device | None) -> Labelled:
+    return data if device is None else (data[0].to(device), data[1].to(device))
 
 
 @torch.no_grad()

@@ -16,20 +16,9 @@ from torch import Tensor, nn
 
 from ocar.accel.graph import release_memory
 from ocar.errors import ConfigError, InputError, ModelError
-from ocar.evaluate.logistic import LinearProbe, fit_probe, logistic_objective, standardization
+from ocar.evaluate.logistic import fit_probe
 from ocar.rng import make_generator
 from ocar.streams.base import Labelled, TaskStream
-
-__all__ = [
-    "LinearProbe",
-    "ModelLearner",
-    "check_probe",
-    "fit_probe",
-    "logistic_objective",
-    "probe_accuracy",
-    "probe_stream",
-    "standardization",
-]
 
 Augmenter = Callable[[Tensor, torch.Generator], Tensor]
 
