@@ -33,18 +33,8 @@ _Part = tuple[npt.NDArray[np.uint8], dict[str, npt.NDArray[np.int64]]]
 """Images ``(n, 3, 32, 32)`` and labels ``(n,)`` by key."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CifarContent:
-    """The content of all files of one of the two data sets."""
-
-    train: _Part
-    test: _Part
-    names: dict[str, tuple[str, ...]]  #: Names of the classes by key of labels.
-
-    def arrays(self, name: str, key: str) -> Arrays:
-        """The data set with the labels under ``key``."""
-        train, test = ((x, y[key]) for x, y in (self.train, self.test))
-        return from_numpy(name, train, test, classes=self.names.get(key, ()))
+_Names = dict[str, tuple[str, ...]]
+"""Names of the classes by key of labels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,20 +60,18 @@ class CifarSet(DataSet):
 
     def load(self, root: Path) -> Arrays:
         """Read it from the data root, with the first kind of labels."""
-        return self.read(root).arrays(self.name, next(iter(self.labels)))
+        return _arrays(self.name, next(iter(self.labels)), *self.read(root))
 
-    def read(self, root: Path) -> CifarContent:
-        """The content of all files."""
+    def read(self, root: Path) -> tuple[_Part, _Part, _Names]:
+        """Training data, test data and names of the classes."""
         files = self._files(root)
         parts = [self._part(files[name]) for name in self.train]
-        return CifarContent(
-            train=(
-                np.concatenate([x for x, _ in parts]),
-                {key: np.concatenate([y[key] for _, y in parts]) for key in self.labels},
-            ),
-            test=self._part(files[self.test]),
-            names=self._names(files[self.meta]) if self.meta in files else {},
+        train = (
+            np.concatenate([x for x, _ in parts]),
+            {key: np.concatenate([y[key] for _, y in parts]) for key in self.labels},
         )
+        names = self._names(files[self.meta]) if self.meta in files else {}
+        return train, self._part(files[self.test]), names
 
     def _place(self, root: Path) -> Path | None:
         """The folder if it has all images, else the archive, else an incomplete folder."""
@@ -122,7 +110,7 @@ class CifarSet(DataSet):
         classes = {key: count for key, (count, _) in self.labels.items()}
         return read_cifar(_opened(file), file[0], classes=classes)
 
-    def _names(self, file: _File) -> dict[str, tuple[str, ...]]:
+    def _names(self, file: _File) -> _Names:
         where, content = file[0], _load(_opened(file), file[0])
         found = {}
         for key, (count, meta_key) in self.labels.items():
@@ -148,11 +136,17 @@ class CifarSet(DataSet):
         """Count the images, unless the files are the published ones."""
         if genuine and not deep:
             return ""
-        content = self.read(root)
-        counts = (len(content.train[0]), len(content.test[0]))
+        (x_train, _), (x_test, _), _ = self.read(root)
+        counts = (len(x_train), len(x_test))
         if counts == _COUNTS:
             return ""
         return f"{self._place(root)} has {counts} images. Must be {_COUNTS}."
+
+
+def _arrays(name: str, key: str, train: _Part, test: _Part, names: _Names) -> Arrays:
+    """The data set with the labels under ``key``."""
+    first, second = ((x, y[key]) for x, y in (train, test))
+    return from_numpy(name, first, second, classes=names.get(key, ()))
 
 
 def _opened(file: _File) -> IO[bytes]:
@@ -278,19 +272,19 @@ def load_cifar100_superclasses(root: Path | str) -> Arrays:
     Args:
         root: The data root, as for :func:`load_cifar100`.
     """
-    content = CIFAR100.read(Path(root))
-    fine, coarse = (content.train[1][key] for key in ("fine_labels", "coarse_labels"))
+    train, test, names = CIFAR100.read(Path(root))
+    fine, coarse = (train[1][key] for key in ("fine_labels", "coarse_labels"))
     domain_of = np.full(CIFAR100.labels["fine_labels"][0], -1, dtype=np.int64)
     for superclass in np.unique(coarse):
         members = np.unique(fine[coarse == superclass])
         if (domain_of[members] >= 0).any():
             raise DataError(f"CIFAR-100 in {root} has a class in two superclasses.")
         domain_of[members] = np.arange(len(members))
-    domain_test = domain_of[content.test[1]["fine_labels"]]
+    domain_test = domain_of[test[1]["fine_labels"]]
     if domain_test.min() < 0:
         raise DataError(f"CIFAR-100 in {root} has test images of classes without training images.")
     return dataclasses.replace(
-        content.arrays("cifar100-superclasses", "coarse_labels"),
+        _arrays("cifar100-superclasses", "coarse_labels", train, test, names),
         domain_train=torch.from_numpy(domain_of[fine]),
         domain_test=torch.from_numpy(domain_test),
         domains=tuple(f"class {i + 1} of each" for i in range(domain_of.max() + 1)),

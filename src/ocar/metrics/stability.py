@@ -31,15 +31,12 @@ class Gap(NamedTuple):
     recovered: bool  #: Whether it recovered before the next boundary.
 
 
-def stability_gaps(
-    history: npt.ArrayLike, *, sizes: npt.ArrayLike | None = None, level: float = 1.0
-) -> list[Gap]:
+def stability_gaps(history: npt.ArrayLike, *, sizes: npt.ArrayLike | None = None) -> list[Gap]:
     """The gap at each boundary with an evaluation before and after it, in order.
 
     Args:
         history: ``(evaluations, tasks)``.
         sizes: Samples of each task, ``(tasks,)``; equally many by default.
-        level: Fraction of the accuracy before the boundary that counts as recovered.
     """
     values, current = checked(history)
     weights = checked_sizes(sizes, values.shape[1])
@@ -51,7 +48,7 @@ def stability_gaps(
         before = float(values[first - 1, :earlier] @ share)
         during = values[current == task][:, :earlier] @ share
         lowest = int(np.flatnonzero(during <= during.min() + ROUNDING)[0])
-        back = np.flatnonzero(during[lowest:] >= level * before - ROUNDING)
+        back = np.flatnonzero(during[lowest:] >= before - ROUNDING)
         recovered = len(back) > 0
         count = lowest + int(back[0]) + 1 if recovered else len(during)
         if recovered and back[0] == 0:  # even the lowest is no fall
