@@ -213,9 +213,7 @@ def test_blocks_emit_the_same_events(block: int) -> None:
 
 @pytest.mark.parametrize("block", [2, 3])
 @pytest.mark.parametrize("interval", [1, 7, 1000])
-def test_blocks_emitted_one_later_have_the_same_events(
-    block: int, interval: int
-) -> None:
+def test_blocks_emitted_one_later_have_the_same_events(block: int, interval: int) -> None:
     whole = [without_seconds(e) for e in evaluate(NearestMean(), make_stream())]
     stream, emitted, asked = make_stream(), [], []
 
@@ -328,7 +326,7 @@ def test_one_task_of_all_classes() -> None:
     assert len(finished.correct) == 1
     assert finished.summary.wc_acc == finished.summary.plasticity
     assert finished.summary.forgetting == 0
-    # Of what there is not: a boundary, a task before the last, a probe, ...
+    # One task has no boundary and no earlier task, and nothing else was measured.
     undefined = {
         "forgetting_mean",
         "stability_gap",
@@ -382,13 +380,13 @@ def test_errors_name_what_is_allowed() -> None:
 
 def test_a_learner_that_wants_boundaries_gets_them() -> None:
     @dataclass
-    class Told(NearestMean):
+    class Bounded(NearestMean):
         wants_boundaries: bool = True
 
         def boundary(self) -> None:
             self.calls.append(("boundary", 0))
 
-    learner = Told()
+    learner = Bounded()
     list(evaluate(learner, make_stream(), every=1000))
     kinds = [kind for kind, _ in learner.calls]
     assert kinds.count("boundary") == 2  # between three tasks
@@ -396,12 +394,12 @@ def test_a_learner_that_wants_boundaries_gets_them() -> None:
         # After the task's last batch and before the evaluation, on which it may be saved.
         assert kinds[place - 1] in ("learn", "remember")
         assert kinds[place + 1] == "predict"
-    quiet = Told(wants_boundaries=False)
+    quiet = Bounded(wants_boundaries=False)
     list(evaluate(quiet, make_stream()))
     assert ("boundary", 0) not in quiet.calls
-    alone = Told()
-    list(evaluate(alone, make_stream(iid=True)))
-    assert ("boundary", 0) not in alone.calls
+    one_task = Bounded()
+    list(evaluate(one_task, make_stream(iid=True)))
+    assert ("boundary", 0) not in one_task.calls
 
 
 def test_memory_is_given_back_between_the_last_evaluation_and_the_test() -> None:
@@ -424,13 +422,13 @@ def test_a_boundary_counts_as_training(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 
-    class Told(NearestMean):
+    class Bounded(NearestMean):
         wants_boundaries = True
 
         def boundary(self) -> None:
             now[0] += 3
 
-    *_, finished = evaluate(Told(), make_stream())
+    *_, finished = evaluate(Bounded(), make_stream())
     assert isinstance(finished, Finished)
     assert finished.summary.seconds == pytest.approx(6)
 
@@ -615,7 +613,7 @@ def test_regression_outputs_must_fit() -> None:
         list(evaluate(Wide(), make_regression()))
 
 
-# --- the metrics from the events alone ---
+# --- metrics from events ---
 
 
 def test_summaries_follow_from_the_events() -> None:

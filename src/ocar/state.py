@@ -142,9 +142,10 @@ def load_newest(path: str | os.PathLike[str], read: Callable[[Path], T]) -> T:
         except CheckpointError as another:
             if str(another).replace(str(older), str(target)) == str(error):
                 raise error from None  # not damaged: both are of another model, for example
-            raise CheckpointError(f"{error} The one before it is no help: {another}") from error
+            reason = f"The checkpoint before it cannot be read either: {another}"
+            raise CheckpointError(f"{error} {reason}") from error
         warnings.warn(
-            f"{error} The one saved before it, {str(older)!r}, was used: what was learned "
+            f"{error} The checkpoint before it, {str(older)!r}, was used: what was learned "
             "between the two is lost.",
             CheckpointWarning,
             stacklevel=3,

@@ -280,7 +280,7 @@ def test_tar_twice_the_same_and_too_large(tmp_path: Path, monkeypatch: pytest.Mo
     path = tmp_path / "set.tar.gz"
     twice = tarfile.TarInfo("a")
     write_tar(path, {"a": b"1"}, twice)
-    with pytest.raises(DataError, match="its entry 'a' is there twice"):
+    with pytest.raises(DataError, match="its entry 'a' occurs twice"):
         read_tar(path, ["a"])
     write_tar(path, {"a": b"\0" * 5_000_000, "b": b""})
     assert path.stat().st_size < 50_000

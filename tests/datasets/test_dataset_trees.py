@@ -113,7 +113,7 @@ def entry(name: str, *, mode: int = 0) -> zipfile.ZipInfo:
         ([entry("set/../../evil.png")], "points outside"),
         ([entry("set\\..\\..\\evil.png")], "points outside"),
         ([entry("set/link", mode=stat.S_IFLNK | 0o777)], "'set/link' is a link"),
-        ([entry("set/a"), entry("set/a")], "'set/a' is there twice"),
+        ([entry("set/a"), entry("set/a")], "'set/a' occurs twice"),
     ],
 )
 def test_hostile_zips_are_refused_whole(

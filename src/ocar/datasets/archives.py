@@ -162,7 +162,7 @@ class Zip(Tree):
         if stat.S_ISLNK(info.external_attr >> 16):
             raise DataError(f"{self.where}: its entry {info.filename!r} is a link. Not allowed.")
         if info.filename in self._entries:
-            raise DataError(f"{self.where}: its entry {info.filename!r} is there twice.")
+            raise DataError(f"{self.where}: its entry {info.filename!r} occurs twice.")
         if info.filename.startswith(f"{self.top}/") and not _IGNORED.search(info.filename):
             self._entries[info.filename] = info
 
@@ -288,4 +288,4 @@ def _check_member(member: tarfile.TarInfo, path: Path, found: Collection[str]) -
     if member.issparse():  # holes of any size take no bytes
         raise DataError(f"{path}: its entry {member.name!r} has holes. Not allowed.")
     if member.name in found:
-        raise DataError(f"{path}: its entry {member.name!r} is there twice.")
+        raise DataError(f"{path}: its entry {member.name!r} occurs twice.")

@@ -137,8 +137,8 @@ class IterableStream(PositionedStream):
         if iterator is iterable:
             if task in self._used:
                 raise InputError(
-                    f"Task {task} is an iterator that has been gone through. Give something that "
-                    "can be iterated again, such as a list or a DataLoader."
+                    f"Task {task} is an exhausted iterator. Give something that can be iterated "
+                    "again, such as a list or a DataLoader."
                 )
             self._used.add(task)
         return iterator
