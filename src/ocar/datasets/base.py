@@ -54,14 +54,14 @@ class DataSet(ABC):
         """Read it from the data root."""
 
     @abstractmethod
-    def locate(self, root: Path) -> tuple[Path, dict[Path, str | None]]:
+    def _locate(self, root: Path) -> tuple[Path, dict[Path, str | None]]:
         """Its place, and the files found there with their published md5; no files if missing."""
 
     @abstractmethod
-    def examine(self, root: Path, *, deep: bool, genuine: bool | None) -> str:
+    def _examine(self, root: Path, *, deep: bool, genuine: bool | None) -> str:
         """What is missing or damaged; empty if nothing is. A deep check reads everything."""
 
-    def check_cache(self, root: Path) -> str:
+    def _check_cache(self, root: Path) -> str:
         """What is damaged in the cache of decoded images; empty if nothing is."""
         return ""
 
@@ -70,12 +70,12 @@ class DataSet(ABC):
         where, present, broken, problem = root, False, "", ""
         genuine: bool | None = None
         try:
-            where, files = self.locate(root)
+            where, files = self._locate(root)
             present = bool(files)
             if present:
                 genuine, problem = compare_md5(files, deep=deep)
                 broken = self._broken(root, deep=deep, genuine=genuine)
-                problem = broken or (self.check_cache(root) if deep else "") or problem
+                problem = broken or (self._check_cache(root) if deep else "") or problem
         except DataError as error:
             where, present, problem = root, False, str(error)
         return DataStatus(
@@ -90,7 +90,7 @@ class DataSet(ABC):
 
     def _broken(self, root: Path, *, deep: bool, genuine: bool | None) -> str:
         try:
-            return self.examine(root, deep=deep, genuine=genuine)
+            return self._examine(root, deep=deep, genuine=genuine)
         except DataError as error:
             return str(error)
 

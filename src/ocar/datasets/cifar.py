@@ -122,8 +122,7 @@ class CifarSet(DataSet):
             found[key] = tuple(name.decode("utf-8", "replace") for name in names)
         return found
 
-    def locate(self, root: Path) -> tuple[Path, dict[Path, str | None]]:
-        """The archive, or the folder with its files; a missing one has no checksum."""
+    def _locate(self, root: Path) -> tuple[Path, dict[Path, str | None]]:
         where = self._place(root)
         if where is None:
             return root / self.archive, {}
@@ -132,8 +131,7 @@ class CifarSet(DataSet):
         paths = [where / name for name in (*self.train, self.test, self.meta)]
         return where, {path: self.md5[path.name] if is_file(path) else None for path in paths}
 
-    def examine(self, root: Path, *, deep: bool, genuine: bool | None) -> str:
-        """Count the images, unless the files are the published ones."""
+    def _examine(self, root: Path, *, deep: bool, genuine: bool | None) -> str:
         if genuine and not deep:
             return ""
         (x_train, _), (x_test, _), _ = self.read(root)

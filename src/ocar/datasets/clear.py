@@ -50,8 +50,7 @@ class Clear10(ImageFiles):
     )
     size = 224
 
-    def locate(self, root: Path) -> tuple[Path, dict[Path, str | None]]:
-        """The folders or archives of training and test images."""
+    def _locate(self, root: Path) -> tuple[Path, dict[Path, str | None]]:
         files: dict[Path, str | None] = {}
         for places in (_TRAIN, _TEST):
             found = (locate_tree(root, folder=f, archive=a) for f, a in places.items())
@@ -60,16 +59,14 @@ class Clear10(ImageFiles):
                 files[where] = _MD5.get(where.name)  # None for a folder
         return next(iter(files), root), files
 
-    def count(self, images: ImageSet) -> str:
-        """Count buckets and classes."""
+    def _count(self, images: ImageSet) -> str:
         found = len(images.domains), len(images.classes)
         if found == (_BUCKETS, _CLASSES):
             return ""
         return f"It has {found[0]} buckets of {found[1]} classes. Must be {_BUCKETS} of {_CLASSES}."
 
     @contextmanager
-    def open(self, root: Path) -> Iterator[ImageSet]:
-        """List the files."""
+    def _open(self, root: Path) -> Iterator[ImageSet]:
         with ExitStack() as stack:
             parts = []
             for what, places in (("training", _TRAIN), ("test", _TEST)):

@@ -52,16 +52,14 @@ class Digits(DataSet):
         """Read them; ``root`` is not used."""
         return load_digits()
 
-    def locate(self, root: Path) -> tuple[Path, dict[Path, str | None]]:
-        """The folder of scikit-learn."""
+    def _locate(self, root: Path) -> tuple[Path, dict[Path, str | None]]:
         spec = importlib.util.find_spec("sklearn")
         if spec is None or spec.origin is None:
             return Path("scikit-learn"), {}
         where = Path(spec.origin).parent
         return where, {where: None}
 
-    def examine(self, root: Path, *, deep: bool, genuine: bool | None) -> str:
-        """Count the digits, if ``deep``."""
+    def _examine(self, root: Path, *, deep: bool, genuine: bool | None) -> str:
         if not deep:
             return ""
         try:

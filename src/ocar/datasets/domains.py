@@ -31,13 +31,11 @@ class Pacs(ImageFiles):
     )
     size = 64
 
-    def locate(self, root: Path) -> tuple[Path, dict[Path, str | None]]:
-        """The folder or the archive; no checksum is published."""
+    def _locate(self, root: Path) -> tuple[Path, dict[Path, str | None]]:
         where = locate_tree(root, folder="PACS", archive="PACS.zip")
         return (root / "PACS", {}) if where is None else (where, {where: None})
 
-    def count(self, images: ImageSet) -> str:
-        """Count the images of each domain."""
+    def _count(self, images: ImageSet) -> str:
         counts = Counter(images.domains[p.domain] for p in (*images.train, *images.test))
         wrong = [
             f"{counts[domain]:,} of {expected:,} images in {domain}"
@@ -50,8 +48,7 @@ class Pacs(ImageFiles):
         )
 
     @contextmanager
-    def open(self, root: Path) -> Iterator[ImageSet]:
-        """List the files."""
+    def _open(self, root: Path) -> Iterator[ImageSet]:
         tree = open_tree(root, folder="PACS", archive="PACS.zip")
         if tree is None:
             raise DataError(f"No PACS folder {root / 'PACS'}. {self.how_to_get}")

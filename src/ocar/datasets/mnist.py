@@ -79,17 +79,15 @@ class IdxSet(DataSet):
             raise DataError(f"{paths[1]} has label {y.max()}. Must be 0..{len(self.classes) - 1}.")
         return x[:, None], y.astype(np.int64)
 
-    def locate(self, root: Path) -> tuple[Path, dict[Path, str | None]]:
-        """The files found, and the folder of the first."""
+    def _locate(self, root: Path) -> tuple[Path, dict[Path, str | None]]:
         paths = [self._find_file(root, name) for name in _FILES]
         files = {path: self.md5.get(path.name) for path in paths if path is not None}
         return next(iter(files)).parent if files else root / self.folders[0], files
 
-    def examine(self, root: Path, *, deep: bool, genuine: bool | None) -> str:
-        """Look for all files; count the images, unless the files are the published ones."""
+    def _examine(self, root: Path, *, deep: bool, genuine: bool | None) -> str:
         absent = [name for name in _FILES if self._find_file(root, name) is None]
         if absent:
-            return f"No {', '.join(absent)} in {self.locate(root)[0]}."
+            return f"No {', '.join(absent)} in {self._locate(root)[0]}."
         if genuine and not deep:
             return ""
         arrays = self.load(root)

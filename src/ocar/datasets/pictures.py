@@ -153,27 +153,25 @@ class ImageFiles(DataSet):
     size: int  #: Default height and width of the images.
 
     @abstractmethod
-    def open(self, root: Path) -> AbstractContextManager[ImageSet]:
+    def _open(self, root: Path) -> AbstractContextManager[ImageSet]:
         """List its files; they can be read within the context."""
 
     @abstractmethod
-    def count(self, images: ImageSet) -> str:
+    def _count(self, images: ImageSet) -> str:
         """What is missing; empty if nothing is."""
 
     def load(self, root: Path, *, size: int | None = None) -> Arrays:
         """Read it from the data root."""
-        with self.open(root) as images:
+        with self._open(root) as images:
             return images.load(self.size if size is None else size, root / CACHE)
 
-    def examine(self, root: Path, *, deep: bool, genuine: bool | None) -> str:
-        """Count the images; decode every one, if ``deep``."""
-        with self.open(root) as images:
-            missing = self.count(images)
+    def _examine(self, root: Path, *, deep: bool, genuine: bool | None) -> str:
+        with self._open(root) as images:
+            missing = self._count(images)
             if deep and not missing:
                 for _ in decode_all([*images.train, *images.test], 1):
                     pass
             return missing
 
-    def check_cache(self, root: Path) -> str:
-        """What is damaged in the cache; empty if nothing is."""
+    def _check_cache(self, root: Path) -> str:
         return verify_cache(root / CACHE, self.name)

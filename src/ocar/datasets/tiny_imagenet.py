@@ -31,23 +31,20 @@ class TinyImageNet(ImageFiles):
     )
     size = 64
 
-    def locate(self, root: Path) -> tuple[Path, dict[Path, str | None]]:
-        """The folder, or the archive with its checksum."""
+    def _locate(self, root: Path) -> tuple[Path, dict[Path, str | None]]:
         where = locate_tree(root, folder=_FOLDER, archive=_ARCHIVE)
         if where is None:
             return root / _ARCHIVE, {}
         return where, {where: _MD5 if where.name == _ARCHIVE else None}
 
-    def count(self, images: ImageSet) -> str:
-        """Count the images."""
+    def _count(self, images: ImageSet) -> str:
         train, test = len(images.train), len(images.test)
         if (train, test) == (_TRAIN, _TEST):
             return ""
         return f"A sample: {train:,} of {_TRAIN:,} training and {test:,} of {_TEST:,} test images."
 
     @contextmanager
-    def open(self, root: Path) -> Iterator[ImageSet]:
-        """List the files."""
+    def _open(self, root: Path) -> Iterator[ImageSet]:
         tree = open_tree(root, folder=_FOLDER, archive=_ARCHIVE)
         if tree is None:
             places = f"{root / _FOLDER} or {root / _ARCHIVE}"

@@ -128,13 +128,7 @@ class Regression:
 
 
 class _HeldOut:
-    """The validation data of all tasks in one tensor, for one prediction an evaluation.
-
-    Args:
-        learner: Predicts it.
-        stream: Has it.
-        optional: Allow a stream without any.
-    """
+    """The validation data of all tasks in one tensor, for one prediction an evaluation."""
 
     def __init__(self, learner: Predictor, stream: TaskStream, *, optional: bool) -> None:
         parts = [stream.validation(task) for task in range(stream.tasks)]
