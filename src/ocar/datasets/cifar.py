@@ -245,8 +245,7 @@ CIFAR100 = CifarSet(
 def load_cifar10(root: Path | str) -> Arrays:
     """CIFAR-10, 50,000 training and 10,000 test images of 32×32 pixels.
 
-    Args:
-        root: The data root, with ``cifar-10-batches-py`` or ``cifar-10-python.tar.gz``.
+    The data root has ``cifar-10-batches-py`` or ``cifar-10-python.tar.gz``.
     """
     return CIFAR10.load(Path(root))
 
@@ -254,8 +253,7 @@ def load_cifar10(root: Path | str) -> Arrays:
 def load_cifar100(root: Path | str) -> Arrays:
     """CIFAR-100 with its fine labels, 50,000 training and 10,000 test images of 32×32 pixels.
 
-    Args:
-        root: The data root, with ``cifar-100-python`` or ``cifar-100-python.tar.gz``.
+    The data root has ``cifar-100-python`` or ``cifar-100-python.tar.gz``.
     """
     return CIFAR100.load(Path(root))
 
@@ -266,9 +264,6 @@ def load_cifar100_superclasses(root: Path | str) -> Arrays:
     A domain has one class of every superclass: the first of each, in the order of the fine
     labels, then the second of each, and so on. So the meaning of a label drifts from domain
     to domain.
-
-    Args:
-        root: The data root, as for :func:`load_cifar100`.
     """
     train, test, names = CIFAR100.read(Path(root))
     fine, coarse = (train[1][key] for key in ("fine_labels", "coarse_labels"))

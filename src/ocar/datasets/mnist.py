@@ -191,9 +191,7 @@ FASHION_MNIST = IdxSet(
 def load_mnist(root: Path | str) -> Arrays:
     """MNIST, 60,000 training and 10,000 test images of 28×28 pixels.
 
-    Args:
-        root: The data root; the four IDX files, gzipped or not, are in ``MNIST/raw`` under it
-            or in ``root`` itself.
+    The four files are in ``MNIST/raw`` or ``MNIST`` under the data root, or in the root itself.
     """
     return MNIST.load(Path(root))
 
@@ -201,7 +199,6 @@ def load_mnist(root: Path | str) -> Arrays:
 def load_fashion_mnist(root: Path | str) -> Arrays:
     """Fashion-MNIST, 60,000 training and 10,000 test images of 28×28 pixels.
 
-    Args:
-        root: The data root; the four IDX files, gzipped or not, are in ``FashionMNIST/raw``.
+    The four files are in ``FashionMNIST/raw`` or ``FashionMNIST`` under the data root.
     """
     return FASHION_MNIST.load(Path(root))
