@@ -26,10 +26,8 @@ if TYPE_CHECKING:
     from ocar.errors import OcarError
     from ocar.evaluate import evaluate
     from ocar.learner import Learner
+    from ocar.make import ER, OCAR, make_learner, register
     from ocar.memory import ClassBalancedMemory, ReservoirMemory
-    from ocar.methods.er import ER
-    from ocar.methods.ocar import OCAR
-    from ocar.methods.registry import make_learner
     from ocar.models import make_model
     from ocar.serving import Serving
     from ocar.streams.benchmarks import make_stream
@@ -52,6 +50,7 @@ __all__ = [
     "make_learner",
     "make_model",
     "make_stream",
+    "register",
 ]
 
 _HOMES = {
@@ -61,9 +60,7 @@ _HOMES = {
     "ocar.augment": ("CropFlip", "Normalize"),
     "ocar.checkpoint": ("load",),
     "ocar.learner": ("Learner",),
-    "ocar.methods.er": ("ER",),
-    "ocar.methods.ocar": ("OCAR",),
-    "ocar.methods.registry": ("make_learner",),
+    "ocar.make": ("ER", "OCAR", "make_learner", "register"),
     "ocar.serving": ("Serving",),
     "ocar.memory": ("ClassBalancedMemory", "ReservoirMemory"),
     "ocar.models": ("make_model",),

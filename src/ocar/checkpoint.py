@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ocar.augment import AUGMENTATIONS, CropFlip, Normalize
@@ -22,9 +21,7 @@ from ocar.methods.settings import Augmenter, LearnerSettings, Normalizer
 from ocar.methods.transform import TransformSettings
 from ocar.state import load_newest, load_state, without_prefix
 
-_METHODS = {m.settings.__name__: m for m in METHODS.values()}
 _KINDS = (Normalize, CropFlip, *AUGMENTATIONS)
-_TRANSFORM_SETTINGS = {t.__name__: t for t in TRANSFORMS.values()}
 _MOST_UNSEEN = 1 << 22  # slots of a memory of which a file holds none
 
 
@@ -62,16 +59,15 @@ def _load(path: Path, model: nn.Module, given: Mapping[str, Any]) -> Learner:
     try:
         plain = {**values["settings"], **dict.fromkeys(given)}
         _reject_custom(plain)
-        method = _METHODS[values["method"]]
+        method = METHODS.find(values["method"])
         settings = replace(from_plain(method.settings, plain, kinds=_KINDS), **given)
         transform: TransformSettings | None = None
         if values["transform"] is not None:
-            kind = _TRANSFORM_SETTINGS[values["transform"]]
+            kind = TRANSFORMS.find(values["transform"])
             transform = from_plain(kind, values["transform_settings"])
         _check_sizes(settings, tensors, model)
-        _check_item(values["item"])
-        guard = values.get("guard", {})
-        learner = method.learner(
+        guard = values["guard"]
+        learner = Learner(
             model,
             settings,
             transform=transform,
@@ -100,9 +96,10 @@ def _check_sizes(
             )
     targets = tensors.get("memory.columns.y")
     slots = _MOST_UNSEEN if targets is None else targets.numel()
-    if settings.memory > slots:
+    capacity = settings.memory if isinstance(settings.memory, int) else settings.memory.capacity
+    if capacity > slots:
         raise CheckpointError(
-            f"The checkpoint says memory={settings.memory} and has at most {slots} slots."
+            f"The checkpoint says memory={capacity} and has at most {slots} slots."
         )
     if isinstance(settings, SCRSettings):  # in others it is at most as long as the features
         parts = without_prefix("objective.projection", tensors).values()
@@ -111,14 +108,6 @@ def _check_sizes(
             raise CheckpointError(
                 f"The checkpoint says projection={settings.projection} and has at most {widest}."
             )
-
-
-def _check_item(item: Any) -> None:
-    """Refuse a description of samples, ``[shape, type]``, whose type is none."""
-    if item is not None:
-        _, name = item
-        if not isinstance(getattr(torch, name.removeprefix("torch."), None), torch.dtype):
-            raise CheckpointError(f"The checkpoint has samples of type {name!r}, which is none.")
 
 
 def _reject_custom(plain: Mapping[str, Any]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from ocar.errors import ConfigError
+from ocar.registry import describe, rebuild
 
 T = TypeVar("T")
 
@@ -27,6 +28,8 @@ def to_plain(config: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
+    if hasattr(value, "arguments") and not isinstance(value, type):
+        return describe(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {"kind": type(value).__name__, **to_plain(value)}
     if isinstance(value, (tuple, list)):
@@ -62,6 +65,8 @@ def from_plain(cls: type[T], values: Mapping[str, Any], *, kinds: Iterable[type]
 
 
 def _from_plain(name: str, value: Any, kinds: Mapping[str, type]) -> Any:
+    if isinstance(value, Mapping) and "registered" in value:
+        return rebuild(value)
     if isinstance(value, Mapping):
         kind = str(value.get("kind"))
         if kind not in kinds:

@@ -1,31 +1,31 @@
-"""What a learner accepts; all else is refused before anything changes."""
+"""Checks of what a learner is given; anything else raises before something changes."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from ocar.errors import InputError
+from ocar.errors import CheckpointError, InputError, ModelError
+from ocar.models.head import GrowingHead
+from ocar.models.modes import evaluating
 
 
 class Item(NamedTuple):
-    """What one sample of a stream looks like."""
+    """Shape and type of one sample of a stream."""
 
     shape: torch.Size
     dtype: torch.dtype
 
 
 def check_samples(x: Tensor, *, like: Item | None) -> Item:
-    """Refuse samples that no model can learn from, or other ones than before.
+    """Shape and type of samples.
 
     Args:
         x: Raw samples, ``(n, ...)``.
-        like: What the samples looked like so far; None at the start.
-
-    Returns:
-        What they look like.
+        like: Shape and type of the samples so far; None at the start.
 
     Raises:
         InputError: They are not finite, of the wrong type, or unlike those before.
@@ -47,7 +47,7 @@ def check_samples(x: Tensor, *, like: Item | None) -> Item:
 
 
 def check_length(x: Tensor, y: Tensor) -> None:
-    """Refuse an empty batch, or one whose targets are more or fewer than its samples.
+    """Raise if a batch is empty, or has more or fewer targets than samples.
 
     Raises:
         InputError: The lengths do not fit.
@@ -75,12 +75,12 @@ def check_labels(y: Tensor) -> list[int]:
 
 
 def check_targets(y: Tensor, *, dtype: torch.dtype, outputs: int) -> None:
-    """Refuse regression targets that do not fit the model.
+    """Raise if regression targets do not fit the model.
 
     Args:
         y: Shape ``(n, outputs)``.
         dtype: Type of the model's parameters.
-        outputs: How many outputs the model has.
+        outputs: Outputs of the model.
 
     Raises:
         InputError: They are of another type or shape, or not finite.
@@ -95,3 +95,91 @@ def check_targets(y: Tensor, *, dtype: torch.dtype, outputs: int) -> None:
 
 def _shown(value: object) -> str:
     return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
+
+
+class Intake:
+    """Checks batches, and gives new labels their units.
+
+    Args:
+        model: The model that learns.
+        head: Its output layer; None in regression.
+        normalize: From raw samples to inputs of the model.
+
+    Attributes:
+        item: Shape and type of the samples; None before the first.
+        outputs: Outputs of the model; 0 before the first sample.
+    """
+
+    def __init__(
+        self, model: nn.Module, head: GrowingHead | None, normalize: Callable[[Tensor], Tensor]
+    ) -> None:
+        self.item: Item | None = None
+        self.outputs = 0
+        self._model = model
+        self._head = head
+        self._normalize = normalize
+        parameter = next(model.parameters())
+        self._device, self._dtype = parameter.device, parameter.dtype
+
+    def take(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, list[int]]:
+        """Check a whole batch, then give new labels their units.
+
+        Returns:
+            Samples on the model's device, their units or targets, and the units on the host.
+
+        Raises:
+            InputError: The batch cannot be learned from. Nothing has changed.
+        """
+        item = check_samples(x, like=self.item)
+        check_length(x, y)
+        units: list[int] = []
+        if self._head is None:
+            self._try_model(x)
+            check_targets(y, dtype=self._dtype, outputs=self.outputs)
+        else:
+            labels = check_labels(y)
+            self._try_model(x)
+            units = self._head.register(labels)
+            y = torch.tensor(units)
+        self.item = item
+        return x.to(self._device, non_blocking=True), y, units
+
+    def _try_model(self, x: Tensor) -> None:
+        """Try the first sample ever, so that a model that cannot take it fails at once."""
+        if self.item is not None:
+            return
+        try:
+            with evaluating(self._model):
+                outputs = self._model(self._normalize(x[:1].to(self._device)))
+        except RuntimeError as error:
+            raise InputError(
+                f"The model cannot take samples of shape {tuple(x.shape[1:])}: {error}"
+            ) from error
+        wanted = outputs.shape[-1] if self._head is None else self._head.capacity
+        if outputs.shape != (1, wanted):
+            name = "" if self._head is None else f", the outputs of layer {self._head.name!r}"
+            raise ModelError(
+                f"The model must return shape (n, {wanted}){name}; it returned "
+                f"{tuple(outputs.shape)} for one sample."
+            )
+        self.outputs = outputs.shape[-1]
+
+    def state(self) -> dict[str, Any]:
+        """Plain values for a checkpoint."""
+        item = None if self.item is None else [list(self.item.shape), str(self.item.dtype)]
+        return {"item": item, "outputs": self.outputs}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore what :meth:`state` gave.
+
+        Raises:
+            CheckpointError: The samples have a type that does not exist.
+        """
+        item = None
+        if state["item"] is not None:
+            shape, name = state["item"]
+            dtype = getattr(torch, str(name).removeprefix("torch."), None)
+            if not isinstance(dtype, torch.dtype):
+                raise CheckpointError(f"The checkpoint has samples of unknown type {name!r}.")
+            item = Item(torch.Size(shape), dtype)
+        self.item, self.outputs = item, int(state["outputs"])

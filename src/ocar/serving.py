@@ -1,8 +1,7 @@
-"""Predictions from other threads, without waiting for the learning.
+"""Predictions from other threads that do not wait for the learning.
 
-After a batch the learner copies its weights into a spare model, which then becomes
-the one that answers. A copy in use is never written to: who asks is counted, and
-the next weights go into a copy that nobody reads.
+After a batch the learner copies its weights into a spare model, which then answers. A copy in use
+is never written to: readers are counted, and the next weights go into a copy that nobody reads.
 """
 
 from __future__ import annotations
@@ -14,8 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from ocar import accel
 from ocar.config import require
 from ocar.inputs import Item, check_samples
 from ocar.learner import Learner
@@ -23,82 +23,55 @@ from ocar.learner import Learner
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Answer:
-    """What one model said; logits, classes and batches belong together."""
+    """Predictions of one model, with its classes and its age."""
 
     logits: Tensor
     """Shape ``(n, len(classes))``, or the outputs of a regression, ``(n, outputs)``."""
 
     classes: tuple[int, ...]
-    """The label that each column stands for; empty in regression."""
+    """The label of each column; empty in regression."""
 
     batches: int
     """Stream batches that the model had learned."""
 
 
 class _Copy:
-    """A model that answers, or will.
+    """A model that answers, or will."""
 
-    On a GPU reading and writing are only begun by the host, so each leaves an event behind that
-    the other waits for.
-    """
-
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self.model = copy.deepcopy(model).eval().requires_grad_(False)
+    def __init__(self, learner: Learner) -> None:
+        self.model = copy.deepcopy(learner.model).eval().requires_grad_(False)
         self.tensors = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         self.classes: tuple[int, ...] = ()
         self.batches = 0
         self.item: Item | None = None
         self.readers = 0
         self.retired = False  # whether the head has grown since
-        self._device = device
-        self._written = torch.cuda.Event() if device.type == "cuda" else None
-        self._read: list[torch.cuda.Event] = []
+        self.fence = accel.Fence(learner.device)
 
     def write(self, weights: Mapping[str, Tensor]) -> None:
-        """Take over weights, once those who have asked have their answers."""
-        for event in self._read:
-            event.wait(torch.cuda.current_stream(self._device))
-        self._read.clear()
+        """Take over weights, after all reads that were started."""
+        self.fence.before_write()
         torch._foreach_copy_(list(self.tensors.values()), [weights[n] for n in self.tensors])
-        if self._written is not None:
-            self._written.record(torch.cuda.current_stream(self._device))
-
-    def begin_reading(self) -> None:
-        """Wait, on the current stream, for the weights."""
-        if self._written is not None:
-            self._written.wait(torch.cuda.current_stream(self._device))
-
-    def end_reading(self) -> None:
-        """All that reads the weights has been begun."""
-        if self._written is not None:
-            done = torch.cuda.Event()
-            done.record(torch.cuda.current_stream(self._device))
-            self._read = [event for event in self._read if not event.query()] + [done]
-
-    def finish(self) -> None:
-        """Wait, on the host, for all who read: the memory is about to be somebody else's."""
-        for event in self._read:
-            event.synchronize()
+        self.fence.after_write()
 
 
 class Serving:
-    """Answers questions from any number of threads while a learner learns.
+    """Answers any number of threads while a learner learns.
 
-    Every answer is that of the learner after some batch, and says after which; it is never one of
-    a model that is half way through a step. Nobody waits: not the questions for the batch at hand,
-    as in :meth:`Learner.predict`, nor the learning for the questions. It costs one copy of the
-    weights after a batch, and the memory of two models and one more for each thread that asks.
+    Every answer is that of the learner after some batch, and says after which; never that of a
+    model in the middle of a step. Questions do not wait for the batch in progress, as in
+    :meth:`Learner.predict`, nor does learning wait for questions. It costs one copy of the weights
+    after a batch, and the memory of two models and one more for each thread that asks.
 
     On a GPU give each thread that asks a stream of its own (``with torch.cuda.stream(...)``), or
-    its work queues behind what the learner has begun.
+    its work queues behind the learner's.
 
-    A method that does not predict with the weights of the model alone (SCR, GDumb) is asked
-    itself: answers are as consistent, and wait for the batch at hand.
+    A method that predicts with more than the weights of the model (SCR, GDumb) is asked itself:
+    answers are as consistent, and wait for the batch in progress.
 
     Args:
-        learner: The learner. It publishes as long as this object is there.
-        every: Stream batches after which the weights are copied; questions in between get the
-            last that were.
+        learner: The learner. It publishes as long as this object exists.
+        every: Stream batches after which the weights are copied.
 
     Raises:
         ConfigError: ``every`` is less than 1.
@@ -113,7 +86,7 @@ class Serving:
         self._current: _Copy | None = None
         self._shapes: dict[str, torch.Size] = {}
         with learner.lock:
-            learner._servings.add(self)
+            learner.servings.add(self)
             self.publish()
 
     def __repr__(self) -> str:
@@ -128,7 +101,7 @@ class Serving:
             chunk: Samples that go through the model at once.
 
         Raises:
-            InputError: The samples are not such as were learned.
+            InputError: The samples are unlike those that were learned.
         """
         learner = self.learner
         if self._current is None:
@@ -137,30 +110,30 @@ class Serving:
                 return Answer(logits=logits, classes=learner.classes, batches=learner.batches)
         with self._reading() as own:
             check_samples(x, like=own.item)
-            parts = [own.model(learner._prepare(part)) for part in x.split(chunk)]
+            parts = [own.model(learner.prepare(part)) for part in x.split(chunk)]
             outputs = parts[0] if len(parts) == 1 else torch.cat(parts)
-            if learner._head is not None:
+            if learner.head is not None:
                 outputs = outputs[:, : len(own.classes)]
             return Answer(logits=outputs, classes=own.classes, batches=own.batches)
 
     def learned(self) -> None:
-        """Publish if it is time to; the learner calls this after a batch."""
+        """Publish if it is due; the learner calls this after a batch."""
         behind = 0 if self._current is None else self.learner.batches - self._current.batches
         if behind >= self.every:
             self.publish()
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Let the learner as it is now answer, whatever ``every`` says."""
+        """Let the present learner answer, whatever ``every`` says."""
         with self.learner.lock:
-            weights = self.learner._weights()
+            weights = self.learner.weights()
             if weights is None:
                 return
             self._retire(weights)
             spare = self._spare()
             spare.write(weights)
             spare.classes, spare.batches = self.learner.classes, self.learner.batches
-            spare.item = self.learner._item
+            spare.item = self.learner.intake.item
             with self._lock:
                 self._current = spare
 
@@ -175,7 +148,7 @@ class Serving:
             for own in retired:
                 own.retired = True
         for own in retired:
-            own.finish()
+            own.fence.finish()
 
     def _spare(self) -> _Copy:
         """A copy that nobody reads, nor can begin to."""
@@ -183,23 +156,23 @@ class Serving:
             for own in self._copies:
                 if own.readers == 0 and own is not self._current:
                     return own
-            self._copies.append(_Copy(self.learner.model, self.learner.device))
+            self._copies.append(_Copy(self.learner))
             return self._copies[-1]
 
     @contextmanager
     def _reading(self) -> Iterator[_Copy]:
-        """The current copy, which stays as it is inside."""
+        """The current copy, which does not change inside."""
         with self._lock:
             own = self._current
             assert own is not None
             own.readers += 1
         try:
-            own.begin_reading()
+            own.fence.before_read()
             yield own
         finally:
             with self._lock:
-                own.end_reading()
+                own.fence.after_read()
                 own.readers -= 1
                 retired = own.retired
             if retired:
-                own.finish()
+                own.fence.finish()

@@ -9,23 +9,21 @@ from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 
 class Locked(Protocol):
-    """What has a lock."""
+    """An object with a lock."""
 
     lock: threading.RLock
 
 
 Owner = TypeVar("Owner", bound=Locked)
-Arguments = ParamSpec("Arguments")
-Returned = TypeVar("Returned")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-def alone(
-    method: Callable[Concatenate[Owner, Arguments], Returned],
-) -> Callable[Concatenate[Owner, Arguments], Returned]:
-    """Make a method hold its object's lock, which may be held already by the same thread."""
+def synchronized(method: Callable[Concatenate[Owner, P], R]) -> Callable[Concatenate[Owner, P], R]:
+    """Let a method hold its object's lock, which the same thread may already hold."""
 
     @functools.wraps(method)
-    def holding(self: Owner, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Returned:
+    def holding(self: Owner, /, *args: P.args, **kwargs: P.kwargs) -> R:
         with self.lock:
             return method(self, *args, **kwargs)
 

@@ -1,1 +1,97 @@
-"""Fast forms of the operations that the library is made of."""
+"""How operations are made fast: the only package that knows devices, layouts, streams and kernels.
+
+Each operation has a plain definition in PyTorch, which runs everywhere, and perhaps faster
+implementations, which are chosen by device, type and shape of the arguments. See
+:mod:`ocar.accel.operation`.
+
+===========================  ====================================================================
+``gram``                     Gram matrices of many layers into one flat buffer
+``mix_and_damp``             moving average, π and damping of all Kronecker factors
+``invert``                   inverses of all factors, with a report of failures
+``precondition``             products with the inverses, all layers
+``patches``                  what a convolution sees, as rows
+``weight_gradients``         gradients of the weights of several convolutions
+``norm_act``                 BatchNorm, addition, ReLU
+``snapshot``                 a copy of what a step changes
+``commit_or_rollback``       the guard's verdict, as one masked write
+``write_rows``               samples into a memory
+``divergence``               how far predictions have moved
+``inverse``                  inverses of positive definite matrices
+===========================  ====================================================================
+
+:class:`Graph` records a function of tensors and launches it; :func:`parallel` runs independent jobs
+in parallel inside a recording.
+"""
+
+from ocar.accel import kronecker_host, kronecker_triton
+from ocar.accel.backward import Backward
+from ocar.accel.batched import batched_backward, start_backward_thread
+from ocar.accel.buffer import FactorBuffer, Pair
+from ocar.accel.convolution import inputs_only
+from ocar.accel.divergence import MASKED, divergence, predictions
+from ocar.accel.fence import Fence
+from ocar.accel.gram import gram
+from ocar.accel.graph import Graph, release_memory
+from ocar.accel.kronecker import invert, mix_and_damp, precondition
+from ocar.accel.layout import from_weight_matrix, lay_out_, saved_order, weight_matrix
+from ocar.accel.networks import register_resnet
+from ocar.accel.norm import norm_act
+from ocar.accel.operation import OPERATIONS, Operation, known
+from ocar.accel.patches import patches
+from ocar.accel.prediction import RepeatedPrediction, repeated_prediction
+from ocar.accel.rows import RowRecorder
+from ocar.accel.snapshot import (
+    COUNTS,
+    Snapshot,
+    Tensors,
+    Verdict,
+    commit_or_rollback,
+    snapshot,
+)
+from ocar.accel.streams import parallel, share_device
+from ocar.accel.weight_gradients import weight_gradients
+from ocar.accel.write_rows import write_rows
+
+__all__ = [
+    "COUNTS",
+    "MASKED",
+    "OPERATIONS",
+    "Backward",
+    "FactorBuffer",
+    "Fence",
+    "Graph",
+    "Operation",
+    "Pair",
+    "RepeatedPrediction",
+    "RowRecorder",
+    "Snapshot",
+    "Tensors",
+    "Verdict",
+    "batched_backward",
+    "commit_or_rollback",
+    "divergence",
+    "from_weight_matrix",
+    "gram",
+    "inputs_only",
+    "invert",
+    "known",
+    "kronecker_host",
+    "kronecker_triton",
+    "lay_out_",
+    "mix_and_damp",
+    "norm_act",
+    "parallel",
+    "patches",
+    "precondition",
+    "predictions",
+    "register_resnet",
+    "release_memory",
+    "repeated_prediction",
+    "saved_order",
+    "share_device",
+    "snapshot",
+    "start_backward_thread",
+    "weight_gradients",
+    "weight_matrix",
+    "write_rows",
+]

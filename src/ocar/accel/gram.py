@@ -1,166 +1,338 @@
-"""Products of many matrices with their own transposes in a few kernels, on a GPU.
+"""Gram matrices of many layers: Σ t tᵀ of what each layer saw.
 
-A and G are such products: few rows, and many terms. A library takes three kernels for each G: one
-that puts the gradients in rows, one for products of parts of them, one that adds up the parts; and
-two for each A. Here those of several layers are made together, and only half of each, since it is
-symmetric. What is multiplied is rounded as convolutions round it (TF32).
+The Kronecker factors are Gram matrices with few rows and many terms. On a GPU those of several
+layers are made by one kernel, only half of each, because they are symmetric. On the host NumPy does
+half of the work too.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
-from types import ModuleType
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ocar.accel.compiled import compiles, kernels
+from ocar.accel.operation import has_triton, launch, operation
 
-TERMS = 32
-"""Terms of its sums that a program takes at a time."""
+Operand = Callable[[], Tensor]
+"""Makes what a layer saw, ``(batch, groups, d, L)`` in any memory layout, when it is needed."""
+
+
+@operation
+def gram(operands: Sequence[Operand], scales: Sequence[float], outs: Sequence[Tensor]) -> None:
+    """Write scale · Σ over batch and locations of t tᵀ, for several layers.
+
+    Args:
+        operands: One for each layer, ``(batch, groups, d, L)``.
+        scales: A number for each layer.
+        outs: Where to write it, ``(groups, d, d)``, contiguous.
+    """
+    for operand, scale, out in zip(operands, scales, outs, strict=True):
+        _gram(operand(), scale, out)
+
+
+def _gram(t: Tensor, scale: float, out: Tensor) -> None:
+    rows = _rows(t)
+    with _tensor_cores(rows):
+        torch.baddbmm(out, rows, rows.mT, beta=0, alpha=scale, out=out)
+
+
+def _rows(t: Tensor) -> Tensor:
+    """``(groups, d, batch · L)``; for the patches of a convolution this is no copy."""
+    return t.detach().permute(1, 2, 0, 3).flatten(2)
+
+
+@contextmanager
+def _tensor_cores(like: Tensor) -> Iterator[None]:
+    """Let a GPU round factors to TF32, as PyTorch does in convolutions.
+
+    A sum of t tᵀ stays positive semi-definite when t is rounded, and the rounding is far smaller
+    than the difference between two batches.
+    """
+    if not like.is_cuda or like.dtype != torch.float32:
+        yield
+        return
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+# On the host
+
+_LARGE = 10_000_000  # operations from which a product is worth a thread of its own
+_HELD = 16_000_000  # numbers of operands that may wait for their turn
+
+
+@gram.implementation("host", when=lambda operands, scales, outs: all(o.is_cpu for o in outs))
+def _gram_on_host(
+    operands: Sequence[Operand], scales: Sequence[float], outs: Sequence[Tensor]
+) -> None:
+    """By NumPy, which sees that both sides are the same.
+
+    The threads of NumPy and PyTorch get in each other's way: each spin for a while before they
+    sleep. So with one thread NumPy does a product at once; with more, large products wait until
+    there are several, and run in parallel with one thread each.
+    """
+    waiting: list[Callable[[], None]] = []
+    held, threads = 0, torch.get_num_threads()
+    for operand, scale, out in zip(operands, scales, outs, strict=True):
+        t = operand()
+        large = t.shape[2] * t.numel() >= _LARGE
+        if t.shape[1] > 1 or t.dtype not in (torch.float32, torch.float64):
+            _gram(t, scale, out)
+        elif threads == 1:
+            _multiply(_rows(t)[0], scale, out[0])
+        elif large:
+            rows = _rows(t)[0]
+            held += rows.numel()
+            waiting.append(functools.partial(_multiply, rows, scale, out[0]))
+            if held > _HELD:
+                _run_in_threads(waiting, threads)
+                held = 0
+        else:
+            _gram(t, scale, out)
+    _run_in_threads(waiting, threads)
+
+
+def _multiply(rows: Tensor, scale: float, out: Tensor) -> None:
+    matrix, place = rows.numpy(), out.numpy()
+    with np.errstate(all="ignore"):  # NaN and Inf are found later
+        np.matmul(matrix, matrix.T, out=place)
+        np.multiply(place, scale, out=place)
+
+
+def _run_in_threads(jobs: list[Callable[[], None]], threads: int) -> None:
+    if jobs:
+        with _one_thread_each, ThreadPoolExecutor(threads) as pool:
+            list(pool.map(lambda job: job(), jobs))
+        jobs.clear()
+
+
+class _OneThreadEach:
+    """Inside it NumPy's linear algebra uses no threads of its own.
+
+    This is a setting of the process; it is restored when the last of several threads has left.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._before: list[int] = []
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._before = [library.get_num_threads() for library in _numpy_libraries()]
+                self._limit([1] * len(self._before))
+            self._inside += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0:
+                self._limit(self._before)
+
+    def _limit(self, counts: list[int]) -> None:
+        for library, count in zip(_numpy_libraries(), counts, strict=True):
+            library.set_num_threads(count)
+
+
+_one_thread_each = _OneThreadEach()
+
+
+@functools.cache
+def _numpy_libraries() -> list[Any]:
+    try:
+        from threadpoolctl import ThreadpoolController
+    except ImportError:  # a machine with a GPU may lack it
+        return []
+    found = ThreadpoolController().lib_controllers
+    return [library for library in found if "numpy" in (library.filepath or "")]
+
+
+# On a GPU
+
+_TERMS = 32  # terms that a program adds up at a time
+_TOGETHER = 5  # large operands that one launch takes; more would keep more patches in memory
+_MOST = 2**31  # numbers of an operand that a kernel can count
 
 
 @dataclass(frozen=True)
-class Matrix:
-    """A matrix that is to be multiplied with its transpose.
+class _Shape:
+    """An operand as the kernels see it: ``images`` parts, each with ``area`` locations."""
 
-    Args:
-        name: Of the layer that it is of.
-        size: Its rows.
-        images: Parts that lie one after another.
-        area: Columns of each part.
-        by_pixel: Whether it lies column by column.
-        scale: What the product is multiplied with.
-    """
-
-    name: str
     size: int
     images: int
     area: int
-    by_pixel: bool
-    scale: float
+    channels_last: bool
 
     @property
     def terms(self) -> int:
-        """Its columns: the terms of each number of the product."""
         return self.images * self.area
 
 
-class ManySquares:
-    """Multiplies matrices with their transposes.
-
-    Args:
-        matrices: What they are.
-        starts: Where the product for each layer starts in a buffer, by name.
-        compiled: The kernels of :mod:`ocar.accel.triton.gram`.
-        device: Where they are.
-        tile: Rows and columns of a product that a program makes.
-        share: Terms that it adds up, about.
-        warps: Groups of 32 threads that share its work.
-    """
-
-    def __init__(
-        self,
-        matrices: Sequence[Matrix],
-        starts: Mapping[str, int],
-        *,
-        compiled: ModuleType,
-        device: torch.device,
-        tile: int,
-        share: int,
-        warps: int,
-    ) -> None:
-        self._kernels, self._device = compiled, device
-        self._tile, self._warps = tile, warps
-        self._matrices = sorted(matrices, key=lambda matrix: matrix.by_pixel)
-        self._apart = sum(not matrix.by_pixel for matrix in matrices)
-        programs: list[list[tuple[int, ...]]] = [[], []]
-        tiles: list[tuple[int, ...]] = []
-        parts = 0
-        for number, matrix in enumerate(self._matrices):
-            own = number - self._apart if matrix.by_pixel else number
-            for row, column in _half(-(-matrix.size // tile)):
-                shares = range(0, matrix.terms, share)
-                tiles.append((number, row, column, parts, len(shares), starts[matrix.name]))
-                for start in shares:
-                    end = min(matrix.terms, start + share)
-                    programs[matrix.by_pixel].append((own, row, column, start, end, parts))
-                    parts += 1
-        self._parts = parts
-        self._programs = [self._table(rows) for rows in programs]
-        self._tiles = self._table(tiles)
-        self._sizes = self._table([(matrix.size, matrix.area) for matrix in self._matrices])
-        scales = [matrix.scale for matrix in self._matrices]
-        self._scales = torch.tensor(scales, dtype=torch.float32, device=device)
-        self._aligned = all(matrix.size % 4 == 0 for matrix in matrices if matrix.by_pixel)
-
-    def _table(self, rows: Sequence[Sequence[int]]) -> Tensor:
-        return torch.tensor(rows, dtype=torch.int32, device=self._device)
-
-    def compile(self, out: Tensor) -> None:
-        """Run once, with zeros."""
-        most = max(matrix.size * matrix.terms for matrix in self._matrices)
-        zeros = torch.zeros(most, dtype=torch.float32, device=self._device)
-        self.square({matrix.name: zeros for matrix in self._matrices}, out)
-
-    def square(self, numbers: Mapping[str, Tensor], out: Tensor) -> None:
-        """All products.
-
-        Args:
-            numbers: Those of each matrix, by name.
-            out: The buffer to write the products into.
-        """
-        places = [numbers[matrix.name].data_ptr() for matrix in self._matrices]
-        apart, together = places[: self._apart], places[self._apart :]
-        programs_apart, programs_together = self._programs
-        tile = self._tile
-        parts = torch.empty(self._parts, tile, tile, dtype=torch.float32, device=self._device)
-        how = {"TILE": tile, "TERMS": TERMS, "num_warps": self._warps}
-        with torch.cuda.device_of(parts):
-            if apart:
-                self._kernels.square_channels[(len(programs_apart),)](
-                    *(tuple(apart), self._sizes, programs_apart, parts), LAYERS=len(apart), **how
-                )
-            if together:
-                self._kernels.square_pixels[(len(programs_together),)](
-                    *(tuple(together), self._sizes[self._apart :], programs_together, parts),
-                    LAYERS=len(together),
-                    ALIGNED=self._aligned,
-                    **how,
-                )
-            self._kernels.add_up[(len(self._tiles),)](
-                *(parts, out, self._sizes, self._scales, self._tiles), TILE=tile
-            )
-
-
-def make_squares(
-    matrices: Sequence[Matrix],
-    starts: Mapping[str, int],
-    out: Tensor,
-    *,
-    tile: int = 32,
-    share: int = 1024,
-    warps: int = 2,
-) -> ManySquares | None:
-    """What multiplies some matrices with their transposes, compiled, if that can be done.
-
-    Args:
-        matrices: What they are.
-        starts: Where the product for each layer starts in a buffer, by name.
-        out: The buffer.
-        tile: Rows and columns of a product that a program makes.
-        share: Terms that it adds up, about.
-        warps: Groups of 32 threads that share its work.
-    """
-    compiled = kernels("ocar.accel.triton.gram")
-    if compiled is None:
+def _find_shape(t: Tensor) -> _Shape | None:
+    """How an operand lies in memory; None if there is no kernel for that."""
+    batch, groups, size, area = t.shape
+    if groups > 1 or t.dtype != torch.float32 or t.numel() >= _MOST or t.data_ptr() % 16:
         return None
-    how = {"tile": tile, "share": share, "warps": warps}
-    squares = ManySquares(matrices, starts, compiled=compiled, device=out.device, **how)
-    return squares if compiles(lambda: squares.compile(out), "Factors") else None
+    of_batch, _, of_row, of_location = t.stride()
+    if of_row == 1 and (of_location == size or area == 1):
+        whole = of_batch == size * area or batch == 1
+        return _Shape(size, batch, area, True) if whole else None
+    if area > 1 and of_location != 1:
+        return None
+    if of_row == area and (of_batch == size * area or batch == 1):
+        shape = _Shape(size, batch, area, False)
+    elif of_row == batch * area and (of_batch == area or batch == 1):  # patches
+        shape = _Shape(size, 1, batch * area, False)
+    else:
+        return None
+    return shape if shape.area % _TERMS == 0 else None
 
 
-def _half(count: int) -> Iterator[tuple[int, int]]:
-    """Rows and columns on and below the diagonal."""
-    return ((row, column) for row in range(count) for column in range(row + 1))
+@dataclass(frozen=True, eq=False)
+class _Plan:
+    """Tables for the kernels, for operands of some shapes."""
+
+    programs: tuple[Tensor, Tensor]
+    """Tiles to make, of operands that are channels first, and of those that are channels last."""
+
+    tiles: Tensor
+    sizes: Tensor
+    scales: Tensor
+    parts: int
+    first_last: int
+    """The first operand that is channels last."""
+
+    aligned: bool
+
+
+@functools.cache
+def _plan(
+    shapes: tuple[_Shape, ...],
+    scales: tuple[float, ...],
+    starts: tuple[int, ...],
+    tile: int,
+    share: int,
+    device: torch.device,
+) -> _Plan:
+    def table(rows: Sequence[Sequence[int]]) -> Tensor:
+        return torch.tensor(rows, dtype=torch.int32, device=device)
+
+    first_last = sum(not shape.channels_last for shape in shapes)
+    programs: tuple[list[tuple[int, ...]], ...] = ([], [])
+    tiles: list[tuple[int, ...]] = []
+    parts = 0
+    for number, (shape, start) in enumerate(zip(shapes, starts, strict=True)):
+        own = number - first_last if shape.channels_last else number
+        side = -(-shape.size // tile)
+        for row in range(side):
+            for column in range(row + 1):
+                shares = range(0, shape.terms, share)
+                tiles.append((number, row, column, parts, len(shares), start))
+                for first in shares:
+                    last = min(shape.terms, first + share)
+                    programs[shape.channels_last].append((own, row, column, first, last, parts))
+                    parts += 1
+    return _Plan(
+        programs=(table(programs[0]), table(programs[1])),
+        tiles=table(tiles),
+        sizes=table([(shape.size, shape.area) for shape in shapes]),
+        scales=torch.tensor(scales, dtype=torch.float32, device=device),
+        parts=parts,
+        first_last=first_last,
+        aligned=all(shape.size % 4 == 0 for shape in shapes if shape.channels_last),
+    )
+
+
+def _fits(operands: Sequence[Operand], scales: Sequence[float], outs: Sequence[Tensor]) -> bool:
+    # All of the products are offsets into one flat buffer.
+    return has_triton(*outs) and len({o.untyped_storage().data_ptr() for o in outs}) == 1
+
+
+@gram.implementation("triton", when=_fits)
+def _gram_by_kernels(
+    operands: Sequence[Operand], scales: Sequence[float], outs: Sequence[Tensor]
+) -> None:
+    patches: list[_Job] = []
+    others: list[_Job] = []
+    for operand, scale, out in zip(operands, scales, outs, strict=True):
+        t = operand().detach()
+        shape = _find_shape(t)
+        if shape is None:
+            _gram(t, scale, out)
+        elif shape.images > 1:
+            others.append((t, shape, scale, out))
+        else:
+            patches.append((t, shape, scale, out))
+            if len(patches) == _TOGETHER:
+                _square(patches, tile=64, share=2048, warps=4)
+                patches.clear()
+    if patches:
+        _square(patches, tile=64, share=2048, warps=4)
+    if len(others) == 1:  # a library is as fast for one
+        t, _, scale, out = others[0]
+        _gram(t, scale, out)
+    elif others:
+        _square(others, tile=32, share=1024, warps=2)
+
+
+_Job = tuple[Tensor, _Shape, float, Tensor]
+
+
+def _square(jobs: Sequence[_Job], *, tile: int, share: int, warps: int) -> None:
+    """Make several products.
+
+    Args:
+        jobs: Operands, their shapes, scales, and where the products go.
+        tile: Rows and columns that a program makes.
+        share: Terms that it adds up.
+        warps: How many share its work.
+    """
+    from ocar.accel.triton import gram as kernels
+
+    jobs = sorted(jobs, key=lambda job: job[1].channels_last)
+    tensors, shapes, scales, outs = zip(*jobs, strict=True)
+    base = outs[0].as_strided((1,), (1,), 0)
+    plan = _plan(
+        tuple(shapes), tuple(scales), tuple(o.storage_offset() for o in outs), tile, share,
+        base.device,
+    )  # fmt: skip
+    parts = torch.empty(plan.parts, tile, tile, dtype=torch.float32, device=base.device)
+    addresses = [t.data_ptr() for t in tensors]
+    first, last = addresses[: plan.first_last], addresses[plan.first_last :]
+    options: dict[str, Any] = {"TILE": tile, "TERMS": _TERMS, "num_warps": warps}
+    if first:
+        launch(
+            kernels.square_channels_first,
+            (len(plan.programs[0]),),
+            *(tuple(first), plan.sizes, plan.programs[0], parts),
+            LAYERS=len(first),
+            **options,
+        )
+    if last:
+        launch(
+            kernels.square_channels_last,
+            (len(plan.programs[1]),),
+            *(tuple(last), plan.sizes[plan.first_last :], plan.programs[1], parts),
+            LAYERS=len(last),
+            ALIGNED=plan.aligned,
+            **options,
+        )
+    launch(
+        kernels.add_up,
+        (len(plan.tiles),),
+        *(parts, base, plan.sizes, plan.scales, plan.tiles),
+        TILE=tile,
+    )

@@ -1,29 +1,83 @@
-"""How images and kernels lie in memory."""
+"""Memory layouts of images and kernels: channels first (NCHW) or channels last (NHWC).
+
+A convolution's weight is laid out as its device convolves fastest. Whoever flattens a weight, or
+the patches that it is multiplied with, does it in the order of the weight in memory, so that no
+copy is needed. Only what is saved is in one fixed order, channels first.
+"""
 
 from __future__ import annotations
 
+import math
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+_WIDE = 64  # output channels from which channels last is faster on tensor cores
 
 
-def lies_by_pixel(t: Tensor) -> bool:
-    """Whether images or kernels lie pixel by pixel in memory, the channels of one side by side."""
-    pixels = t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last)
-    return pixels and not t.is_contiguous()
+def lay_out_(model: nn.Module) -> None:
+    """Choose the layout of the convolutions of a model for its device; values stay.
+
+    Their outputs have the same layout, so that a stage of a network changes the layout of its
+    images once.
+    """
+    for conv in model.modules():
+        if type(conv) is nn.Conv2d and prefers_channels_last(conv):
+            conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)
 
 
-def laid(t: Tensor, *, like: Tensor) -> Tensor:
-    """Images that lie in memory as others do; a copy unless they do already."""
-    if lies_by_pixel(like):
+def prefers_channels_last(conv: nn.Conv2d) -> bool:
+    """Whether a convolution is faster channels last: a wide one, on tensor cores (TF32)."""
+    weight = conv.weight
+    if not weight.is_cuda or weight.dtype != torch.float32 or conv.groups > 1:
+        return False
+    has_tf32 = torch.cuda.get_device_capability(weight.device) >= (8, 0)
+    return has_tf32 and weight.shape[0] >= _WIDE and conv.in_channels >= _WIDE // 2
+
+
+def is_channels_last(t: Tensor) -> bool:
+    """Whether images or kernels lie channels last in memory, and not channels first as well."""
+    last = t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last)
+    return last and not t.is_contiguous()
+
+
+def laid_out(t: Tensor, *, like: Tensor) -> Tensor:
+    """Images in the layout of others; a copy unless they have it."""
+    if is_channels_last(like):
         return t.contiguous(memory_format=torch.channels_last)
     return t.contiguous()
 
 
 def in_memory(t: Tensor, *, like: Tensor | None = None) -> Tensor:
-    """A view with the axes in the order that they have in memory.
+    """A view with the axes in the order of memory.
 
     Args:
-        t: A tensor that is contiguous, or images or kernels that lie pixel by pixel.
+        t: A tensor that is contiguous in one of the two layouts.
         like: Whose order to take; its own by default.
     """
-    return t.movedim(1, -1) if lies_by_pixel(t if like is None else like) else t
+    return t.movedim(1, -1) if is_channels_last(t if like is None else like) else t
+
+
+def weight_matrix(t: Tensor, *, groups: int = 1) -> Tensor:
+    """A weight, or its gradient, as ``(groups, d_out, d_in)``, inputs in the order of memory."""
+    return in_memory(t).reshape(groups, t.shape[0] // groups, -1)
+
+
+def from_weight_matrix(matrix: Tensor, *, like: Tensor) -> Tensor:
+    """The inverse of :func:`weight_matrix`, in the shape and layout of a weight."""
+    if is_channels_last(like):
+        return matrix.reshape(like.movedim(1, -1).shape).movedim(-1, 1)
+    return matrix.reshape(like.shape)
+
+
+def saved_order(weight: Tensor) -> Tensor | None:
+    """Where each input of :func:`weight_matrix` goes when it is saved, channels first.
+
+    Returns:
+        ``order`` of shape ``(d_in,)`` with saved = in memory[order], on the host; None if both
+        orders are the same. The inverse permutation is ``order.argsort()``.
+    """
+    if not is_channels_last(weight):
+        return None
+    channels, area = weight.shape[1], math.prod(weight.shape[2:])
+    return torch.arange(channels * area).view(area, channels).T.flatten()

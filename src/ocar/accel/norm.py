@@ -1,18 +1,20 @@
-"""BatchNorm, the addition of a shortcut and ReLU as one kernel, on a GPU.
+"""BatchNorm with the addition of a shortcut and ReLU, and its backward pass for many columns.
 
-A step on a mini-batch of small images is a chain of kernels that each take a few microseconds,
-most of them for their own beginning. BatchNorm and what follows it are three of them forward and
-three backward, and six where the columns of a Fisher's root are pulled back together; here each
-is one. The numbers are those of PyTorch's own kernels up to rounding.
+On a GPU a step on a mini-batch of small images is a chain of kernels that take a few microseconds
+each, most of it to start. BatchNorm and what follows it would be three kernels forward and three
+backward, six for a batched backward pass. Here each is one, with the numbers of PyTorch's kernels
+up to rounding.
 
-It needs Triton, see :mod:`ocar.accel.compiled`. Without it, on a CPU, and for images so many or large
-that a kernel's beginning no longer counts, PyTorch's kernels do the work.
+A batched backward pass, which pulls several columns back at once, meets one BatchNorm after
+another. PyTorch has no kernel for several gradients of one BatchNorm and takes them one by one. But
+each channel is normalised by itself, so the columns can lie where the channels are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from types import ModuleType
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -20,35 +22,31 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.nn import functional
 
-from ocar.accel.compiled import kernels
-from ocar.accel.layout import laid, lies_by_pixel
+from ocar.accel.layout import is_channels_last, laid_out
+from ocar.accel.operation import has_triton, launch, operation
 
+_aten = torch.ops.aten
+_ALL = [True, True, True]  # gradients of input, weight and bias
 _LARGEST = 32768  # numbers of a channel that one program keeps in registers
-_SHARED = 16384  # numbers of several channels, where they lie side by side
-_GROUP = 4  # most channels that are taken together then
+_SHARED = 16384  # numbers of several channels, where they lie next to each other
+_GROUP = 4  # channels that one program takes then
 
 
-def norm_relu(norm: nn.BatchNorm2d, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
+@operation
+def norm_act(norm: nn.Module, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
     """``relu(norm(x) + shortcut)``.
 
     Args:
-        norm: The layer.
+        norm: A BatchNorm layer.
         x: Images ``(n, channels, h, w)``.
-        shortcut: Of the same shape.
+        shortcut: Images of the same shape.
     """
-    if can_fuse(norm, x):
-        return _normalize(norm, x, shortcut, relu=True)
     y: Tensor = norm(x)
     return functional.relu(y if shortcut is None else y + shortcut, inplace=True)
 
 
-def normalize(norm: nn.BatchNorm2d, x: Tensor) -> Tensor:
-    """``norm(x)`` by the same kernel; only where :func:`can_fuse` says so."""
-    return _normalize(norm, x, None, relu=False)
-
-
-def can_fuse(norm: nn.Module, x: Tensor) -> bool:
-    """Whether the kernel does what the layer would: with statistics of the batch, on a GPU."""
+def _fits(norm: nn.Module, x: Tensor, shortcut: Tensor | None = None) -> bool:
+    """Whether the kernel computes what the layer would, with statistics of the batch."""
     if not x.is_cuda or type(norm) is not nn.BatchNorm2d or not norm.training:
         return False
     if norm._forward_hooks or norm._forward_pre_hooks or norm._backward_hooks:
@@ -56,14 +54,15 @@ def can_fuse(norm: nn.Module, x: Tensor) -> bool:
     if not norm.affine or norm.momentum is None or torch.is_autocast_enabled("cuda"):
         return False
     single = x.dtype == torch.float32 == norm.weight.dtype
-    return single and 1 < x.numel() // x.shape[1] <= _LARGEST and _kernels() is not None
+    return single and 1 < x.numel() // x.shape[1] <= _LARGEST and has_triton(x)
 
 
-def _kernels() -> ModuleType | None:
-    return kernels("ocar.accel.triton.norm")
+@norm_act.implementation("triton", when=_fits)
+def _norm_act_by_kernel(norm: nn.Module, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
+    return _fused(cast("nn.BatchNorm2d", norm), x, shortcut, relu=True)
 
 
-def _normalize(norm: nn.BatchNorm2d, x: Tensor, shortcut: Tensor | None, *, relu: bool) -> Tensor:
+def _fused(norm: nn.BatchNorm2d, x: Tensor, shortcut: Tensor | None, *, relu: bool) -> Tensor:
     tracks = norm.track_running_stats and norm.running_mean is not None
     if tracks and norm.num_batches_tracked is not None:
         norm.num_batches_tracked.add_(1)
@@ -72,23 +71,130 @@ def _normalize(norm: nn.BatchNorm2d, x: Tensor, shortcut: Tensor | None, *, relu
     return apply(x, norm.weight, norm.bias, shortcut, *running, norm.momentum, norm.eps, relu)
 
 
-def _sizes(x: Tensor) -> tuple[tuple[int, int, int], dict[str, Any]]:
-    """What every kernel is told of the images, and how it is to go about it."""
-    channels, area = x.shape[1], x.shape[2] * x.shape[3]
-    count = x.shape[0] * area
-    block = 1 << (count - 1).bit_length()
-    by_pixel = lies_by_pixel(x)
-    group = min(_GROUP, max(1, _SHARED // block)) if by_pixel else 1
-    how = {"BY_PIXEL": by_pixel, "BLOCK": block, "GROUP": group}
-    return (count, channels, area), {**how, "num_warps": min(16, max(1, block * group // 512))}
+@contextmanager
+def batched_norms(modules: Iterable[nn.Module]) -> Iterator[None]:
+    """For a forward pass: BatchNorm layers in train mode get a backward pass for many columns."""
+    with ExitStack() as stack:
+        for module in modules:
+            if _couples(module):
+                norm = cast("nn.BatchNorm2d", module)
+                norm.forward = partial(_forward, norm)  # type: ignore[method-assign]
+                stack.callback(module.__dict__.pop, "forward")
+        yield
 
 
-def _present(tensor: Tensor | None, other: Tensor) -> Tensor:
-    return other if tensor is None else tensor
+def _couples(module: nn.Module) -> bool:
+    """Whether a layer is a BatchNorm as PyTorch makes it that uses statistics of the batch."""
+    known = type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+    if not known or not module.training or "forward" in module.__dict__:
+        return False
+    norm = cast("nn.BatchNorm2d", module)
+    return norm.affine and norm.momentum is not None
+
+
+def _forward(module: nn.BatchNorm2d, x: Tensor) -> Tensor:
+    module._check_input_dim(x)
+    if x.numel() == x.shape[1]:  # the variance would be NaN, and so the running one
+        raise ValueError(
+            f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}"
+        )
+    if _fits(module, x):
+        return _fused(module, x, None, relu=False)
+    if module.num_batches_tracked is not None:
+        module.num_batches_tracked.add_(1)
+    running = module.running_mean, module.running_var
+    apply = cast("Callable[..., Tensor]", _BatchNorm.apply)
+    return apply(x, module.weight, module.bias, *running, module.momentum, module.eps)
+
+
+class _BatchNorm(torch.autograd.Function):
+    """``functional.batch_norm`` in training."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        mean: Tensor | None,
+        variance: Tensor | None,
+        momentum: float,
+        eps: float,
+    ) -> Tensor:
+        y, center, scale, reserve, kind = _aten._batch_norm_impl_index(
+            x, weight, bias, mean, variance, True, momentum, eps, torch.backends.cudnn.enabled
+        )
+        ctx.save_for_backward(x, weight, center, scale, reserve)
+        ctx.kind, ctx.eps = kind, eps
+        result: Tensor = y
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        apply = cast("Callable[..., tuple[Tensor, ...]]", _BatchNormBackward.apply)
+        return (*apply(g, *ctx.saved_tensors, ctx.kind, ctx.eps), None, None, None, None)
+
+
+class _BatchNormBackward(torch.autograd.Function):
+    """Gradients of input, weight and bias, for one column or several."""
+
+    @staticmethod
+    def forward(
+        g: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        center: Tensor,
+        scale: Tensor,
+        reserve: Tensor,
+        kind: int,
+        eps: float,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        result: tuple[Tensor, Tensor, Tensor] = _aten._batch_norm_impl_index_backward(
+            kind, x, g, weight, None, None, center, scale, True, eps, _ALL, reserve
+        )
+        return result
+
+    @staticmethod
+    def setup_context(ctx: FunctionCtx, inputs: tuple[Any, ...], output: Any) -> None:
+        """There is no second derivative."""
+
+    @staticmethod
+    def vmap(
+        info: Any,
+        in_dims: tuple[int | None, ...],
+        g: Tensor,
+        x: Tensor,
+        weight: Tensor,
+        center: Tensor,
+        scale: Tensor,
+        reserve: Tensor,
+        kind: int,
+        eps: float,
+    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
+        """All columns in one call, as additional channels; on a CPU one after another."""
+        assert in_dims[0] is not None
+        if x.is_cpu:  # no copies of x, and the next layer finds the columns first
+            found = [
+                _aten.native_batch_norm_backward(
+                    column, x, weight, None, None, center, scale, True, eps, _ALL
+                )
+                for column in g.movedim(in_dims[0], 0)
+            ]
+            return tuple(torch.stack(parts) for parts in zip(*found, strict=True)), (0, 0, 0)
+        columns, channels = info.batch_size, x.shape[1]
+        wide = x.unsqueeze(1).expand(-1, columns, *x.shape[1:]).flatten(1, 2)
+        g = g.movedim(in_dims[0], 1).flatten(1, 2)
+        weight, center, scale = torch.stack((weight, center, scale)).repeat(1, columns)
+        gx, gw, gb = _aten.native_batch_norm_backward(
+            g, wide, weight, None, None, center, scale, True, eps, _ALL
+        )
+        split = (columns, channels)
+        gradients = gx.unflatten(1, split), gw.unflatten(0, split), gb.unflatten(0, split)
+        return gradients, (1, 0, 0)
 
 
 class _FusedNorm(torch.autograd.Function):
-    """``relu(norm(x) + shortcut)``, of which the last two may be left out."""
+    """``relu(norm(x) + shortcut)`` by one kernel; shortcut and ReLU may be left out."""
 
     @staticmethod
     def forward(
@@ -103,52 +209,45 @@ class _FusedNorm(torch.autograd.Function):
         eps: float,
         relu: bool,
     ) -> Tensor:
-        compiled = _kernels()
-        assert compiled is not None
-        x = x if lies_by_pixel(x) else x.contiguous()
-        shortcut = None if shortcut is None else laid(shortcut, like=x)
+        from ocar.accel.triton import norm as kernels
+
+        x = x if is_channels_last(x) else x.contiguous()
+        shortcut = None if shortcut is None else laid_out(shortcut, like=x)
         y = torch.empty_like(x)
         mean, scale = x.new_empty(2, x.shape[1]).unbind()
-        sizes, how = _sizes(x)
-        # For what there is none of another stands in, of which nothing is read or written.
-        statistics = _present(running_mean, mean), _present(running_variance, scale)
+        sizes, options = _sizes(x)
+        # A missing tensor is replaced by another one that the kernel never touches.
+        statistics = _or(running_mean, mean), _or(running_variance, scale)
         has_shortcut, tracks = shortcut is not None, running_mean is not None
-        with torch.cuda.device_of(x):
-            compiled.forward[(-(-x.shape[1] // how["GROUP"]),)](
-                *(x, _present(shortcut, x), y, weight, bias, mean, scale, *statistics),
-                *(*sizes, momentum, eps, int(has_shortcut), int(relu), int(tracks)),
-                **how,
-            )
+        launch(
+            kernels.forward,
+            (-(-x.shape[1] // options["GROUP"]),),
+            *(x, _or(shortcut, x), y, weight, bias, mean, scale, *statistics),
+            *(*sizes, momentum, eps, int(has_shortcut), int(relu), int(tracks)),
+            **options,
+        )
         ctx.save_for_backward(x, weight, mean, scale, y if relu else None)
         ctx.has_shortcut = has_shortcut
         return y
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        apply = cast("Callable[..., tuple[Tensor, ...]]", _Backward.apply)
+        apply = cast("Callable[..., tuple[Tensor, ...]]", _FusedNormBackward.apply)
         gx, gw, gb, *gs = apply(g, *ctx.saved_tensors, ctx.has_shortcut)
         return gx, gw, gb, gs[0] if gs else None, None, None, None, None, None
 
 
-class _Backward(torch.autograd.Function):
-    """Gradients at x, weight, bias and shortcut, for one column or for several."""
+class _FusedNormBackward(torch.autograd.Function):
+    """Gradients at x, weight, bias and shortcut, for one column or several."""
 
     @staticmethod
-    def forward(
-        g: Tensor,
-        x: Tensor,
-        weight: Tensor,
-        mean: Tensor,
-        scale: Tensor,
-        y: Tensor | None,
-        has_shortcut: bool,
-    ) -> tuple[Tensor, ...]:
-        gradients = _gradients(g.unsqueeze(0), x, weight, mean, scale, y, has_shortcut)
+    def forward(g: Tensor, *others: Any) -> tuple[Tensor, ...]:
+        gradients = _fused_gradients(g.unsqueeze(0), *others)
         return tuple(gradient.squeeze(0) for gradient in gradients)
 
     @staticmethod
     def setup_context(ctx: FunctionCtx, inputs: tuple[Any, ...], output: Any) -> None:
-        """Nothing is kept: there is no second derivative."""
+        """There is no second derivative."""
 
     @staticmethod
     def vmap(
@@ -156,11 +255,11 @@ class _Backward(torch.autograd.Function):
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
         """All columns in one call."""
         assert in_dims[0] is not None
-        gradients = _gradients(g.movedim(in_dims[0], 0), *others)
+        gradients = _fused_gradients(g.movedim(in_dims[0], 0), *others)
         return gradients, (0,) * len(gradients)
 
 
-def _gradients(
+def _fused_gradients(
     g: Tensor,
     x: Tensor,
     weight: Tensor,
@@ -169,20 +268,36 @@ def _gradients(
     y: Tensor | None,
     has_shortcut: bool,
 ) -> tuple[Tensor, ...]:
-    """As :class:`_Backward`; all that comes in and goes out has its columns first."""
-    compiled = _kernels()
-    assert compiled is not None
+    """The gradients of :class:`_FusedNorm`; g and the results have their columns first."""
+    from ocar.accel.triton import norm as kernels
+
     columns, channels = g.shape[0], x.shape[1]
-    g = laid(g.flatten(0, 1), like=x)
+    g = laid_out(g.flatten(0, 1), like=x)
     gx = torch.empty_like(g)
     gs = torch.empty_like(g) if has_shortcut else None
     gw, gb = g.new_empty(2, columns, channels).unbind()
-    sizes, how = _sizes(x)
-    with torch.cuda.device_of(g):
-        compiled.backward[(-(-channels // how["GROUP"]), columns)](
-            *(g, x, _present(y, x), weight, mean, scale, gx, _present(gs, gx), gw, gb),
-            *(*sizes, int(has_shortcut), int(y is not None)),
-            **how,
-        )
+    sizes, options = _sizes(x)
+    launch(
+        kernels.backward,
+        (-(-channels // options["GROUP"]), columns),
+        *(g, x, _or(y, x), weight, mean, scale, gx, _or(gs, gx), gw, gb),
+        *(*sizes, int(has_shortcut), int(y is not None)),
+        **options,
+    )
     gx = gx.unflatten(0, (columns, -1))
     return (gx, gw, gb) if gs is None else (gx, gw, gb, gs.unflatten(0, (columns, -1)))
+
+
+def _sizes(x: Tensor) -> tuple[tuple[int, int, int], dict[str, Any]]:
+    """The sizes that a kernel needs, and its options."""
+    channels, area = x.shape[1], x.shape[2] * x.shape[3]
+    count = x.shape[0] * area
+    block = 1 << (count - 1).bit_length()
+    last = is_channels_last(x)
+    group = min(_GROUP, max(1, _SHARED // block)) if last else 1
+    options = {"CHANNELS_LAST": last, "BLOCK": block, "GROUP": group}
+    return (count, channels, area), {**options, "num_warps": min(16, max(1, block * group // 512))}
+
+
+def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
+    return other if tensor is None else tensor

@@ -1,7 +1,7 @@
-"""Predictions of the same samples again and again, as an evaluation after every batch makes them.
+"""Predictions of the same samples after every batch, as an evaluation makes them.
 
-Samples are normalised once. On a GPU the forward pass is a captured graph on a stream of its own,
-with a copy of the weights, so that the next batch is learned while the last is still evaluated.
+Samples are normalised once. On a GPU the forward pass is a CUDA graph on a stream of its own with a
+copy of the weights, so that the next batch is learned while the last evaluation still runs.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ocar.accel.folded import fold
-from ocar.accel.graph import AFTER, Captured, release_memory
-from ocar.methods.context import Context
+from ocar.accel.graph import Graph
 
 T = TypeVar("T")
 
@@ -23,16 +22,16 @@ MOST_BYTES = 2**30
 """Samples that would be larger than this once normalised are normalised each time."""
 
 CHUNK = 1250
-"""Most samples that go through the model at once."""
+"""Samples that go through the model at once."""
 
 
 class RepeatedPrediction:
-    """Predicts the first n of some samples whenever it is asked.
+    """Predicts the first n of some samples.
 
     Args:
         x: Raw samples, ``(n, ...)``.
         normalize: From raw samples to inputs of the model.
-        predict: From inputs of the model to outputs, on the host or on any device.
+        predict: From inputs of the model to outputs.
         device: Where the model is.
     """
 
@@ -53,28 +52,27 @@ class RepeatedPrediction:
         self._predict = predict
 
     def wait(self) -> None:
-        """Let the current stream of the device wait for all that was begun."""
+        """Let the current stream wait for all predictions that were started."""
 
     def finish(self) -> None:
-        """Wait, on the host, for all that was begun: this is about to be dropped."""
+        """Let the host wait for them, before their memory is given back."""
 
     def __call__(self, n: int, use: Callable[[Tensor], T]) -> T:
-        """What ``use`` makes of the outputs for the first n samples."""
+        """Apply ``use`` to the outputs for the first n samples."""
         return use(torch.cat([self._outputs(part) for part in self._x[:n].split(CHUNK)]))
 
     def _outputs(self, x: Tensor) -> Tensor:
         return self._predict(x if self._normalize is None else self._normalize(x))
 
 
-class SideBySidePrediction(RepeatedPrediction):
-    """As :class:`RepeatedPrediction`, on a stream of its own with a copy of the weights.
+class ParallelPrediction(RepeatedPrediction):
+    """A :class:`RepeatedPrediction` on a stream of its own, with a copy of the weights.
 
     Args:
         x: Raw samples, ``(n, ...)``.
         normalize: From raw samples to inputs of the model.
         model: The model, on a CUDA device.
-        weights: The values to predict with, by name: parameters and buffers of the model. They
-            must stay the same tensors as long as this is used.
+        weights: Parameters and buffers to predict with, by name. They must stay the same tensors.
     """
 
     def __init__(
@@ -85,96 +83,80 @@ class SideBySidePrediction(RepeatedPrediction):
         model: nn.Module,
         weights: Mapping[str, Tensor],
     ) -> None:
-        device = next(iter(weights.values())).device
+        like = next(iter(weights.values()))
         self._model = copy.deepcopy(model).eval().requires_grad_(False)
-        single = next(iter(weights.values())).dtype == torch.float32
-        self._folded = fold(self._model, torch.float16 if single else None)
+        self._folded = fold(
+            self._model, torch.float16 if like.dtype == torch.float32 else like.dtype
+        )
         own = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
         changing = {name: tensor for name, tensor in own.items() if tensor.is_floating_point()}
         self._copies: list[Tensor] = list(changing.values())
         self._values = [weights[name] for name in changing]
         folded = self._folded
         prepare = normalize if folded is None else lambda x: folded.prepare(normalize(x))
-        super().__init__(x, normalize=prepare, predict=folded or self._model, device=device)
+        super().__init__(x, normalize=prepare, predict=folded or self._model, device=like.device)
         if self._folded is None and self._x.dim() == 4:
             self._x = self._x.contiguous(memory_format=torch.channels_last)
-        self._stream = torch.cuda.Stream(device)
-        self._graphs = Captured(self._first, device=device, priority=AFTER)
+        self._stream = torch.cuda.Stream(like.device)
+        self._graph = Graph(self._first, device=like.device, low_priority=True)
         self._idle = torch.cuda.Event()
-        self._reserve()
-
-    def _reserve(self) -> None:
-        """Go through all samples once: what fewer samples need later finds room in the same memory.
-
-        Asked for in the order of need, memory would be of many sizes, none large enough for the
-        next.
-        """
-        for _ in range(2):  # at first as it is, then recorded
+        # Predict all samples once as written and once recorded: later, smaller predictions find
+        # room in the same memory. In the order of need, memory would be of many sizes.
+        for _ in range(2):
             self(len(self._x), lambda outputs: outputs)
 
     @torch.no_grad()
     def __call__(self, n: int, use: Callable[[Tensor], T]) -> T:
-        """What ``use`` makes of the outputs for the first n samples, some time later.
+        """Apply ``use`` to the outputs for the first n samples.
 
-        The result can be looked at after :meth:`wait`.
+        The work is only started. The result may be read after :meth:`wait`.
         """
         learning = torch.cuda.current_stream(self._stream.device)
         learning.wait_event(self._idle)
         torch._foreach_copy_(self._copies, self._values)
         self._stream.wait_stream(learning)
         with torch.cuda.stream(self._stream):
-            outputs, _ = self._graphs(key=n)
+            outputs = self._graph(key=n)
+            assert isinstance(outputs, Tensor)
             result = use(outputs)
             self._idle.record(self._stream)
         return result
 
     def wait(self) -> None:
-        """Let the current stream of the device wait for all that was begun."""
+        """Let the current stream wait for all predictions that were started."""
         torch.cuda.current_stream(self._stream.device).wait_event(self._idle)
 
     def finish(self) -> None:
-        """Wait, on the host, for all that was begun: this is about to be dropped."""
+        """Let the host wait for them, before their memory is given back."""
         self._idle.synchronize()
 
     def _first(self, *, key: int) -> Tensor:
-        """The outputs for the first samples; this is what is captured."""
         if self._folded is not None:
             self._folded.refresh_()
         return torch.cat([self._outputs(part) for part in self._x[:key].split(CHUNK)])
 
 
-class Repeated:
-    """What :meth:`Learner.predict_repeatedly` returns.
+def repeated_prediction(
+    x: Tensor,
+    *,
+    normalize: Callable[[Tensor], Tensor],
+    predict: Callable[[Tensor], Tensor],
+    model: nn.Module,
+    weights: Mapping[str, Tensor] | None,
+    record: bool,
+) -> RepeatedPrediction:
+    """The fastest way to predict the same samples again and again.
 
     Args:
         x: Raw samples, ``(n, ...)``.
-        make: Makes the prediction, again whenever the head has grown.
-        context: The parts of the learner.
+        normalize: From raw samples to inputs of the model.
+        predict: From inputs of the model to outputs.
+        model: The model.
+        weights: Parameters and buffers that predict, by name; None if ``predict`` is more than the
+            model with some weights.
+        record: Whether CUDA graphs may be recorded.
     """
-
-    def __init__(
-        self, x: Tensor, *, make: Callable[[Tensor], RepeatedPrediction], context: Context
-    ) -> None:
-        self._x = x
-        self._make = make
-        self._context = context
-        self._prediction: RepeatedPrediction | None = None
-        self._capacity = 0
-
-    def __call__(self, n: int, use: Callable[[Tensor], T]) -> T:
-        """What ``use`` makes of the predictions for the first n samples."""
-        head = self._context.head
-        capacity = 0 if head is None else head.capacity
-        if self._prediction is None or capacity != self._capacity:
-            if self._prediction is not None:
-                self._prediction.finish()
-                self._prediction = None
-                release_memory(self._context.device)
-            self._prediction = self._make(self._x)  # a head that has grown is other tensors
-            self._capacity = capacity
-        return self._prediction(n, lambda outputs: use(self._context.mask(outputs)))
-
-    def wait(self) -> None:
-        """Let the current stream of the device wait for all that was begun."""
-        if self._prediction is not None:
-            self._prediction.wait()
+    device = next(model.parameters()).device
+    if weights is None or not record or device.type != "cuda":
+        return RepeatedPrediction(x, normalize=normalize, predict=predict, device=device)
+    return ParallelPrediction(x, normalize=normalize, model=model, weights=weights)

@@ -1,8 +1,8 @@
-"""Gradients of linear layers as products of few rows, on a CPU.
+"""Gradients of linear layers as products of few rows, on the host.
 
-The gradient of a linear layer is Δᵀ·X, with a row for each sample: X what came in, Δ the
-gradient at what went out. A batch has fewer samples than a wide layer has outputs, and then
-X·A⁻¹ is cheaper than Δᵀ·X·A⁻¹.
+The gradient of a linear layer is ΔᵀX with one row a sample: X the inputs, Δ the gradients at the
+outputs. A batch has fewer samples than a wide layer has outputs; then X·A⁻¹ is cheaper than
+(ΔᵀX)·A⁻¹.
 """
 
 from __future__ import annotations
@@ -21,16 +21,14 @@ from torch import Tensor, nn
 from ocar.accel.convolution import is_pulling_back
 
 Rows = tuple[Tensor, Tensor]
-"""X, ``(m, d_in)``, and Δ, ``(m, d_out)``."""
-
-_PRECISIONS = torch.float32, torch.float64  # that NumPy knows
+"""X, ``(m, d_in)``, with a column of ones where there is a bias, and Δ, ``(m, d_out)``."""
 
 
 class RowRecorder:
-    """Keeps what linear layers see in forward and backward passes.
+    """Records X and Δ of linear layers; on devices where that does not pay, nothing.
 
     Args:
-        layers: The layers, by name; those that are no ``nn.Linear`` on a CPU are left alone.
+        layers: The layers, by name.
     """
 
     def __init__(self, layers: Mapping[str, nn.Module]) -> None:
@@ -43,11 +41,10 @@ class RowRecorder:
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """For a forward pass; what was kept before is forgotten."""
+        """For a forward pass; earlier records are dropped."""
         self._calls = {name: [] for name in self._layers}
         handles = [
-            layer.register_forward_hook(self._recorder(name))
-            for name, layer in self._layers.items()
+            layer.register_forward_hook(self._hook(name)) for name, layer in self._layers.items()
         ]
         try:
             yield
@@ -55,7 +52,7 @@ class RowRecorder:
             for handle in handles:
                 handle.remove()
 
-    def _recorder(self, name: str) -> Any:
+    def _hook(self, name: str) -> Any:
         def record(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
             if not output.requires_grad:
                 return
@@ -74,7 +71,7 @@ class RowRecorder:
         """X and Δ of a layer, if its gradient is their product and they are few.
 
         A loss may have a part that no call of the layer has seen, such as a penalty on the
-        weights; then there is no such product.
+        weights. Then the gradient is not that product.
         """
         calls = [(x, g) for x, g in self._calls.get(name, []) if x is not None and g is not None]
         if not calls:
@@ -85,30 +82,33 @@ class RowRecorder:
         bias = layer.bias.grad if trained else None
         if len(x) >= layer.out_features or (trained and bias is None):
             return None
-        return (x, g) if _is_product(layer.weight.grad, bias, g, x) else None
+        if not _is_product(layer.weight.grad, bias, g, x):
+            return None
+        return (torch.cat([x, x.new_ones(len(x), 1)], dim=1) if trained else x), g
 
 
 def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """What all calls of a layer saw, one row after the other."""
+    """The rows of all calls of a layer."""
     flat = [part.flatten(0, -2) for part in parts]
     return flat[0] if len(flat) == 1 else torch.cat(flat)
 
 
 def _is_product(gradient: Tensor | None, bias: Tensor | None, g: Tensor, x: Tensor) -> bool:
-    """Whether gradients are gᵀx and gᵀ1, seen by what they do to a vector of no special direction.
+    """Whether gradients are gᵀx and gᵀ1, tested by their product with a generic vector.
 
     Args:
         gradient: Of the weight.
         bias: Of the bias, if there is one to train.
-        g: Gradient at what went out, ``(m, d_out)``.
-        x: What came in, ``(m, d_in)``.
+        g: Gradients at the outputs, ``(m, d_out)``.
+        x: Inputs, ``(m, d_in)``.
     """
-    if gradient is None or not gradient.dtype == g.dtype == x.dtype or g.dtype not in _PRECISIONS:
+    same = gradient is not None and gradient.dtype == g.dtype == x.dtype
+    if gradient is None or not same or g.dtype not in (torch.float32, torch.float64):
         return False
-    # A few numbers are faster without tensors.
+    # numpy: its calls on small arrays cost a tenth of torch's.
     weight, out, into = gradient.numpy(), g.numpy(), x.numpy()
     vector, one = _direction(x.shape[1], out.dtype)
-    with np.errstate(all="ignore"):  # what is not finite is no product
+    with np.errstate(all="ignore"):  # NaN and Inf make the comparison false
         found, onto = weight @ vector, into @ vector
         if bias is not None:
             found += one * bias.numpy()
@@ -120,5 +120,5 @@ def _is_product(gradient: Tensor | None, bias: Tensor | None, g: Tensor, x: Tens
 
 @lru_cache(maxsize=64)
 def _direction(size: int, dtype: np.dtype[Any]) -> tuple[npt.NDArray[Any], float]:
-    """A vector of no special direction, and how much a bias counts beside it."""
+    """A vector in a generic direction, and the weight of a bias beside it."""
     return np.sin(np.arange(size) + 0.5).astype(dtype), float(dtype.type(math.sqrt(size)))

@@ -1,206 +1,290 @@
-"""What tensors were before some steps, on a GPU, by kernels that take all of them at once.
+"""A copy of what a step changes, and the verdict on the step as one masked write.
 
-A model has a hundred tensors, most of them small. Where they lie is written into a table once; a
-kernel then copies all of them, another adds them up, and a third makes them what they were, or ends
-at once if nothing is to be changed. It needs Triton, see :mod:`ocar.accel.compiled`.
+The guard lets the steps on a batch stand, shortens them, or rolls them back. On a GPU nothing may
+wait for that decision, so it is a value: ``commit_or_rollback`` computes it on the device and
+writes the old values back where it says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from types import ModuleType
-from typing import Any
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from ocar.accel.compiled import compiles, kernels
-from ocar.accel.layout import lies_by_pixel
-from ocar.accel.streams import is_capturing
-from ocar.guard.kept import Kept
+from ocar.accel.layout import in_memory, is_channels_last
+from ocar.accel.operation import has_triton, known, launch, operation
 
 _PIECE = 2048  # numbers that a program takes at a time
-_MOST = 2**13  # pieces that one program can add up
-_PROGRAMS = 264  # that share what is to be put back, if anything is
-_ALIGNMENT = 16  # bytes
-_BATCH = 2**16  # numbers of a batch that one program looks through
+_PROGRAMS = 264  # that share a roll back, if there is one
+
+COUNTS = ("not_finite", "out_of_scale", "shortened", "copies", "in_a_row")
+"""What is counted, in the order of :attr:`Verdict.counts`."""
 
 
-class Tables:
-    """Where tensors lie, known since they were kept for the first time.
+@dataclass(frozen=True, eq=False)
+class Verdict:
+    """The decision on the last batch and the counts so far; tensors that are changed in place."""
 
-    Args:
-        device: Where they are.
-    """
+    accepted: Tensor
+    """Whether the steps stand, a scalar of bool."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        # None is forgotten: graphs use them.
-        self._tables: dict[tuple[tuple[int, int], ...], _Table | None] = {}
+    counts: Tensor
+    """Batches by :data:`COUNTS`, int64."""
 
-    def keep(self, weights: Sequence[Tensor], others: Sequence[Tensor]) -> Kept | TableKept:
-        """A copy of some tensors, by kernels of our own where that can be.
+    largest: Tensor
+    """The largest divergence so far, float32."""
 
-        Args:
-            weights: What the steps change and may be shortened.
-            others: What else they change and is to be as before if they are taken back.
-        """
-        pairs = [(t.detach(), index) for index, ts in enumerate((weights, others)) for t in ts]
-        key = tuple((t.data_ptr(), 2 * t.numel() + index) for t, index in pairs)
-        if key not in self._tables and not is_capturing(self._device):
-            self._tables[key] = self._make(pairs)
-        table = self._tables.get(key)
-        return Kept(weights, others) if table is None else TableKept(table)
-
-    def _make(self, pairs: Sequence[tuple[Tensor, int]]) -> _Table | None:
-        if not all(_is_known(t) for t, _ in pairs):
-            return None
-        compiled = kernels("ocar.accel.triton.snapshot")
-        if compiled is None:
-            return None
-        table = _Table(pairs, compiled, self._device)
-        if not 0 < len(table.rows) <= _MOST or not compiles(table.rehearse, "What the guard keeps"):
-            return None
-        return table
-
-
-def remembers(x: Tensor, accepted: Tensor, counts: Tensor) -> Tensor | None:
-    """Whether a batch is worth a place in the memory, by one kernel if there is one for it.
-
-    Args:
-        x: Its samples.
-        accepted: Whether it was not skipped, a scalar.
-        counts: Of batches by kind; if it is copies of one sample that is counted.
-    """
-    plain = x.is_contiguous() and x.dtype in (torch.uint8, torch.float32, torch.float64)
-    small = plain and x.is_cuda and 0 < x.numel() <= _BATCH
-    compiled = kernels("ocar.accel.triton.snapshot") if small else None
-    if compiled is None:
-        return None
-    remembered = torch.empty_like(accepted)
-    with torch.cuda.device_of(x):
-        compiled.look_for_copies[(1,)](
-            *(x, accepted, counts, remembered, x.numel() // len(x), x.numel()),
-            BLOCK=_PIECE,
-            num_warps=8,
+    @classmethod
+    def on(cls, device: torch.device) -> Verdict:
+        """A verdict on no batch yet."""
+        return cls(
+            accepted=torch.ones((), dtype=torch.bool, device=device),
+            counts=torch.zeros(len(COUNTS), dtype=torch.int64, device=device),
+            largest=torch.zeros((), device=device),
         )
-    return remembered
 
 
-class _Table:
-    """Where some tensors lie.
+@dataclass(frozen=True, eq=False)
+class Tensors:
+    """What a step changes."""
 
-    Attributes:
-        kernels: What takes all of them at once.
-        rows: Of the table.
-        total: Numbers of all tensors.
-        how: What the kernels are compiled for.
-        whole: A share of 1.
-    """
+    weights: Sequence[Tensor]
+    """What may be shortened."""
 
-    def __init__(
-        self, pairs: Sequence[tuple[Tensor, int]], compiled: ModuleType, device: torch.device
-    ) -> None:
-        self.kernels = compiled
-        rows, self.total = [], 0
-        for tensor, index in pairs:
-            for first in range(0, tensor.numel(), _PIECE):
-                address = tensor.data_ptr() + first * tensor.element_size()
-                length = min(_PIECE, tensor.numel() - first)
-                rows.append((address, self.total + first, length, int(index == 0)))
-            self.total += -(-tensor.numel() // 4) * 4  # so that all begin where four can be read
-        aligned = all(t.data_ptr() % _ALIGNMENT == 0 for t, _ in pairs)
-        self.rows = torch.tensor(rows, dtype=torch.int64).to(device)
-        self.how: dict[str, Any] = {"BLOCK": _PIECE, "ALIGNED": aligned}
-        self.whole = torch.ones((), device=device)
+    statistics: Sequence[Tensor] = field(default=())
+    """What else must be finite: buffers, the state of an optimizer."""
 
-    def rehearse(self) -> None:
-        """Have the kernels compiled; nothing is changed."""
-        yes = torch.ones((), dtype=torch.bool, device=self.rows.device)
-        counts = torch.zeros(5, dtype=torch.int64, device=self.rows.device)
-        for divergences in (None, self.whole.new_zeros(1)):
-            kept = TableKept(self)
-            given = kept.sum(), self.whole, yes, divergences, self.whole.clone()
-            kept.settle_(yes, kept.decide(*given, counts, self.whole.clone(), yes.clone()))
-            kept.settle_(yes)
+    others: Sequence[Tensor] = field(default=())
+    """What is only rolled back."""
 
 
-class TableKept:
-    """A copy of the tensors of a table; as :class:`~ocar.guard.kept.Kept`.
+class Snapshot:
+    """A copy of tensors, in one piece for each type.
 
     Args:
-        table: Where they lie.
+        tensors: What to copy.
     """
 
-    def __init__(self, table: _Table) -> None:
+    def __init__(self, tensors: Tensors) -> None:
+        groups = ((tensors.weights, True), (tensors.statistics, False), (tensors.others, False))
+        self._parts = [
+            (same, _flat(same), shortens) for group, shortens in groups for same in _by_dtype(group)
+        ]
+        self._checked = [*tensors.weights, *tensors.statistics]
+
+    def total(self) -> Tensor:
+        """The sum of the present values that must be finite, float64: finite only if all are."""
+        if not self._checked[0].is_cpu:  # there a launch costs more than a copy
+            flat = [_flat(same) for same in _by_dtype(self._checked)]
+        else:
+            flat = [t.detach() for t in self._checked]
+        types = (torch.promote_types(t.dtype, torch.float32) for t in flat)
+        sums = [t.sum(dtype=dtype) for t, dtype in zip(flat, types, strict=True)]
+        return torch.stack(sums).sum(dtype=torch.float64)
+
+    @torch.no_grad()
+    def restore_(self, accepted: Tensor, share: Tensor) -> None:
+        """Roll back unless accepted; let the weights go only a share of their way.
+
+        Args:
+            accepted: Whether the present values stay, a scalar of bool.
+            share: How much of its way each weight goes, a scalar in [0, 1].
+        """
+        if known(accepted & (share == 1)):
+            return
+        for same, before, shortens in self._parts:
+            after = torch.where(accepted, _flat(same), before)
+            if shortens:  # a share of 1 gives the same to the bit
+                after = torch.lerp(before, after, share.to(before.dtype))
+            pieces = after.split([t.numel() for t in same])
+            views = [_shaped(piece, t) for piece, t in zip(pieces, same, strict=True)]
+            torch._foreach_copy_(same, views)
+
+
+def _flat(tensors: Sequence[Tensor]) -> Tensor:
+    """All numbers in a row, those of each tensor in the order of memory."""
+    return torch.cat([in_memory(t.detach()).reshape(-1) for t in tensors])
+
+
+def _shaped(piece: Tensor, like: Tensor) -> Tensor:
+    """The inverse of :func:`_flat` for one tensor."""
+    if not is_channels_last(like):
+        return piece.view_as(like)
+    return piece.view(in_memory(like).shape).movedim(-1, 1)
+
+
+def _by_dtype(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
+    for dtype in dict.fromkeys(t.dtype for t in tensors):
+        yield [t.detach() for t in tensors if t.dtype == dtype]
+
+
+@operation
+def snapshot(tensors: Tensors) -> Snapshot:
+    """Copy what a step changes."""
+    return Snapshot(tensors)
+
+
+@operation
+def commit_or_rollback(
+    before: Snapshot,
+    verdict: Verdict,
+    *,
+    total: Tensor,
+    ok: Tensor,
+    trusted: Tensor,
+    divergences: Tensor | None,
+    bound: Tensor | None,
+) -> None:
+    """Decide on the steps on a batch, and write back what must not stay.
+
+    A batch is skipped if its inputs are not trusted, or if its loss, a weight after it or its
+    divergence is not finite. Its steps are shortened if the mean divergence is above the bound: the
+    weights go bound / divergence of their way.
+
+    Args:
+        before: The values before the steps.
+        verdict: Changed in place.
+        total: The sum of the last loss and of all values that must be finite, float64.
+        ok: Whether everything else that the steps computed was finite, a scalar of bool.
+        trusted: Whether the inputs are of a sane scale, a scalar of bool.
+        divergences: How far the predictions on each replayed sample have moved; None if unknown.
+        bound: Largest mean divergence, a scalar; None for any.
+    """
+    kl = None
+    if divergences is not None and bound is not None:
+        kl = divergences.mean()
+        total = total + kl
+    finite = (total * 0 == 0) & ok
+    accepted = torch.logical_and(finite, trusted, out=verdict.accepted)
+    share = torch.ones_like(verdict.largest)
+    if kl is not None and bound is not None:
+        share = bound / torch.fmax(kl, bound)  # 1 if the divergence is not a number
+        verdict.largest.copy_(torch.fmax(verdict.largest, torch.where(accepted, kl, 0.0)))
+    events = torch.stack([trusted & ~finite, ~trusted, accepted & (share < 1)])
+    verdict.counts[:3] += events
+    verdict.counts[4].add_(1).mul_(~accepted)
+    before.restore_(accepted, share)
+
+
+# On a GPU
+
+
+class TableSnapshot(Snapshot):
+    """A copy made by one kernel; a table says where the tensors lie.
+
+    Args:
+        table: The table of the tensors that the kernels know.
+        tensors: The others.
+    """
+
+    def __init__(self, table: _Table, tensors: Tensors) -> None:
+        super().__init__(tensors)
+        from ocar.accel.triton import snapshot as kernels
+
         self._table = table
-        self._kept = table.whole.new_empty(table.total)
-        with torch.cuda.device_of(self._kept):
-            table.kernels.keep[(len(table.rows),)](table.rows, self._kept, **table.how)
+        self._copy = torch.empty(table.total, dtype=torch.float32, device=table.rows.device)
+        launch(kernels.copy, (len(table.rows),), table.rows, self._copy, **table.options)
 
-    def sum(self) -> Tensor:
-        """Sums of the pieces as they are now: finite only if all of them are."""
+    def total(self) -> Tensor:
+        """See :meth:`Snapshot.total`."""
+        from ocar.accel.triton import snapshot as kernels
+
         table = self._table
-        sums = table.whole.new_empty(len(table.rows))
-        with torch.cuda.device_of(sums):
-            table.kernels.sum_up[(len(table.rows),)](table.rows, sums, **table.how)
-        return sums
+        sums = torch.empty(table.checked, dtype=torch.float32, device=table.rows.device)
+        launch(kernels.sum_up, (table.checked,), table.rows, sums, **table.options)
+        return sums.sum(dtype=torch.float64)
 
-    def decide(
-        self,
-        sums: Tensor,
-        loss: Tensor,
-        trusted: Tensor,
-        divergences: Tensor | None,
-        bound: Tensor | None,
-        counts: Tensor,
-        largest: Tensor,
-        accepted: Tensor,
-    ) -> Tensor:
-        """Decide what becomes of a batch, and count it.
+    def restore_(self, accepted: Tensor, share: Tensor) -> None:
+        """See :meth:`Snapshot.restore_`."""
+        from ocar.accel.triton import snapshot as kernels
 
-        Args:
-            sums: What :meth:`sum` gave.
-            loss: The last loss, a scalar.
-            trusted: Whether the inputs are of a sane size.
-            divergences: How far the predictions on each replayed sample have changed, if measured.
-            bound: How far they may in the mean.
-            counts: Of batches by kind; changed in place.
-            largest: The largest mean so far; changed in place.
-            accepted: Becomes whether the batch is accepted.
-
-        Returns:
-            Which part of the way the weights go.
-        """
-        share = torch.empty_like(self._table.whole)
-        samples = 0 if divergences is None or bound is None else len(divergences)
-        limit = largest if bound is None else bound  # of what is not there nothing is read
-        with torch.cuda.device_of(sums):
-            self._table.kernels.decide[(1,)](
-                *(sums, loss, trusted, sums if divergences is None else divergences, limit),
-                *(counts, largest, accepted, share, len(sums), samples),
-                PIECES=1 << (len(sums) - 1).bit_length(),
-                SAMPLES=0 if samples == 0 else max(16, 1 << (samples - 1).bit_length()),
-            )
-        return share
-
-    def settle_(self, accepted: Tensor, share: Tensor | None = None) -> None:
-        """Make the tensors what they were unless accepted, and go only part of the way.
-
-        Args:
-            accepted: Whether they may stay, a scalar.
-            share: Which part of the way the weights go, a scalar in [0, 1]; 1, or None, is all of
-                it.
-        """
         table = self._table
-        part = table.whole if share is None else share
-        with torch.cuda.device_of(part):
-            table.kernels.put_back[(min(_PROGRAMS, len(table.rows)),)](
-                *(table.rows, self._kept, accepted, part, len(table.rows)), **table.how
-            )
+        launch(
+            kernels.restore,
+            (min(_PROGRAMS, len(table.rows)),),
+            *(table.rows, self._copy, accepted, share, len(table.rows)),
+            **table.options,
+        )
+        super().restore_(accepted, share)
+
+
+@dataclass(frozen=True, eq=False)
+class _Table:
+    """Where tensors lie."""
+
+    rows: Tensor
+    checked: int
+    """Rows of tensors that must be finite; they come first."""
+
+    total: int
+    options: dict[str, int | bool]
+
+
+@functools.cache
+def _table(places: tuple[tuple[int, int, int], ...], device: torch.device) -> _Table:
+    """The table of tensors at ``(address, numbers, kind)``; a graph uses it, so it stays."""
+    rows, total = [], 0
+    for address, numbers, kind in places:
+        for first in range(0, numbers, _PIECE):
+            length = min(_PIECE, numbers - first)
+            rows.append((address + 4 * first, total + first, length, kind))
+        total += -(-numbers // 4) * 4  # so that four numbers can be read together
+    aligned = all(address % 16 == 0 for address, _, _ in places)
+    checked = sum(row[3] > 0 for row in rows)
+    table = torch.tensor(rows, dtype=torch.int64).to(device)
+    return _Table(table, checked, total, {"BLOCK": _PIECE, "ALIGNED": aligned})
 
 
 def _is_known(t: Tensor) -> bool:
-    """Whether there are kernels for a tensor: all of its numbers lie together."""
-    dense = t.is_contiguous() or lies_by_pixel(t)
-    return t.is_cuda and t.dtype == torch.float32 and dense
+    dense = t.is_contiguous() or is_channels_last(t)
+    return t.is_cuda and t.dtype == torch.float32 and dense and t.numel() > 0
+
+
+def _has_table(tensors: Tensors) -> bool:
+    pieces = sum(-(-t.numel() // _PIECE) for t in tensors.weights)
+    weights = all(map(_is_known, [*tensors.weights, *tensors.statistics]))
+    return weights and pieces > 0 and has_triton(*tensors.weights)
+
+
+@snapshot.implementation("triton", when=_has_table)
+def _snapshot_by_kernel(tensors: Tensors) -> Snapshot:
+    groups = zip((2, 1, 0), (tensors.weights, tensors.statistics, tensors.others), strict=True)
+    places = tuple(
+        (t.data_ptr(), t.numel(), kind) for kind, group in groups for t in group if _is_known(t)
+    )
+    table = _table(places, tensors.weights[0].device)
+    unknown = [t for t in tensors.others if not _is_known(t)]
+    return TableSnapshot(table, Tensors(weights=(), others=unknown))
+
+
+@commit_or_rollback.implementation(
+    "triton",
+    when=lambda before, verdict, **others: isinstance(before, TableSnapshot),
+)
+def _commit_by_kernel(
+    before: Snapshot,
+    verdict: Verdict,
+    *,
+    total: Tensor,
+    ok: Tensor,
+    trusted: Tensor,
+    divergences: Tensor | None,
+    bound: Tensor | None,
+) -> None:
+    from ocar.accel.triton import snapshot as kernels
+
+    share = torch.empty_like(verdict.largest)
+    samples = 0 if divergences is None or bound is None else len(divergences)
+    # A missing tensor is replaced by another one that the kernel never touches.
+    launch(
+        kernels.decide,
+        (1,),
+        *(total, ok, trusted, verdict.largest if divergences is None else divergences),
+        *(verdict.largest if bound is None else bound, verdict.counts, verdict.largest),
+        *(verdict.accepted, share, samples),
+        SAMPLES=0 if samples == 0 else max(16, 1 << (samples - 1).bit_length()),
+    )
+    before.restore_(verdict.accepted, share)

@@ -1,167 +1,54 @@
-"""Independent work side by side on an accelerator.
+"""Independent work on parallel CUDA streams while a CUDA graph is recorded.
 
-The layers of a network give many small factorizations that do not depend on
-each other, and the branches of a network do not either. Recorded in a CUDA graph
-on several streams they run at the same time; one after another, each would leave
-most of the device idle.
+The batches are small: one kernel leaves most of a GPU idle. Work that does not depend on each
+other is recorded on several streams, so that the graph runs it at the same time. Outside a
+recording the host cannot launch kernels fast enough for that, and the jobs run one after another.
 """
 
 from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
 T = TypeVar("T")
 
-RECORDING = -3
-"""Priority of a stream that nothing but a graph is recorded on: the first of all."""
+RECORDING_PRIORITY = -3
+"""Priority of the stream that a graph is recorded on: the highest."""
 
-BESIDE = -2
-"""Priority of the streams beside it."""
+PARALLEL_PRIORITY = -2
+"""Priority of the streams in parallel to it."""
 
-LANES = 8
-"""Streams to share the work out to; beyond that nothing was gained on an H200."""
+STREAMS = 8
+"""Parallel streams of one device; more gained nothing on an H200."""
 
-SHARED = 10
-"""Streams of all learners together that share a device. Each costs memory: with twice as many, five
-learners on an H200 took 1 GiB more, and no less time."""
+SHARED_STREAMS = 10
+"""Parallel streams of all learners on one device. Each stream holds memory of its own: twice as
+many took 1 GiB more for five learners on an H200, and saved no time."""
 
-_lanes = LANES
-
-
-def share_device(runs: int) -> None:
-    """Use fewer streams in graphs that are recorded from now on, since so many run at once.
-
-    Args:
-        runs: How many learners share the device.
-    """
-    global _lanes
-    _lanes = max(1, min(LANES, SHARED // runs))
+_limit = STREAMS
 
 
-@functools.cache
-def _streams(device: torch.device) -> list[torch.cuda.Stream]:
-    # PyTorch hands out few streams of each priority, again and again. These are for recording
-    # alone, which is done by one thread at a time, so they have a priority of their own.
-    return [torch.cuda.Stream(device, priority=BESIDE) for _ in range(LANES)]
+def is_recording() -> bool:
+    """Whether the current stream is being recorded: then nothing may wait for the device."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+
+
+def share_device(learners: int) -> None:
+    """Use fewer parallel streams in future recordings, because several learners share a device."""
+    global _limit
+    _limit = max(1, min(STREAMS, SHARED_STREAMS // learners))
 
 
 @functools.cache
-def _branch(device: torch.device) -> list[torch.cuda.Stream]:
-    # Not one of the above, on which other work may wait.
-    return [torch.cuda.Stream(device, priority=BESIDE)]
-
-
-class Lanes:
-    """Runs jobs on streams beside the current one.
-
-    Until :meth:`join` the memory that jobs read must be kept: give it to ``run`` as ``keep``.
-
-    Args:
-        device: A CUDA device.
-        streams: The streams; by default those that share out the work of a step.
-    """
-
-    def __init__(
-        self, device: torch.device, streams: list[torch.cuda.Stream] | None = None
-    ) -> None:
-        self._device = device
-        self._streams = _streams(device)[:_lanes] if streams is None else streams
-        self._loads = [0] * len(self._streams)
-        self._used: set[torch.cuda.Stream] = set()  # another is no part of a graph
-        self._kept: list[object] = []
-
-    def run(self, jobs: Iterable[tuple[int, Callable[[], object]]], *, keep: object = None) -> None:
-        """Start jobs side by side, after all that the current stream has been given.
-
-        Args:
-            jobs: About how much work each is, in any unit, and what to call.
-            keep: What to hold on to until :meth:`join`.
-        """
-        self._kept.append(keep)
-        current = torch.cuda.current_stream(self._device)
-        for stream in self._streams:
-            stream.wait_stream(current)
-        self._used.update(self._streams)
-        loads = [0] * len(self._streams)
-        for cost, job in sorted(jobs, key=lambda sized: -sized[0]):
-            least = loads.index(min(loads))
-            loads[least] += cost
-            with torch.cuda.stream(self._streams[least]):
-                job()
-
-    def start(self, cost: int, job: Callable[[], T], *, keep: object = None) -> T:
-        """Start one job beside the current stream, after all that this has been given so far.
-
-        Args:
-            cost: About how much work it is, in the unit of the other jobs that are started so.
-            job: What to call.
-            keep: What to hold on to until :meth:`join`.
-
-        Returns:
-            What the job returned: tensors to be read after :meth:`join`.
-        """
-        self._kept.append(keep)
-        least = self._loads.index(min(self._loads))
-        self._loads[least] += cost
-        stream = self._streams[least]
-        stream.wait_stream(torch.cuda.current_stream(self._device))
-        self._used.add(stream)
-        with torch.cuda.stream(stream):
-            return job()
-
-    @contextmanager
-    def first(self, *, keep: object = None) -> Iterator[None]:
-        """Inside it the current stream is the first lane, after all that this has been given.
-
-        Args:
-            keep: What to hold on to until :meth:`join`.
-        """
-        self._kept.append(keep)
-        stream = self._streams[0]
-        stream.wait_stream(torch.cuda.current_stream(self._device))
-        self._used.add(stream)
-        with torch.cuda.stream(stream):
-            yield
-
-    def run_between(self, job: Callable[[], object]) -> None:
-        """Start a job that waits for all of :meth:`run` before it, and all after it wait for."""
-        first, *others = self._streams
-        for stream in others:
-            first.wait_stream(stream)
-        with torch.cuda.stream(first):
-            job()
-        for stream in others:
-            stream.wait_stream(first)
-
-    def join(self) -> None:
-        """Let the current stream wait for all jobs."""
-        current = torch.cuda.current_stream(self._device)
-        for stream in self._used:
-            current.wait_stream(stream)
-        self._used.clear()
-        self._kept.clear()
-
-
-class Here:
-    """In place of :class:`Lanes` where nothing is being recorded: jobs are done at once."""
-
-    def start(self, cost: int, job: Callable[[], T], *, keep: object = None) -> T:
-        """Do a job; arguments as for :meth:`Lanes.start`."""
-        return job()
-
-    def join(self) -> None:
-        """There is nothing to wait for."""
-
-
-def beside(device: torch.device) -> Lanes | Here:
-    """Streams beside the one of a graph that is being recorded; else there are none."""
-    return Lanes(device) if is_capturing(device) else Here()
+def _free(device: torch.device) -> list[torch.cuda.Stream]:
+    # PyTorch reuses few streams of each priority, so these have a priority of their own. One
+    # thread records at a time, so the list needs no lock.
+    return [torch.cuda.Stream(device, priority=PARALLEL_PRIORITY) for _ in range(STREAMS)]
 
 
 class _Branches(threading.local):
@@ -171,26 +58,72 @@ class _Branches(threading.local):
 _branches = _Branches()
 
 
-def branch(device: torch.device) -> Lanes | Here:
-    """As :func:`beside`, for a branch of a network that is soon waited for."""
-    beside = _branches.allowed and is_capturing(device)
-    return Lanes(device, _branch(device)) if beside else Here()
+def parallel(*jobs: Callable[[], Any]) -> list[Any]:
+    """Run independent jobs: in parallel inside a recording, one after another elsewhere.
+
+    The first job runs on the current stream. Calls may be nested.
+
+    Args:
+        *jobs: Functions without arguments. A tensor that a job reads must be referenced by it, so
+            that its memory is not reused before all jobs are done.
+
+    Returns:
+        What the jobs returned, in their order.
+    """
+    if len(jobs) < 2 or not _branches.allowed or not is_recording():
+        return [job() for job in jobs]
+    sides = [Side() for _ in jobs[1:]]
+    results = [jobs[0]()]
+    results += [side.run(job) for side, job in zip(sides, jobs[1:], strict=True)]
+    for side in sides:
+        side.join()
+    return results
+
+
+class Side:
+    """Work in parallel to the current stream, from the moment that this is made.
+
+    Outside a recording, and where no stream is free, the work runs on the current stream.
+    """
+
+    def __init__(self) -> None:
+        self._stream: torch.cuda.Stream | None = None
+        if is_recording():
+            current = torch.cuda.current_stream()
+            free = _free(current.device)
+            if len(free) > STREAMS - _limit:
+                self._stream = free.pop()
+                self._stream.wait_stream(current)
+
+    def run(self, job: Callable[[], T]) -> T:
+        """Run a job; its results may be read after :meth:`wait`."""
+        if self._stream is None:
+            return job()
+        with torch.cuda.stream(self._stream):
+            return job()
+
+    def wait(self) -> None:
+        """Let the current stream wait for the work so far."""
+        if self._stream is not None:
+            torch.cuda.current_stream().wait_stream(self._stream)
+
+    def join(self) -> None:
+        """Wait, and give the stream back: no more work follows."""
+        self.wait()
+        if self._stream is not None:
+            _free(self._stream.device).append(self._stream)
+            self._stream = None
 
 
 @contextmanager
 def one_stream() -> Iterator[None]:
-    """Inside it branches are not beside each other.
+    """Inside it :func:`parallel` runs jobs one after another.
 
-    For forward passes that several columns are pulled back through at once: PyTorch cannot hand
-    these from one stream to another.
+    For forward passes with a batched backward pass: PyTorch cannot hand batched gradients from one
+    stream to another.
     """
     before, _branches.allowed = _branches.allowed, False
     try:
         yield
     finally:
         _branches.allowed = before
-
-
-def is_capturing(device: torch.device) -> bool:
-    """Whether work on the device is being recorded as a graph: then nothing can be waited for."""
-    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()

@@ -1,564 +1,504 @@
-"""Curvature of one layer: what it keeps, how it is inverted, how it is applied.
+"""The curvature of groups of layers: which statistics, how they are estimated, how they solve.
 
-A block holds the statistics of one layer, averaged over time, and the inverse
-that is derived from them. There are three kinds:
+A kind of curvature is made of blocks. One :class:`Blocks` object holds all layers that are treated
+in the same way, so that an operation can take all of them at once.
 
-* :class:`KroneckerBlock`: A ⊗ G, for linear layers and convolutions
-* :class:`UnitBlock`: one small matrix for each unit, for the scale and shift of
-  normalisation layers
-* :class:`DiagonalBlock`: one number for each weight, for embeddings
+* :class:`KroneckerBlocks`: A ⊗ G, for linear layers and convolutions
+* :class:`ExactKroneckerBlocks`: the same, with A ⊗ G + τI inverted exactly
+* :class:`UnitBlocks`: one small matrix for each unit, for normalisation layers
+* :class:`DiagonalBlocks`: one number for each weight, for embeddings
+
+The Kronecker factors of a layer are, with n samples and L locations,
+
+* ``expand``: A = 1/n Σ_n Σ_l a aᵀ and G = 1/(nL) Σ_c Σ_n Σ_l g gᵀ, each location a term of its own
+  (for convolutions: Grosse & Martens 2016);
+* ``reduce``: A = 1/n Σ_n ā āᵀ with ā the mean over locations, G = 1/n Σ_c Σ_n ĝ ĝᵀ with ĝ the sum
+  over them, each sample one term (Eschenhagen et al. 2023).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, Literal
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar, Generic, Literal, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+from torch.nn import functional
 
-from ocar.accel.layout import lies_by_pixel
-from ocar.accel.rows import Rows
-from ocar.curvature import factors, linalg
-from ocar.curvature.factors import Sharing
-from ocar.errors import CheckpointError, NumericalError
+from ocar import accel
+from ocar.accel import linalg
+from ocar.curvature.layers import EmbeddingLayer, Layer, MatrixLayer, NormLayer
+from ocar.errors import CheckpointError
 
-DampingKind = Literal["factored", "exact"]
+Sharing = Literal["expand", "reduce"]
 
-MOSTLY = 0.9
-"""On a CPU inputs that were never used are left out, if no more than this part was used."""
-
-WIDE = 256
-"""From so many inputs on it is worth while to leave out those that are not used."""
-
-NORM_LAYERS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.LayerNorm, nn.GroupNorm)
+L = TypeVar("L", bound=Layer)
 
 
-class Block(ABC):
-    """The curvature of one layer.
+@dataclass(frozen=True, eq=False)
+class Seen:
+    """What one layer saw in a recorded forward pass and the pull-back of the Fisher's root."""
+
+    x: Tensor
+    """Input, ``(n, ...)``."""
+
+    g: Tensor
+    """Output gradients with the sample weights in them, ``(columns, n, ...)``."""
+
+    weights: Tensor | None
+    """Sample weights for the input side, ``(n,)``; None for equal ones."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Head:
+    """The layer that makes the outputs, some of which may stand for no class yet."""
+
+    name: str
+    """Name of the layer."""
+
+    active: Tensor
+    """How many outputs stand for a class, a scalar of int64; it is changed in place."""
+
+
+class Blocks(ABC, Generic[L]):
+    """Layers whose curvature has the same form.
 
     Args:
-        name: The layer's name within the model.
-        module: The layer.
+        layers: The layers by name.
+        sharing: How the locations of a layer with shared weights count.
+        head: The layer that makes the outputs, if it is known.
+
+    Attributes:
+        buffer: The statistics, named ``layer.statistic``.
     """
 
-    statistics: ClassVar[tuple[str, ...]]
+    def __init__(
+        self, layers: Mapping[str, L], *, sharing: Sharing = "expand", head: Head | None = None
+    ) -> None:
+        self.layers = dict(layers)
+        self.sharing: Sharing = sharing
+        self.head = head if head is not None and head.name in self.layers else None
+        self.ready: set[str] = set()
+        """Layers that have an estimate."""
+        self.buffer = self._new_buffer()
 
-    def __init__(self, name: str, module: nn.Module) -> None:
-        self.name = name
-        self.module = module
-        self.averages: dict[str, Tensor] = {}
-        self._inverse: tuple[Tensor, ...] | None = None
+    def statistics(self, layer: L) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of the statistics of a layer."""
+        return layer.shapes()
 
-    @abstractmethod
-    def estimate(self, x: Tensor, g: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
-        """Statistics of one batch.
+    stored: ClassVar[tuple[str, ...]] = ()
+    """Statistics that are not estimated but set by :meth:`refresh`, and saved with the others."""
 
-        Args:
-            x: Input of the layer, ``(n, ...)``.
-            g: Output gradients with the sample weights in them, ``(columns, n, ...)``.
-            weights: Weights for the input side, ``(n,)``, or None.
-        """
-
-    @abstractmethod
-    def _invert(self, damping: Tensor | float) -> tuple[Tensor, ...]:
-        """What :meth:`_apply` needs, from the averages."""
-
-    def _try_invert(self, damping: Tensor | float) -> tuple[tuple[Tensor, ...], Tensor]:
-        """As :meth:`_invert`, waiting for nothing, and whether it failed."""
-        raise NotImplementedError(f"The inverse of layer {self.name!r} cannot be captured.")
+    def estimate_inputs(self, seen: Mapping[str, Seen]) -> None:
+        """Write those statistics of a batch into the estimates that need no gradients."""
 
     @abstractmethod
-    def _apply(self, inverse: tuple[Tensor, ...], rows: Rows | None) -> None:
-        """Rewrite the gradients of the layer's parameters."""
+    def estimate(self, seen: Mapping[str, Seen]) -> None:
+        """Write the other statistics of a batch into the estimates."""
 
     @abstractmethod
-    def eigenvalues(self, damping: Tensor | float) -> Tensor:
-        """All eigenvalues of the damped curvature, ascending, in one dimension."""
-
-    def average(self, new: Mapping[str, Tensor], weight: Mapping[str, Tensor | float]) -> None:
-        """Mix new statistics into the averages: (1 − weight) · old + weight · new.
-
-        The first estimate is taken whole, and so is one of another shape than
-        the average: what was known of another layer does not carry over.
-        """
-        for key, value in new.items():
-            old = self.averages.get(key)
-            if old is None or old.shape != value.shape:
-                self.averages[key] = value
-            else:
-                rate = weight[key]
-                old.lerp_(value, rate.to(value.dtype) if isinstance(rate, Tensor) else rate)
-
-    def invert(self, damping: Tensor | float) -> None:
-        """Derive the inverse from the averages."""
-        old, new = self._inverse, self._invert(damping)
-        if old is None or not old[0].is_cuda or any(map(_differ, old, new)):
-            self._inverse = new
-            return
-        for place, value in zip(old, new, strict=True):
-            place.copy_(value)  # a captured graph looks for it there
-
-    def renew_inverse_(self, damping: Tensor | float) -> Tensor:
-        """Derive the inverse again, in place and without waiting; an old one must be there.
+    def prepare(self, damping: Tensor | float) -> Tensor:
+        """Derive from the averages what :meth:`precondition_` needs.
 
         Returns:
-            Whether that failed, a scalar of bool; then the old inverse stays.
+            How many matrices have no inverse, a scalar of int64. Then the old inverses stay.
         """
-        assert self._inverse is not None
-        inverse, failed = self._try_invert(damping)
-        for old, new in zip(self._inverse, inverse, strict=True):
-            torch.where(failed, old, new, out=old)
-        return failed
-
-    def precondition_(self, rows: Rows | None = None) -> None:
-        """Rewrite the gradients; a layer without gradient or curvature is left alone.
-
-        Args:
-            rows: X and Δ of a linear layer whose gradient is known to be ΔᵀX.
-        """
-        if self._inverse is not None and all(p.grad is not None for p in self.parameters):
-            self._apply(self._inverse, rows)
-
-    @property
-    def cost(self) -> int:
-        """About how long the inverse takes on a GPU: a factorization waits for its columns."""
-        return sum(32 + t.shape[-1] for t in self.averages.values())
-
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """The trainable parameters that the block covers."""
-        own = (self.module._parameters.get(key) for key in ("weight", "bias"))
-        return [p for p in own if p is not None and p.requires_grad]
-
-    def tensors(self) -> list[Tensor]:
-        """Everything that the block keeps."""
-        return [*self.averages.values(), *(self._inverse or ())]
-
-    def check(self, averages: Mapping[str, Tensor]) -> None:
-        """Refuse averages that do not fit the layer.
-
-        Raises:
-            CheckpointError: A statistic is missing, unknown or of the wrong shape.
-        """
-        if averages and set(averages) != set(self.statistics):
-            raise CheckpointError(
-                f"Layer {self.name!r} needs the statistics {sorted(self.statistics)}; "
-                f"the checkpoint has {sorted(averages)}."
-            )
-        for key, value in averages.items():
-            expected = self._shape(key)
-            if tuple(value.shape) != expected:
-                raise CheckpointError(
-                    f"Statistic {key!r} of layer {self.name!r} has shape {tuple(value.shape)} "
-                    f"in the checkpoint; the layer needs {expected}."
-                )
-
-    def saved(self) -> dict[str, Tensor]:
-        """The averages, in an order that does not depend on where the weights lie."""
-        return self.averages
-
-    def load(self, averages: Mapping[str, Tensor]) -> None:
-        """Take what :meth:`saved` gave and fits; the inverse is derived again when needed."""
-        like = next(self.module.parameters())
-        self.averages = {k: v.to(like.device, copy=True) for k, v in averages.items()}
-        self._inverse = None
 
     @abstractmethod
-    def _shape(self, statistic: str) -> tuple[int, ...]:
-        """The shape that a statistic of this layer must have."""
+    def precondition_(self) -> None:
+        """Rewrite the gradients of all layers that have one and have curvature."""
+
+    @abstractmethod
+    def eigenvalues(self, layer: L, damping: float) -> Tensor:
+        """All eigenvalues of the damped curvature of a layer, ascending."""
+
+    def refresh(self, batches: int) -> None:
+        """Called before each batch, outside any recording: for what is derived rarely.
+
+        Args:
+            batches: How many batches there were before.
+        """
+
+    def following(self) -> AbstractContextManager[None]:
+        """A context for the forward pass of the loss."""
+        return nullcontext()
+
+    def infinite(self) -> list[str]:
+        """The layers whose last estimate was not finite."""
+        names = [name for name in self.buffer.shapes if name.rpartition(".")[0] in self.ready]
+        bad = (n for n in names if not bool(self.buffer.estimate(n).isfinite().all()))
+        return list(dict.fromkeys(name.rpartition(".")[0] for name in bad))
+
+    def renew(
+        self, seen: Mapping[str, Seen], ema: Tensor | float, damping: Tensor | float
+    ) -> Tensor:
+        """Take the estimates into the averages, then :meth:`prepare`.
+
+        Args:
+            seen: The layers that have an estimate.
+            ema: Weight of a new estimate.
+            damping: τ.
+
+        Returns:
+            Two scalars of bool in one tensor: whether the estimates are finite, and whether all
+            inverses were found. If the estimates are not finite the averages stay.
+        """
+        names = [
+            f"{layer}.{key}"
+            for layer in seen
+            for key in self.statistics(self.layers[layer])
+            if key not in self.stored
+        ]
+        sums = [self._total(self.buffer.estimate(name)) for name in names]
+        ok, rates = torch.stack(sums).sum().isfinite(), self._rates(ema)
+        for name in names:
+            average, estimate = self.buffer.average(name), self.buffer.estimate(name)
+            rate = rates[self.buffer.index(name)].to(average.dtype)
+            average.lerp_(torch.where(ok, estimate, average), rate)
+        self._count(seen, ok)
+        return torch.stack([ok, self.prepare(damping) == 0])
+
+    def _total(self, estimate: Tensor) -> Tensor:
+        """A number that is finite only if all of a statistic is."""
+        return estimate.sum()
+
+    def _rates(self, ema: Tensor | float) -> Tensor:
+        """Weight of a new estimate of each statistic, float64; the first is taken whole."""
+        counts = self.buffer.counts
+        one = torch.ones((), dtype=torch.float64, device=counts.device)
+        return torch.where(counts == 0, one, ema)
+
+    def _count(self, seen: Mapping[str, Seen], ok: Tensor) -> None:
+        """Count the estimates that were taken."""
+        self.ready |= seen.keys()
+        if len(seen) == len(self.layers):
+            self.buffer.counts += ok
+            return
+        for name in seen:
+            for key in self.statistics(self.layers[name]):
+                self.buffer.counts[self.buffer.index(f"{name}.{key}")] += ok
+
+    def restart_head(self, when: Tensor) -> None:
+        """Where ``when`` is true, statistics of the head's outputs start again."""
+
+    def _restart(self, name: str, when: Tensor) -> None:
+        """Take the next estimate of a statistic whole, where ``when`` is true."""
+        self.buffer.counts[self.buffer.index(name)] *= ~when
+
+    # State
+
+    def tensors(self) -> list[Tensor]:
+        """What :meth:`renew` changes and a roll back has to restore."""
+        return [self.buffer.averages, self.buffer.counts]
+
+    def memory_usage(self) -> int:
+        """Bytes of the averages and of what is derived from them."""
+        derived = [t for t in self.buffer.derived.values() if isinstance(t, Tensor)]
+        tensors = [self.buffer.averages, self.buffer.estimates, *derived]
+        return sum(t.numel() * t.element_size() for t in tensors)
+
+    def fit(self) -> None:
+        """Make room where a layer has got more outputs; their statistics start at zero."""
+        old = self.buffer
+        shapes = self._shapes()
+        if shapes == old.shapes:
+            return
+        self.buffer = self._new_buffer()
+        self.buffer.counts.copy_(old.counts)
+        for name, shape in shapes.items():
+            average, place = old.average(name), self.buffer.average(name)
+            missing = [new - was for new, was in zip(shape, average.shape, strict=True)]
+            padding = [number for size in reversed(missing) for number in (0, size)]
+            place.copy_(functional.pad(average, padding))
+
+    def state(self) -> dict[str, Tensor]:
+        """Averages and counts of the layers that have an estimate, in a portable order."""
+        names = [
+            f"{layer}.{key}" for layer in self.layers if layer in self.ready
+            for key in self.statistics(self.layers[layer])
+        ]  # fmt: skip
+        counts = self.buffer.counts
+        state = {name: self._saved(name, self.buffer.average(name)) for name in names}
+        return state | {f"{name}.count": counts[self.buffer.index(name)] for name in names}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take what :meth:`state` gave.
+
+        Raises:
+            CheckpointError: A statistic is missing, unknown or of another shape.
+        """
+        self.fit()
+        known = {n: tuple(s) for n, s in self._shapes().items()}
+        given = {n: tuple(t.shape) for n, t in state.items() if not n.endswith(".count")}
+        wrong = {n: shape for n, shape in given.items() if known.get(n) != shape}
+        layers = {name.rpartition(".")[0] for name in given}
+        missing = [n for n in known if n.rpartition(".")[0] in layers and n not in given]
+        if wrong or missing:
+            raise CheckpointError(
+                f"The checkpoint has other curvature: {wrong or missing}. "
+                f"Here: { ({n: known.get(n) for n in wrong or missing}) }."
+            )
+        self.buffer.averages.zero_()
+        self.buffer.counts.zero_()
+        for name in given:
+            saved = state[name].to(self.buffer.averages)
+            self.buffer.average(name).copy_(self._saved(name, saved, back=True))
+            self.buffer.counts[self.buffer.index(name)] = state[f"{name}.count"]
+        self.buffer.derived.clear()
+        self.ready = layers
+
+    def _saved(self, name: str, average: Tensor, *, back: bool = False) -> Tensor:
+        """A statistic in the order in which it is saved, or back again."""
+        return average
+
+    def _shapes(self) -> dict[str, tuple[int, ...]]:
+        return {
+            f"{name}.{key}": shape
+            for name, layer in self.layers.items()
+            for key, shape in self.statistics(layer).items()
+        }
+
+    def _new_buffer(self) -> accel.FactorBuffer:
+        parameters = [p for layer in self.layers.values() for p in layer.parameters]
+        dtype = torch.float32
+        for parameter in parameters:
+            dtype = torch.promote_types(dtype, parameter.dtype)
+        like = torch.empty(0, dtype=dtype, device=parameters[0].device)
+        return accel.FactorBuffer(self._shapes(), like=like)
 
 
-class KroneckerBlock(Block):
-    """A ⊗ G for a linear layer or a convolution.
-
-    Args:
-        name: The layer's name within the model.
-        module: A Linear, Conv1d or Conv2d.
-        sharing: ``"expand"`` or ``"reduce"``, see :mod:`ocar.curvature.factors`.
-        kind: ``"factored"`` damps A and G each, balanced by π; ``"exact"`` inverts
-            A ⊗ G + τI in the eigenbases.
-    """
-
-    statistics = ("A", "G")
+class KroneckerBlocks(Blocks[MatrixLayer]):
+    """A ⊗ G for linear layers and convolutions, each factor damped, balanced by π."""
 
     def __init__(
         self,
-        name: str,
-        module: nn.Linear | nn.Conv1d | nn.Conv2d,
+        layers: Mapping[str, MatrixLayer],
         *,
-        sharing: Sharing,
-        kind: DampingKind,
+        sharing: Sharing = "expand",
+        head: Head | None = None,
     ) -> None:
-        super().__init__(name, module)
-        self.layer = module
-        self.sharing = sharing
-        self.kind = kind
-        self.by_pixel = lies_by_pixel(module.weight)
-        self.active_outputs: Tensor | None = None
-        """How many outputs exist, where the layer has spare ones; None for all."""
-        self.used: Tensor | None = None
-        """The inputs that A is of, ascending, where it is not of all: on a CPU those that never
-        were anything but 0 are left out, if they are many. They are no part of the others."""
+        super().__init__(layers, sharing=sharing, head=head)
+        modules = {name: layer.module for name, layer in layers.items()}
+        self.rows = accel.RowRecorder(modules)
+        self._make_tables()
 
-    @property
-    def groups(self) -> int:
-        """Groups of a convolution; 1 for a linear layer."""
-        return 1 if isinstance(self.layer, nn.Linear) else self.layer.groups
+    def _make_tables(self) -> None:
+        self._pairs = {
+            name: accel.Pair(name, layer.groups, layer.d_in, layer.d_out, layer.is_linear)
+            for name, layer in self.layers.items()
+        }
+        like = self.buffer.averages
+        sizes = [shape[-1] for shape in self.buffer.shapes.values()]
+        self._dims = torch.tensor(sizes, dtype=like.dtype, device=like.device)
 
-    @property
-    def has_bias(self) -> bool:
-        """Whether there is a bias to train."""
-        return self.layer.bias is not None and self.layer.bias.requires_grad
+    def fit(self) -> None:
+        """Make room where a layer has got more outputs."""
+        before = self.buffer
+        super().fit()
+        if self.buffer is not before:
+            self._make_tables()
 
-    def estimate(self, x: Tensor, g: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
-        """A and G of one batch."""
-        return {"A": self.estimate_inputs(x, weights), "G": self.estimate_gradients(g)}
+    def following(self) -> AbstractContextManager[None]:
+        """Record the rows of linear layers where that makes :meth:`precondition_` faster."""
+        return self.rows.recording()
 
-    def estimate_inputs(
-        self, x: Tensor, weights: Tensor | None, *, out: Tensor | None = None
+    def infinite(self) -> list[str]:
+        """The layers whose last estimate was not finite."""
+        names: list[str] = self.buffer.derived.pop("infinite", [])
+        return names
+
+    def estimate_inputs(self, seen: Mapping[str, Seen]) -> None:
+        """A of a batch."""
+        operands = [partial(self._inputs, self.layers[n], s.x, s.weights) for n, s in seen.items()]
+        scales = [1 / s.x.shape[0] for s in seen.values()]
+        accel.gram(operands, scales, [self.buffer.estimate(f"{name}.A") for name in seen])
+
+    def estimate(self, seen: Mapping[str, Seen]) -> None:
+        """G of a batch."""
+        gradients = [self._gradients(self.layers[name], s.g) for name, s in seen.items()]
+        scales = [1 / (g.shape[1] * g.shape[-1]) for g in gradients]
+        operands = [partial(torch.flatten, g, 0, 1) for g in gradients]
+        accel.gram(operands, scales, [self.buffer.estimate(f"{name}.G") for name in seen])
+
+    def _inputs(self, layer: MatrixLayer, x: Tensor, weights: Tensor | None) -> Tensor:
+        a = layer.inputs(x)
+        if self.sharing == "reduce":
+            a = a.mean(-1, keepdim=True)
+        if weights is not None:
+            a = a * (weights * (len(weights) / weights.sum())).sqrt().view(-1, 1, 1, 1)
+        return a
+
+    def _gradients(self, layer: MatrixLayer, g: Tensor) -> Tensor:
+        g = layer.gradients(g)
+        return g.sum(-1, keepdim=True) if self.sharing == "reduce" else g
+
+    def renew(
+        self, seen: Mapping[str, Seen], ema: Tensor | float, damping: Tensor | float
     ) -> Tensor:
-        """A of one batch, for which no gradients are needed."""
-        if isinstance(self.layer, nn.Linear):
-            a = factors.linear_inputs(x, bias=self.has_bias)
-        else:
-            a = factors.conv_inputs(x, self.layer, bias=self.has_bias, by_pixel=self.by_pixel)
-        if out is None:
-            a = self._of_used(a)
-        return factors.input_factor(a, sharing=self.sharing, weights=weights, out=out)
+        """Average, damp and invert all factors."""
+        pairs = tuple(self._pairs[name] for name in self.layers if name in seen)
+        rates = self._rates(ema)
+        ok = accel.mix_and_damp(self.buffer, pairs, rates, self._current_dims(), damping)
+        self._count(seen, ok)
+        return torch.stack([ok, accel.invert(self.buffer, pairs) == 0])
 
-    def _of_used(self, a: Tensor) -> Tensor:
-        """Inputs ``(n, groups, d_in, L)`` without those that A is not of.
+    def _current_dims(self) -> Tensor:
+        """The dimension of each factor; of the head's G only outputs that stand for a class."""
+        if self.head is not None:
+            self._dims[self.buffer.index(f"{self.head.name}.G")].copy_(self.head.active)
+        return self._dims
 
-        One that was 0 until now A comes to be of.
-        """
-        known = self.averages.get("A")
-        if not self._may_leave_out or (known is not None and self.used is None):
-            return a
-        seen = a.ne(0).any(-1).any(0).any(0)
-        if known is not None:
-            seen[self.used] = True
-        used = seen.nonzero().squeeze(-1)
-        if known is None:
-            self.used = None if self._are_most(used) else used
-        elif self.used is not None and len(used) > len(self.used):
-            self._take_all(factors.spread(known, self.used, a.shape[2]), used)
-        return a if self.used is None else a.index_select(2, self.used)
+    def restart_head(self, when: Tensor) -> None:
+        """The head's G starts again; its A goes on."""
+        if self.head is not None:
+            self._restart(f"{self.head.name}.G", when)
 
-    @property
-    def _may_leave_out(self) -> bool:
-        weight = self.layer.weight
-        wide = weight.is_cpu and weight.dim() == 2 and weight.shape[1] >= WIDE
-        return wide and self.kind == "factored"
+    def prepare(self, damping: Tensor | float) -> Tensor:
+        """Damp and invert the averages as they are."""
+        pairs = tuple(self._pairs[name] for name in self.layers if name in self.ready)
+        self.buffer.estimates.copy_(self.buffer.averages)
+        rates = torch.ones(len(self.buffer.shapes), dtype=torch.float64, device=self._dims.device)
+        accel.mix_and_damp(self.buffer, pairs, rates, self._current_dims(), damping)
+        return accel.invert(self.buffer, pairs)
 
-    def _are_most(self, used: Tensor) -> bool:
-        return len(used) > MOSTLY * self._shape("A")[-1]
-
-    def _take_all(self, a: Tensor, used: Tensor | None = None) -> None:
-        """Keep of a whole A what is used."""
-        if used is None:
-            used = a.diagonal(dim1=-2, dim2=-1).any(0).nonzero().squeeze(-1)
-        most = not self._may_leave_out or self._are_most(used)
-        self.used = None if most else used
-        self.averages["A"] = a if most else _columns(a.index_select(1, used), used)
-
-    @property
-    def whole_a(self) -> Tensor:
-        """The average of A over all inputs."""
-        a = self.averages["A"]
-        return a if self.used is None else factors.spread(a, self.used, self._shape("A")[-1])
-
-    def estimate_gradients(self, g: Tensor, *, out: Tensor | None = None) -> Tensor:
-        """G of one batch."""
-        if isinstance(self.layer, nn.Linear):
-            g = factors.linear_gradients(g)
-        else:
-            g = factors.conv_gradients(g, self.layer)
-        return factors.gradient_factor(g, sharing=self.sharing, out=out)
-
-    def saved(self) -> dict[str, Tensor]:
-        """A, of all inputs, and G, kernels channel by channel."""
-        if "A" not in self.averages or not (self.by_pixel or self.used is not None):
-            return self.averages
-        a = self.whole_a
-        if self.by_pixel:
-            order = factors.channel_order(self.layer.weight, bias=self.has_bias)
-            a = _reordered(a, order)
-        return self.averages | {"A": a}
-
-    def load(self, averages: Mapping[str, Tensor]) -> None:
-        """Take what :meth:`saved` gave and fits."""
-        super().load(averages)
-        if self.by_pixel and "A" in averages:
-            order = factors.channel_order(self.layer.weight, bias=self.has_bias)
-            self.averages["A"] = _reordered(self.averages["A"], order.argsort())
-        self.used = None
-        if "A" in averages:
-            self._take_all(self.averages["A"])
-
-    def _invert(self, damping: Tensor | float) -> tuple[Tensor, ...]:
-        if self.kind == "exact":
-            return self._decompose(damping)
-        if self.used is not None and not bool(self.averages["A"].diagonal(dim1=-2, dim2=-1).all()):
-            self._take_all(self.whole_a)  # as a checkpoint would be taken: some have faded to 0
-        a, g = self.averages["A"], self.averages["G"]
-        damping_a, damping_g = self._split(damping)
-        names = (f"the inputs of layer {self.name!r}", f"the outputs of layer {self.name!r}")
-        # On a CPU two triangular solves cost what a product costs, and two thirds of the work of
-        # an inverse are saved: of the larger one, and where few rows are multiplied of both. On an
-        # accelerator triangular solves are slow, and the inverse of the Cholesky factor does as
-        # well as that of the matrix.
-        invert = linalg.damped_factor if self.solves_g else linalg.damped_inverse
-        of_g = invert(g, damping_g, name=names[1])
-        factor = linalg.damped_factor(a, damping_a, name=names[0])
-        if not a.is_cpu:
-            return linalg.triangular_inverse(factor, out=torch.empty_like(a)), of_g
-        return (factor, of_g) if self.used is None else (factor, of_g, self.used, damping_a)
-
-    @property
-    def solves_g(self) -> bool:
-        """Whether G is kept as its Cholesky factor and not as its inverse."""
-        return self.layer.weight.is_cpu and isinstance(self.layer, nn.Linear)
-
-    def move_inverse(self, key: str, place: Tensor) -> None:
-        """Keep the inverse of a factor elsewhere from now on; factored damping on a GPU only."""
-        assert self._inverse is not None
-        a, g = self._inverse
-        self._inverse = (place.copy_(a), g) if key == "A" else (a, place.copy_(g))
-
-    def _decompose(self, damping: Tensor | float) -> tuple[Tensor, ...]:
-        a, g = self.averages["A"], self.averages["G"]
-        values_a, vectors_a = linalg.eigen(a, name=f"the inputs of layer {self.name!r}")
-        values_g, vectors_g = linalg.eigen(g, name=f"the outputs of layer {self.name!r}")
-        denominator = values_g.unsqueeze(-1) * values_a.unsqueeze(-2) + damping
-        if not bool((denominator > 0).all()):
-            raise NumericalError(
-                f"The curvature of layer {self.name!r} is singular with damping "
-                f"{float(damping):.3g}. It must be larger than 0."
-            )
-        return vectors_a, vectors_g, denominator
-
-    def _apply(self, inverse: tuple[Tensor, ...], rows: Rows | None) -> None:
-        if rows is not None and self.kind == "factored":
-            self._apply_to_rows(inverse, rows)
+    def precondition_(self) -> None:
+        """Multiply the gradients with the inverses of A and G."""
+        layers = {n: m for n, m in self.layers.items() if n in self.ready and m.has_gradient}
+        if not layers:
             return
-        weight = self.layer.weight
-        assert weight.grad is not None
-        grad = self.gradient()
-        dtype = inverse[0].dtype
-        if self.kind == "factored":
-            in_place = grad.dtype == dtype and grad.data_ptr() == weight.grad.data_ptr()
-            if in_place and not grad.is_cpu:
-                half = linalg.long_product(inverse[1] @ grad, inverse[0].mT)
-                linalg.long_product(half, inverse[0], out=grad)
-                return
-            grad = grad.to(dtype)
-            of_g = inverse[1]
-            half = torch.cholesky_solve(grad, of_g) if self.solves_g else of_g @ grad
-            result = _times_inverse_a(inverse, half)
-        else:
-            vectors_a, vectors_g, denominator = inverse
-            rotated = vectors_g.mT @ grad.to(dtype) @ vectors_a
-            result = vectors_g @ (rotated / denominator) @ vectors_a.mT
-        new_weight, new_bias = self._split_gradient(result)
-        weight.grad.copy_(new_weight)
-        if new_bias is not None:
-            assert self.layer.bias is not None
-            assert self.layer.bias.grad is not None
-            self.layer.bias.grad.copy_(new_bias)
-
-    def gradient(self) -> Tensor:
-        """The gradients of weight and bias as one matrix for each group."""
-        weight, bias = self.layer.weight, self.layer.bias if self.has_bias else None
-        assert weight.grad is not None
-        return factors.gradient_matrix(
-            weight.grad,
-            None if bias is None else bias.grad,
-            groups=self.groups,
-            by_pixel=self.by_pixel,
+        results = accel.precondition(
+            self.buffer,
+            tuple(self._pairs[name] for name in layers),
+            [layer.gradient() for layer in layers.values()],
+            [self.rows.rows(name) for name in layers],
         )
+        for layer, result in zip(layers.values(), results, strict=True):
+            layer.replace_gradient(result)
 
-    @property
-    def gradient_size(self) -> int:
-        """How many numbers :meth:`gradient` has."""
-        return sum(parameter.numel() for parameter in self.parameters)
+    def eigenvalues(self, layer: MatrixLayer, damping: float) -> Tensor:
+        """Products of the eigenvalues of A and G, each damped."""
+        values_a, values_g = self._factor_eigenvalues(layer)
+        mean_a, mean_g = values_a.sum(-1) / layer.d_in, values_g.mean(-1)
+        balanced = (mean_a > 0) & (mean_g > 0)
+        pi = torch.where(balanced, mean_a / mean_g, 1.0).sqrt().unsqueeze(-1)
+        values_a, values_g = values_a + pi * damping**0.5, values_g + damping**0.5 / pi
+        return (values_g.unsqueeze(-1) * values_a.unsqueeze(-2)).flatten().sort().values
 
-    def replace_gradient(self, matrix: Tensor) -> None:
-        """Take what has the shape of :meth:`gradient` as the gradients; no copy if it can be."""
-        weight, bias = self._split_gradient(matrix)
-        if bias is not None:
-            assert self.layer.bias is not None
-            self.layer.bias.grad = bias.contiguous()
-            weight = torch.empty_like(self.layer.weight).copy_(weight)
-        self.layer.weight.grad = weight
-
-    def _split_gradient(self, matrix: Tensor) -> tuple[Tensor, Tensor | None]:
-        weight, bias = self.layer.weight, self.layer.bias if self.has_bias else None
-        return factors.split_gradient_matrix(matrix, weight, bias, by_pixel=self.by_pixel)
-
-    def _apply_to_rows(self, inverse: tuple[Tensor, ...], rows: Rows) -> None:
-        """Write G⁻¹ΔᵀXA⁻¹ over the gradients of a linear layer, without another copy of it."""
-        x, g = (part.to(inverse[0].dtype) for part in rows)
-        inputs = torch.cat([x, x.new_ones(len(x), 1)], dim=1) if self.has_bias else x
-        left = linalg.solve_right(inverse[1], g.unsqueeze(0))[0].mT
-        right = _times_inverse_a(inverse, inputs.unsqueeze(0))[0]
-        _product_(self.layer.weight.grad, left, right[:, : x.shape[1]])
-        if self.has_bias:
-            assert self.layer.bias is not None
-            _product_(self.layer.bias.grad, left, right[:, -1])
-
-    def _split(self, damping: Tensor | float) -> tuple[Tensor, Tensor]:
-        a, g = self.averages["A"], self.averages["G"]
-        a_dim = self._shape("A")[-1]
-        return linalg.factored_damping(a, g, damping, a_dim=a_dim, g_dim=self.active_outputs)
-
-    def eigenvalues(self, damping: Tensor | float) -> Tensor:
-        """Products of the eigenvalues of A and G, damped as the inverse is."""
-        values_a, _ = linalg.eigen(self.whole_a, name=self.name)
-        values_g, _ = linalg.eigen(self.averages["G"], name=self.name)
-        if self.active_outputs is not None:
+    def _factor_eigenvalues(self, layer: MatrixLayer) -> tuple[Tensor, Tensor]:
+        values_a, _ = linalg.eigen(self.buffer.average(f"{layer.name}.A"), name=layer.name)
+        values_g, _ = linalg.eigen(self.buffer.average(f"{layer.name}.G"), name=layer.name)
+        if self.head is not None and layer.name == self.head.name:
             # Spare outputs have zero curvature and come first in ascending order.
-            values_g = values_g[:, values_g.shape[1] - int(self.active_outputs) :]
-        if self.kind == "factored":
-            damping_a, damping_g = self._split(damping)
-            values_a = values_a + damping_a.unsqueeze(-1)
-            values_g = values_g + damping_g.unsqueeze(-1)
-            damping = 0.0
+            values_g = values_g[:, values_g.shape[1] - int(self.head.active) :]
+        return values_a, values_g
+
+    def _saved(self, name: str, average: Tensor, *, back: bool = False) -> Tensor:
+        layer, _, key = name.rpartition(".")
+        return self.layers[layer].to_saved(average, back=back) if key == "A" else average
+
+
+class ExactKroneckerBlocks(KroneckerBlocks):
+    """A ⊗ G + τI, inverted in the eigenbases of A and G; it cannot be recorded as a CUDA graph."""
+
+    def renew(
+        self, seen: Mapping[str, Seen], ema: Tensor | float, damping: Tensor | float
+    ) -> Tensor:
+        """Average the factors, then decompose them."""
+        return Blocks.renew(self, seen, ema, damping)
+
+    def _total(self, estimate: Tensor) -> Tensor:
+        return estimate.diagonal(dim1=-2, dim2=-1).sum()  # the diagonal bounds the rest
+
+    def prepare(self, damping: Tensor | float) -> Tensor:
+        """Decompose the averages."""
+        solved = self.buffer.derived.setdefault("solved", {})
+        for name in self.ready:
+            parts = (self.buffer.average(f"{name}.{key}") for key in ("A", "G"))
+            (values_a, a), (values_g, g) = (linalg.eigen(p, name=f"layer {name!r}") for p in parts)
+            solved[name] = a, g, values_g.unsqueeze(-1) * values_a.unsqueeze(-2) + damping
+        bad = [(denominator <= 0).any() for _, _, denominator in solved.values()]
+        return torch.stack(bad).sum()
+
+    def precondition_(self) -> None:
+        """Divide the gradients in the eigenbases."""
+        for name, (a, g, denominator) in self.buffer.derived.get("solved", {}).items():
+            layer = self.layers[name]
+            if layer.has_gradient:
+                rotated = g.mT @ layer.gradient().to(g.dtype) @ a / denominator
+                layer.replace_gradient(g @ rotated @ a.mT)
+
+    def eigenvalues(self, layer: MatrixLayer, damping: float) -> Tensor:
+        """Products of the eigenvalues of A and G, damped."""
+        values_a, values_g = self._factor_eigenvalues(layer)
         products = values_g.unsqueeze(-1) * values_a.unsqueeze(-2) + damping
         return products.flatten().sort().values
 
-    def _shape(self, statistic: str) -> tuple[int, ...]:
-        weight, groups = self.layer.weight, self.groups
-        d_in = weight[0].numel() + int(self.has_bias)
-        size = d_in if statistic == "A" else weight.shape[0] // groups
-        return (groups, size, size)
 
-
-def _reordered(stack: Tensor, order: Tensor) -> Tensor:
-    """Rows and columns of each matrix in another order."""
-    order = order.to(stack.device)
-    return stack.index_select(1, order).index_select(2, order)
-
-
-def _differ(one: Tensor, other: Tensor) -> bool:
-    return one.shape != other.shape
-
-
-def _product_(place: Tensor | None, left: Tensor, right: Tensor) -> None:
-    """Write a product into a gradient."""
-    assert place is not None
-    if place.dtype == left.dtype:
-        torch.matmul(left, right, out=place)
-    else:
-        place.copy_(left @ right)
-
-
-def _times_inverse_a(inverse: tuple[Tensor, ...], rows: Tensor) -> Tensor:
-    """Rows · A⁻¹, from what ``KroneckerBlock._invert`` gave; rows are ``(groups, r, d_in)``."""
-    a, _, *unused = inverse
-    if not rows.is_cpu:
-        return rows @ a.mT @ a
-    if not unused:
-        return linalg.solve_right(a, rows)
-    used, damping = unused
-    result = rows / damping.view(-1, 1, 1)
-    return result.index_copy_(2, used, linalg.solve_right(a, _columns(rows, used)))
-
-
-def _columns(stack: Tensor, used: Tensor) -> Tensor:
-    """Some columns of each matrix; of one alone PyTorch takes them three times as fast."""
-    if len(stack) == 1:
-        return stack[0].index_select(1, used).unsqueeze(0)
-    return stack.index_select(2, used)
-
-
-class UnitBlock(Block):
+class UnitBlocks(Blocks[NormLayer]):
     """A small matrix for each unit of a normalisation layer: its scale and its shift."""
 
-    statistics = ("F",)
-
-    def estimate(self, x: Tensor, g: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
+    def estimate(self, seen: Mapping[str, Seen]) -> None:
         """1/n Σ_c Σ_n s sᵀ for each unit, s the score of its trainable parameters."""
-        scores = factors.norm_scores(x, g, self.module)
-        kept = [s for s, key in zip(scores, ("weight", "bias"), strict=True) if self._trains(key)]
-        s = torch.stack(kept, dim=-1)
-        return {"F": torch.einsum("cnui,cnuj->uij", s, s) / s.shape[1]}
+        for name, own in seen.items():
+            s = self.layers[name].scores(own.x, own.g)
+            moment = torch.einsum("cnui,cnuj->uij", s, s) / s.shape[1]
+            self.buffer.estimate(f"{name}.F").copy_(moment)
 
-    def _trains(self, key: str) -> bool:
-        parameter = self.module._parameters.get(key)
-        return parameter is not None and parameter.requires_grad
+    def prepare(self, damping: Tensor | float) -> Tensor:
+        """Invert the damped matrices."""
+        inverses = self.buffer.derived.setdefault("inverses", {})
+        failed = torch.zeros((), dtype=torch.int64, device=self.buffer.averages.device)
+        for name in self.ready:
+            damped = linalg.add_to_diagonal(self.buffer.average(f"{name}.F"), damping)
+            inverse, bad = linalg.inverse(damped)
+            place = inverses.setdefault(name, torch.zeros_like(inverse))
+            place.copy_(torch.where(bad, place, inverse))
+            failed = failed + bad
+        return failed
 
-    def _invert(self, damping: Tensor | float) -> tuple[Tensor, ...]:
-        name = f"layer {self.name!r}"
-        return (linalg.damped_inverse(self.averages["F"], damping, name=name),)
+    def precondition_(self) -> None:
+        """Multiply the gradients of each unit with its inverse."""
+        for name, inverse in self.buffer.derived.get("inverses", {}).items():
+            layer = self.layers[name]
+            if layer.has_gradient:
+                grads = [p.grad for p in layer.parameters if p.grad is not None]
+                stacked = torch.stack([grad.flatten() for grad in grads], dim=-1).to(inverse.dtype)
+                result = (inverse @ stacked.unsqueeze(-1)).squeeze(-1)
+                for grad, new in zip(grads, result.unbind(-1), strict=True):
+                    grad.copy_(new.view_as(grad))
 
-    def _try_invert(self, damping: Tensor | float) -> tuple[tuple[Tensor, ...], Tensor]:
-        inverse, failed = linalg.try_damped_inverse(self.averages["F"], damping)
-        return (inverse,), failed
-
-    def _apply(self, inverse: tuple[Tensor, ...], rows: Rows | None) -> None:
-        grads = [p.grad for p in self.parameters if p.grad is not None]
-        stacked = torch.stack([grad.flatten() for grad in grads], dim=-1).to(inverse[0].dtype)
-        result = (inverse[0] @ stacked.unsqueeze(-1)).squeeze(-1)
-        for grad, new in zip(grads, result.unbind(-1), strict=True):
-            grad.copy_(new.view_as(grad))
-
-    def eigenvalues(self, damping: Tensor | float) -> Tensor:
+    def eigenvalues(self, layer: NormLayer, damping: float) -> Tensor:
         """Eigenvalues of every unit's matrix."""
-        values, _ = linalg.eigen(self.averages["F"], name=self.name)
+        values, _ = linalg.eigen(self.buffer.average(f"{layer.name}.F"), name=layer.name)
         return (values + damping).flatten().sort().values
 
-    def _shape(self, statistic: str) -> tuple[int, ...]:
-        parameters = self.parameters
-        return (parameters[0].numel(), len(parameters), len(parameters))
 
-
-class DiagonalBlock(Block):
+class DiagonalBlocks(Blocks[EmbeddingLayer]):
     """One number for each weight of an embedding."""
 
-    statistics = ("F",)
-
-    def estimate(self, x: Tensor, g: Tensor, weights: Tensor | None) -> dict[str, Tensor]:
+    def estimate(self, seen: Mapping[str, Seen]) -> None:
         """The diagonal of the Fisher."""
-        return {"F": factors.embedding_diagonal(x, g, self.parameters[0].shape[0])}
+        for name, own in seen.items():
+            self.buffer.estimate(f"{name}.F").copy_(self.layers[name].diagonal(own.x, own.g))
 
-    def _invert(self, damping: Tensor | float) -> tuple[Tensor, ...]:
-        return ((self.averages["F"] + damping).reciprocal(),)
+    def prepare(self, damping: Tensor | float) -> Tensor:
+        """Nothing is derived but the damped averages."""
+        place = self.buffer.derived.setdefault("damped", torch.empty_like(self.buffer.averages))
+        torch.add(self.buffer.averages, damping, out=place)
+        return torch.zeros((), dtype=torch.int64, device=self.buffer.averages.device)
 
-    def _try_invert(self, damping: Tensor | float) -> tuple[tuple[Tensor, ...], Tensor]:
-        (inverse,) = self._invert(damping)
-        return (inverse,), ~inverse.sum().isfinite()
+    def precondition_(self) -> None:
+        """Divide each gradient by its number."""
+        for name in self.ready:
+            grad = self.layers[name].module.weight.grad
+            if grad is not None:
+                damped = self.buffer.view(self.buffer.derived["damped"], f"{name}.F")
+                grad.div_(damped.to(grad.dtype))
 
-    def _apply(self, inverse: tuple[Tensor, ...], rows: Rows | None) -> None:
-        grad = self.parameters[0].grad
-        assert grad is not None
-        grad.mul_(inverse[0].to(grad.dtype))
-
-    def eigenvalues(self, damping: Tensor | float) -> Tensor:
+    def eigenvalues(self, layer: EmbeddingLayer, damping: float) -> Tensor:
         """The damped diagonal."""
-        return (self.averages["F"] + damping).flatten().sort().values
-
-    def _shape(self, statistic: str) -> tuple[int, ...]:
-        return tuple(self.parameters[0].shape)
-
-
-def make_block(
-    name: str,
-    module: nn.Module,
-    *,
-    sharing: Sharing,
-    kind: DampingKind,
-    norm_layers: bool,
-) -> Block | None:
-    """The block for a layer, or None where there is none for its kind."""
-    weight = module._parameters.get("weight")
-    if weight is None or not weight.requires_grad:
-        return None
-    if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d)):
-        return KroneckerBlock(name, module, sharing=sharing, kind=kind)
-    if isinstance(module, NORM_LAYERS) and norm_layers:
-        return UnitBlock(name, module)
-    if isinstance(module, nn.Embedding) and not module.sparse:
-        return DiagonalBlock(name, module)
-    return None
+        return (self.buffer.average(f"{layer.name}.F") + damping).flatten().sort().values

@@ -3,114 +3,76 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
-from ocar.accel.streams import is_capturing
-from ocar.curvature import linalg
-from ocar.curvature.base import Curvature, LikelihoodName, Schedule, at_step, full_precision
+from ocar import accel
+from ocar.accel import linalg
+from ocar.curvature.curvature import Curvature, at_step, full_precision
 from ocar.curvature.fisher import FisherRoot, separate
-from ocar.curvature.recorder import Capture, pull_back
-from ocar.errors import CheckpointError, ModelError, NumericalError
+from ocar.curvature.recorder import Recorder, pull_back
+from ocar.errors import CheckpointError, ModelError
 
 MAX_PARAMETERS = 20_000
 """Above this the matrix would take more than 3 GiB."""
 
 
+@dataclass(eq=False, repr=False)
 class DenseFisher(Curvature):
     """Preconditions gradients with (F + τI)⁻¹, F the averaged full Fisher.
 
-    It has the interface of :class:`~ocar.curvature.kfac.KFAC` and none of its
-    approximations, at a cost that only tiny models can bear. Samples are always
-    taken as independent (see :mod:`ocar.curvature.fisher`).
-
-    Args:
-        model: A module with at most 20,000 trainable parameters.
-        damping: τ, a number or a function of the step.
-        ema: Weight of a new estimate in the moving average, in (0, 1]. The first
-            estimate is taken whole, and so is one after the model has grown.
-        fisher: Root of the Fisher, see :mod:`ocar.curvature.fisher`.
-        likelihood: ``"categorical"`` for logits, ``"gaussian"`` for regression.
-        variance: σ² of a Gaussian likelihood.
-        track_norms: Keep the ratio of gradient norms in ``norm_ratio``.
-        seed: Seed of the random roots.
+    It has none of the approximations of :class:`~ocar.curvature.kfac.KFAC`, at a cost that only
+    models of at most 20,000 parameters can bear. Samples are always independent (see
+    :mod:`ocar.curvature.fisher`). An estimate after the model has grown is taken whole.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        damping: Schedule,
-        ema: Schedule,
-        fisher: str | FisherRoot = "exact",
-        likelihood: LikelihoodName = "categorical",
-        variance: float = 1.0,
-        track_norms: bool = False,
-        seed: int = 0,
-    ) -> None:
-        super().__init__(
-            model,
-            damping=damping,
-            ema=ema,
-            fisher=fisher,
-            likelihood=likelihood,
-            variance=variance,
-            track_norms=track_norms,
-            seed=seed,
-        )
-        self.average: Tensor | None = None
-        """The averaged Fisher, ``(parameters, parameters)``."""
-        self._inverse: Tensor | None = None
+    fisher: str | FisherRoot = field(default="exact", kw_only=True)
+    """Root of the Fisher, see :mod:`ocar.curvature.fisher`."""
+
+    def _start(self) -> None:
+        super()._start()
         size = sum(p.numel() for p in self.parameters)
         if size > MAX_PARAMETERS:
             raise ModelError(
-                f"{type(model).__name__} has {size:,} trainable parameters; the full Fisher is "
-                f"for at most {MAX_PARAMETERS:,}. Use KFAC."
+                f"{type(self.model).__name__} has {size:,} trainable parameters; the full Fisher "
+                f"is for at most {MAX_PARAMETERS:,}. Use KFAC."
             )
+        self.buffer = self._new_buffer()
+        self._inverse: Tensor | None = None
 
-    def __repr__(self) -> str:
-        return (
-            f"DenseFisher({type(self.model).__name__}, damping={self.damping!r}, "
-            f"ema={self.ema!r}, fisher={str(self.fisher)!r}, likelihood={self.likelihood!r})"
-        )
+    def _new_buffer(self) -> accel.FactorBuffer:
+        size = sum(p.numel() for p in self.parameters)
+        return accel.FactorBuffer({"model": (1, size, size)}, like=self.parameters[0].detach())
+
+    @property
+    def average(self) -> Tensor:
+        """The averaged Fisher, ``(parameters, parameters)``."""
+        return self.buffer.average("model")[0]
 
     @property
     def parameters(self) -> list[nn.Parameter]:
         """The trainable parameters, in the order of the rows of the Fisher."""
         return [p for p in self.model.parameters() if p.requires_grad]
 
-    def capture(self) -> Capture:
-        """A context manager, for the sake of the common interface: nothing is hooked."""
-        return Capture({}, self.model)
+    def record(self) -> AbstractContextManager[object]:
+        """A context for the forward pass; nothing is hooked."""
+        return Recorder({}, self.model)
 
     @full_precision
-    def update(
+    def estimate(
         self,
         outputs: Tensor,
         *,
         weights: Tensor | None = None,
         targets: Tensor | None = None,
         active: Tensor | None = None,
-        accepted: Tensor | None = None,
     ) -> None:
-        """Take the Fisher of a batch, 1/n Σ wᵢFᵢ, into the moving average.
-
-        Args:
-            outputs: What the model returned, ``(n, outputs)``, with its graph.
-            weights: One non-negative weight a sample, ``(n,)``; 1 by default.
-            targets: The labels, needed by ``fisher="empirical"`` alone.
-            active: Which outputs exist, ``(outputs,)`` of bool; all by default.
-            accepted: A scalar of bool; where it is False the average stays as it is.
-
-        Raises:
-            NumericalError: The batch gives a curvature that is not finite.
-        """
-        if is_capturing(self._device):
-            raise NotImplementedError("a full Fisher is looked at in every step")
-        if accepted is not None and not accepted:
-            return
-        draws = self.generator.get_state()
+        """The Fisher of a batch, 1/n Σ wᵢFᵢ."""
+        if self.buffer.shapes != self._new_buffer().shapes:  # the model has grown
+            self.buffer = self._new_buffer()
         columns = separate(self._columns(outputs, weights, targets, active))
         parameters = self.parameters
         gradients = pull_back(outputs, parameters, columns)
@@ -119,21 +81,38 @@ class DenseFisher(Curvature):
             for p, g in zip(parameters, gradients, strict=True)
         ]
         score = torch.cat(scores, dim=1)
-        estimate = score.mT @ score / outputs.shape[0]
-        if not bool(estimate.diagonal().sum().isfinite()):
-            self.generator.set_state(draws)
-            raise NumericalError("The Fisher of this batch is not finite. Nothing was changed.")
-        if self.average is None or self.average.shape != estimate.shape:
-            self.average = estimate
-        else:
-            self.average.lerp_(estimate, at_step(self.ema, self.step))
-        self._stale = True
+        torch.mm(score.mT, score / outputs.shape[0], out=self.buffer.estimate("model")[0])
 
-    def _invert(self, damping: float) -> None:
-        assert self.average is not None
-        self._inverse = linalg.damped_inverse(self.average[None], damping, name="the model")[0]
+    @full_precision
+    def renew(self, damping: Tensor | float, ema: Tensor | float) -> None:
+        """Average the Fisher and invert it."""
+        estimate, average = self.buffer.estimate("model"), self.buffer.average("model")
+        finite = estimate.diagonal(dim1=-2, dim2=-1).sum().isfinite()
+        one = torch.ones((), dtype=torch.float64, device=self.device)
+        rate = torch.where(self.buffer.counts[0] == 0, one, ema).to(average.dtype)
+        average.lerp_(torch.where(finite, estimate, average), rate)
+        self.buffer.counts += finite
+        self.ok &= finite
+        self._invert(damping)
 
-    def _rewrite_gradients(self) -> None:
+    def _invert(self, damping: Tensor | float) -> None:
+        average = self.buffer.average("model")
+        inverse, failed = linalg.inverse(linalg.add_to_diagonal(average, damping))
+        before = torch.zeros_like(inverse[0]) if self._inverse is None else self._inverse
+        self._inverse = torch.where(failed, before, inverse[0])
+        self._not_inverted += failed
+        if accel.known(failed):
+            self.buffer.derived["reason"] = linalg.not_invertible(
+                average, damping, name="the model"
+            )
+
+    def _reason(self) -> str | None:
+        reason: str | None = self.buffer.derived.pop("reason", None)
+        return reason
+
+    @full_precision
+    def apply_(self) -> None:
+        """Apply the inverse to all gradients, in place."""
         if self._inverse is None:
             return
         parameters = self.parameters
@@ -143,28 +122,38 @@ class DenseFisher(Curvature):
         for parameter, part in zip(parameters, parts, strict=True):
             parameter.grad = part.view_as(parameter).clone()
 
+    def tensors(self) -> list[Tensor]:
+        """The average and its count."""
+        return [self.buffer.averages, self.buffer.counts]
+
     def eigenvalues(self) -> dict[str, Tensor]:
         """Eigenvalues of the damped Fisher, ascending."""
-        if self.average is None:
+        if not int(self.buffer.counts):
             return {}
-        values, _ = linalg.eigen(self.average[None], name="the model")
+        values, _ = linalg.eigen(self.buffer.average("model"), name="the model")
         return {"model": values[0] + at_step(self.damping, self.step)}
 
     def memory_usage(self) -> int:
         """Bytes of the Fisher and its inverse."""
-        kept = [t for t in (self.average, self._inverse) if t is not None]
-        return sum(t.element_size() * t.numel() for t in kept)
+        tensors = [self.buffer.averages, self.buffer.estimates]
+        tensors += [] if self._inverse is None else [self._inverse]
+        return sum(t.element_size() * t.numel() for t in tensors)
 
     def _averages(self) -> dict[str, Tensor]:
-        return {} if self.average is None else {"model": self.average}
+        if not int(self.buffer.counts):
+            return {}
+        return {"model": self.average, "count": self.buffer.counts[0]}
 
     def _load_averages(self, averages: Mapping[str, Tensor]) -> None:
-        size = sum(p.numel() for p in self.parameters)
-        fisher = averages.get("model")
-        if set(averages) - {"model"} or (fisher is not None and fisher.shape != (size, size)):
-            raise CheckpointError(
-                f"The full Fisher needs one matrix of size {(size, size)}; "
-                f"the checkpoint has { ({k: tuple(v.shape) for k, v in averages.items()}) }."
-            )
-        self.average = None if fisher is None else fisher.to(self._device, copy=True)
+        self.buffer = self._new_buffer()
         self._inverse = None
+        if not averages:
+            return
+        given = {name: tuple(value.shape) for name, value in averages.items()}
+        if given != {"model": tuple(self.average.shape), "count": ()}:
+            raise CheckpointError(
+                f"The full Fisher needs one matrix of size {tuple(self.average.shape)}; "
+                f"the checkpoint has {given}."
+            )
+        self.average.copy_(averages["model"])
+        self.buffer.counts.fill_(int(averages["count"]))

@@ -86,8 +86,7 @@ class Categorical(Likelihood):
     Args:
         outputs: Logits, ``(n, classes)``.
         active: Which classes exist, ``(classes,)`` of bool; all by default.
-        most: None of them is beyond the first so many; an accelerator would have to be waited for
-            to know that from ``active``.
+        most: No class is beyond the first so many outputs; None for all.
     """
 
     def __init__(
@@ -102,13 +101,13 @@ class Categorical(Likelihood):
         self.probabilities = logits.softmax(dim=-1)
 
     def basis(self) -> Tensor:
-        """One vector for each class that exists; on an accelerator one for each that may exist.
+        """One vector for each class that may exist.
 
-        There the number of classes would have to be waited for, and a class that
-        does not exist has a probability, and so a column, of zero.
+        A class that does not exist has probability 0, and so a column of zeros. Leaving these out
+        would mean to wait for a device.
         """
         eye = torch.eye(self.shape[1], dtype=self.outputs.dtype, device=self.outputs.device)
-        return eye[self.active] if self.active is not None and eye.is_cpu else eye[: self.most]
+        return eye[: self.most]
 
     def root(self, vectors: Tensor) -> Tensor:
         """S = diag(√p) − p√pᵀ, which has SSᵀ = diag(p) − ppᵀ."""

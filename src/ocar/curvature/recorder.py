@@ -1,16 +1,13 @@
-"""Hooks that collect, for one forward pass, what the curvature needs of each layer.
+"""Hooks that record, for one forward pass, the inputs and outputs of layers.
 
-A :class:`Capture` is a context manager. Inside it every watched layer leaves its
-input and the place in the autograd graph where its output was made; outside it
-no hook remains on the model. The place, not the tensor, is kept, so that an
-in-place activation after the layer does no harm.
+Outside the context no hook remains on the model. Of an output only its place in the autograd graph
+is kept, so that an in-place activation after the layer does no harm.
 """
 
 from __future__ import annotations
 
-import functools
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any
@@ -20,37 +17,34 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
-from ocar.accel.batchnorm import batched_backward
-from ocar.accel.convolution import inputs_only, turned_kernels
-from ocar.accel.streams import one_stream
+from ocar import accel
 from ocar.errors import ModelError
 
 
-class Capture:
+class Recorder:
     """Records the inputs and outputs of layers during the forward passes inside it.
 
     Args:
-        layers: The layers to watch, by name.
+        layers: The layers to record, by name.
         model: The model that they are part of.
+
+    Attributes:
+        inputs: Input of each recorded layer, in the order of the forward pass.
     """
 
     def __init__(self, layers: Mapping[str, nn.Module], model: nn.Module) -> None:
         self.layers = layers
         self.model = model
         self.inputs: dict[str, Tensor] = {}
-        self.listener: Callable[[str, Tensor], object] | None = None
-        """Told of the input of each layer as soon as there is one, in the next forward pass."""
         self._edges: dict[str, GradientEdge] = {}
         self._handles: list[RemovableHandle] = []
         self._context = ExitStack()
 
-    def __enter__(self) -> Capture:
+    def __enter__(self) -> Recorder:
         self.clear()
-        self._context.enter_context(one_stream())
-        self._context.enter_context(batched_backward(self.model.modules()))
-        self._context.enter_context(turned_kernels(self.model.modules()))
+        self._context.enter_context(accel.batched_backward(self.model))
         for name, layer in self.layers.items():
-            self._handles.append(layer.register_forward_hook(self._recorder(name)))
+            self._handles.append(layer.register_forward_hook(self._hook(name)))
         return self
 
     def __exit__(
@@ -63,13 +57,12 @@ class Capture:
             handle.remove()
         self._handles.clear()
         self._context.close()
-        self.listener = None
 
-    def _recorder(self, name: str) -> Any:
+    def _hook(self, name: str) -> Any:
         def record(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
             if name in self._edges:
                 raise ModelError(
-                    f"Layer {name!r} ({type(module).__name__}) was called twice in one capture. "
+                    f"Layer {name!r} ({type(module).__name__}) was called twice in one recording. "
                     "Curvature of a layer that is shared within a model is not supported: give "
                     f"each use a layer of its own, or leave it out with exclude=[{name!r}]."
                 )
@@ -80,13 +73,11 @@ class Capture:
                 )
             self.inputs[name] = inputs[0].detach()
             self._edges[name] = get_gradient_edge(output)
-            if self.listener is not None:
-                self.listener(name, self.inputs[name])
 
         return record
 
     def clear(self) -> None:
-        """Let go of what was recorded, and with it of the graph."""
+        """Drop the records, and with them the graph."""
         self.inputs.clear()
         self._edges.clear()
 
@@ -106,7 +97,7 @@ class Capture:
             For each layer that the outputs depend on, ``(columns, *shape of its output)``.
         """
         edges = list(self._edges.values())
-        with inputs_only():
+        with accel.inputs_only():
             gradients = pull_back(outputs, edges, columns, batched=batched)
         return {n: g for n, g in zip(self._edges, gradients, strict=True) if g is not None}
 
@@ -127,12 +118,11 @@ def pull_back(
         batched: All columns in one backward pass; otherwise one after another.
 
     Returns:
-        For each point, ``(columns, *shape of the point)``; None where the outputs do not
-        depend on it.
+        For each point ``(columns, *shape of the point)``; None where the outputs do not depend on
+        it.
     """
     columns = columns.to(outputs.dtype)
-    if outputs.is_cuda:
-        _begin_thread(outputs.device)
+    accel.start_backward_thread(outputs)
     used: list[int] = []
 
     def differentiate(seed: Tensor) -> tuple[Tensor, ...]:
@@ -152,18 +142,8 @@ def pull_back(
     return results
 
 
-@functools.cache
-def _begin_thread(device: torch.device) -> None:
-    """Give PyTorch's thread for backward passes on a device something to do.
-
-    Of one that begins with a product of matrices cuBLAS says that it had to make itself at home.
-    """
-    with torch.enable_grad():
-        torch.ones((), device=device, requires_grad=True).exp().backward()
-
-
 def reject_shared_parameters(layers: Mapping[str, nn.Module]) -> None:
-    """Refuse layers that use the same parameter.
+    """Raise if two layers share a parameter.
 
     Raises:
         ModelError: Two layers share a parameter.
@@ -180,7 +160,7 @@ def reject_shared_parameters(layers: Mapping[str, nn.Module]) -> None:
 
 
 def warn_uncovered(uncovered: Mapping[str, nn.Module], *, stacklevel: int = 4) -> None:
-    """One warning that names the layers whose gradient is left as it is."""
+    """One warning that names the layers that keep their plain gradient."""
     if uncovered:
         listed = ", ".join(f"{name} ({type(m).__name__})" for name, m in uncovered.items())
         warnings.warn(

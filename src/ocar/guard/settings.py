@@ -12,18 +12,18 @@ class Guard:
     """When a batch is backed off. A learner that is given None instead has no guard."""
 
     kl: float | None = 20.0
-    """Most nats by which the preconditioned steps on a batch may change the predictions on its
-    replayed samples, in the mean; None for no bound. Plain SGD is not bounded."""
+    """Largest mean divergence, in nats, by which the preconditioned steps on a batch may move the
+    predictions on its replayed samples; None for no bound. Plain SGD is not bounded."""
 
     gaussian_kl: float | None = None
-    """The same in regression, where it is half the squared change of the outputs."""
+    """The same in regression, where the divergence is half the squared change of the outputs."""
 
     scale: float | None = 1000.0
-    """How many times larger than any batch before the inputs may be; None for no bound. Inputs
-    below this number are never too large."""
+    """How many times larger than in any batch before the inputs may be; None for no bound. Inputs
+    with a root mean square below this number are never too large."""
 
     copies: bool = False
-    """Whether to remember a batch of more than one sample that are all the same."""
+    """Whether to remember a batch whose samples are all the same."""
 
     def __post_init__(self) -> None:
         for name in ("kl", "gaussian_kl", "scale"):
@@ -49,14 +49,14 @@ class GuardCounts:
     """Batches that were not remembered because all of their samples were the same."""
 
     in_a_row: int = 0
-    """Batches up to now, without one between, that were skipped for not being finite."""
+    """Batches skipped in a row up to now, for whatever reason."""
 
     largest_kl: float = 0.0
-    """The largest change of predictions that was measured, in nats, before it was shortened."""
+    """The largest divergence that was measured, in nats, before any shortening."""
 
     @property
     def skipped(self) -> int:
-        """Batches that left nothing behind."""
+        """Batches that were rolled back or refused."""
         return self.not_finite + self.out_of_scale
 
     @property

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from ocar.curvature import Curvature
 from ocar.errors import InputError, MissingPackageError, ModelError
+from ocar.methods.objective import Begun
 from ocar.methods.ocar import OCARSettings, OCARTransform
 
 try:
@@ -92,10 +93,11 @@ class OCARPlugin(SupervisedPlugin):
         if strategy.clock.train_exp_epochs == 0:
             labels = strategy.mb_y[~self._replayed(strategy)].tolist()
             self.classes.update(labels)
-            self.transform.begin(labels, known=len(self.classes))
+            step = self.transform.curvature.step
+            self.transform.begin(Begun(units=labels, known=len(self.classes), step=step))
         self._watching.enter_context(self.transform.curvature.follow())
         if self._renews(strategy) and self.settings.fisher_forward == "shared":
-            self._watching.enter_context(self.transform.curvature.capture())
+            self._watching.enter_context(self.transform.curvature.record())
 
     def after_forward(self, strategy: Any, **kwargs: Any) -> None:
         """Update the curvature with the mini-batch."""
@@ -105,7 +107,7 @@ class OCARPlugin(SupervisedPlugin):
         assert self.transform is not None
         curvature, outputs = self.transform.curvature, strategy.mb_output
         if self.settings.fisher_forward == "own":
-            with curvature.capture():
+            with curvature.record():
                 outputs = strategy.forward()
         weights = torch.ones(len(outputs), device=outputs.device)
         weights[self._replayed(strategy)] = self.transform.replay_weight
@@ -115,7 +117,7 @@ class OCARPlugin(SupervisedPlugin):
     def after_backward(self, strategy: Any, **kwargs: Any) -> None:
         """Precondition the gradients."""
         assert self.transform is not None
-        self.transform.rewrite_()
+        self.transform.curvature.precondition_()
 
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Raise errors of steps that ran asynchronously."""
@@ -151,15 +153,16 @@ class OCARPlugin(SupervisedPlugin):
                 f"{type(model).__name__} chooses an output layer by the task label. OCAR needs one "
                 "output layer for all samples, such as nn.Linear or IncrementalClassifier."
             )
+        lr = strategy.optimizer.param_groups[0]["lr"]
         curvature = self.settings.make_curvature(
             model,
-            lr=strategy.optimizer.param_groups[0]["lr"],
+            lr=lr,
             head=self.head,
             likelihood="categorical",
             seed=self.seed,
         )
         if self.transform is None:
-            self.transform = OCARTransform(self.settings, curvature, joint=True)
+            self.transform = OCARTransform(self.settings, curvature, joint=True, lr=lr, passes=1)
         else:
             carry_over(self.transform.curvature, curvature)
             self.transform.curvature = curvature

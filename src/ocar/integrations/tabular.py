@@ -13,7 +13,8 @@ from safetensors.torch import save as serialize
 from torch import nn
 
 from ocar.config import require
-from ocar.methods.registry import make_learner, preset_settings
+from ocar.make import make_learner
+from ocar.methods.registry import preset_settings
 from ocar.models import make_model
 from ocar.rng import derive_seed
 

@@ -1,5 +1,21 @@
-"""Replay memories: a fixed number of slots, and a rule for which samples stay in them."""
+"""Replay memories: a fixed number of slots, and a policy for which samples stay in them."""
 
-from ocar.memory.memory import MEMORIES, Batch, ClassBalancedMemory, Memory, ReservoirMemory
+from ocar.memory.class_balanced import ClassBalancedMemory
+from ocar.memory.memory import Batch, Memory, Offer, Placement
+from ocar.memory.reservoir import ReservoirMemory
+from ocar.registry import Registry
 
-__all__ = ["MEMORIES", "Batch", "ClassBalancedMemory", "Memory", "ReservoirMemory"]
+MEMORIES: Registry[type[Memory]] = Registry(
+    "memory", {"class-balanced": ClassBalancedMemory, "reservoir": ReservoirMemory}
+)
+"""Memory policies by name."""
+
+__all__ = [
+    "MEMORIES",
+    "Batch",
+    "ClassBalancedMemory",
+    "Memory",
+    "Offer",
+    "Placement",
+    "ReservoirMemory",
+]

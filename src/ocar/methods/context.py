@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ocar.memory import Memory
 from ocar.models.head import GrowingHead
+from ocar.models.modes import evaluating
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -19,28 +20,34 @@ class Context:
     """The parts of a learner."""
 
     model: nn.Module
-    """What learns."""
+    """The model that learns."""
 
     head: GrowingHead | None
-    """The output layer and the classes that its units stand for; None in regression."""
+    """The output layer and the classes of its units; None in regression."""
 
     memory: Memory
-    """What is remembered, raw."""
+    """The replay memory, with raw samples."""
 
     lr: float
     """Learning rate."""
+
+    passes: int
+    """Gradient steps a stream batch."""
 
     likelihood: str
     """``"categorical"`` or ``"gaussian"``."""
 
     seed: int
-    """Seed of the learner; ask :func:`ocar.rng.make_generator` for generators of your own."""
+    """Seed of the learner; :func:`ocar.rng.make_generator` makes generators from it."""
 
     device: torch.device
     """Where the model is."""
 
     dtype: torch.dtype
     """Type of its parameters."""
+
+    record: bool
+    """Whether steps may be recorded as a CUDA graph."""
 
     normalize: Callable[[Tensor], Tensor]
     """From raw samples to inputs of the model."""
@@ -55,11 +62,11 @@ class Context:
     def features(
         self, x: Tensor, forward: Callable[[Tensor], Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
-        """What goes into the head for inputs of the model, and the outputs.
+        """The head's inputs and outputs for inputs of the model.
 
         Args:
             x: Inputs of the model.
-            forward: Calls the model, with other weights for instance; by default as it is.
+            forward: Calls the model, for instance with other weights.
 
         Raises:
             RuntimeError: There is no head, or it is not called once in a forward pass.
@@ -79,14 +86,6 @@ class Context:
         (features,) = found
         return features, outputs
 
-    @contextmanager
-    def evaluating(self) -> Iterator[None]:
-        """The model in eval mode and without gradients; as it was afterwards."""
-        training = [module for module in self.model.modules() if module.training]
-        self.model.eval()
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            for module in training:
-                module.training = True
+    def evaluating(self) -> AbstractContextManager[None]:
+        """The model in eval mode and without gradients; afterwards as before."""
+        return evaluating(self.model)

@@ -31,7 +31,7 @@ from torch.nn import functional
 
 from ocar.config import require, require_one_of
 from ocar.methods.context import Context
-from ocar.methods.objective import Forward, Objective, Outcome, Step
+from ocar.methods.objective import Begun, Forward, Objective, Outcome, Step
 from ocar.methods.settings import LearnerSettings
 from ocar.models.head import mask_logits
 
@@ -116,7 +116,7 @@ class DarkReplay(Objective):
         self.beta = beta
         self.distance = distance
 
-    def begin(self, units: Sequence[int], *, known: int) -> Sequence[float]:
+    def begin(self, batch: Begun) -> Sequence[float]:
         """Before the steps, so that stored logits are as wide as the outputs are now."""
         self._make_room()
         return ()

@@ -37,14 +37,14 @@ import torch
 from torch import Tensor, nn
 
 from ocar import state as states
+from ocar.accel import linalg
 from ocar.config import require, require_one_of
-from ocar.curvature import linalg
 from ocar.curvature.dense import MAX_PARAMETERS
 from ocar.curvature.fisher import Categorical, Gaussian, parse_root, separate
-from ocar.curvature.recorder import Capture, pull_back
+from ocar.curvature.recorder import Recorder, pull_back
 from ocar.errors import ModelError
 from ocar.methods.context import Context
-from ocar.methods.objective import Forward, Objective, Step
+from ocar.methods.objective import Begun, Forward, Objective, Step
 from ocar.methods.transform import Transform, TransformSettings
 from ocar.rng import make_generator
 
@@ -139,8 +139,12 @@ class EWCTransform(Transform):
         """That of the random root of the Fisher."""
         return (self._generator,)
 
-    def begin(self, units: Sequence[int], *, known: int) -> Sequence[float]:
-        """Make room for units that the head has got; they are as if never penalised."""
+    def begin(self, batch: Begun) -> Sequence[float]:
+        """Make room for new units of the head, which start without a penalty."""
+        self._fit()
+        return ()
+
+    def _fit(self) -> None:
         shapes = [p.shape for p in self.parameters]
         if shapes != self._shapes:
             kept = _places(self._shapes, shapes).to(self.anchor.device)
@@ -151,7 +155,6 @@ class EWCTransform(Transform):
                 for t in (self.average, self._recent)
             )
             self._shapes = shapes
-        return ()
 
     def _estimates(self, step: Step) -> bool:
         due = step.index == 0 or self.settings.fisher_passes == "every"
@@ -160,7 +163,7 @@ class EWCTransform(Transform):
     def watch(self, step: Step) -> AbstractContextManager[object]:
         """Let the forward pass of the objective be differentiated for many columns at once."""
         if self._joint and self._estimates(step):
-            return Capture({}, self.context.model)
+            return Recorder({}, self.context.model)
         return nullcontext()
 
     def observe(self, step: Step, outputs: Tensor | None, forward: Forward) -> Tensor | None:
@@ -168,7 +171,7 @@ class EWCTransform(Transform):
         if not self._estimates(step):
             return outputs
         if outputs is None:
-            with Capture({}, self.context.model):
+            with Recorder({}, self.context.model):
                 outputs = forward(step.x)
         first = step.new if self.settings.fisher_samples == "replayed" else 0
         estimate = self._fisher(outputs, step, first)
@@ -233,7 +236,7 @@ class EWCTransform(Transform):
         scaled = self.context.lr * self.settings.strength * self.average
         if scaled.dim() == 1:
             return vector / (1 + scaled)
-        inverse, _ = linalg.try_damped_inverse(scaled.unsqueeze(0), 1.0)
+        inverse = linalg.guarded_inverse(scaled.unsqueeze(0), 1.0, name="the penalty")
         return inverse[0] @ vector
 
     def _renew(self, weights: Tensor) -> None:
@@ -248,7 +251,7 @@ class EWCTransform(Transform):
             estimates.mul_(~due)
         steps.add_(1)
 
-    def statistics(self) -> Sequence[Tensor]:
+    def tensors(self) -> Sequence[Tensor]:
         """The Fisher, w* and the counts."""
         return list(self._tensors().values())
 
@@ -262,7 +265,7 @@ class EWCTransform(Transform):
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore what :meth:`state_dict` gave."""
-        self.begin((), known=0)  # the head may have grown already
+        self._fit()  # the head may have grown already
         states.check_names("penalty", state, self.state_dict())
         for name, tensor in self._tensors().items():
             tensor.copy_(state[name])

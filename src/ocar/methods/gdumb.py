@@ -20,33 +20,30 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ocar.accel.graph import Captured
+from ocar import accel
 from ocar.config import require
 from ocar.errors import NumericalError
-from ocar.guard import Guard
-from ocar.learner import Learner, Report, train_mode_
 from ocar.methods.context import Context
-from ocar.methods.objective import CrossEntropy, Objective
+from ocar.methods.objective import Forward, Objective, Outcome, Step
 from ocar.methods.settings import LearnerSettings
 from ocar.methods.transform import TransformSettings
 from ocar.models.head import mask_logits
+from ocar.models.modes import train_mode_
 from ocar.rng import make_generator
 from ocar.state import all_finite
-from ocar.synchronized import alone
 
 
 @dataclass(frozen=True, kw_only=True)
 class GDumbSettings(LearnerSettings):
     """Settings of GDumb.
 
-    It does not replay, so ``passes``, ``replay_batch``, ``replay`` and ``partial_replay``, which
-    a benchmark gives to every method, say nothing here.
+    It does not replay: ``passes``, ``replay_batch``, ``replay`` and ``partial_replay``, which a
+    benchmark gives to every method, have no effect.
     """
 
     trains_when_asked = True
@@ -75,120 +72,90 @@ class GDumbSettings(LearnerSettings):
             return None
         return (
             "GDumb goes with no gradient transform: it takes no step on the stream, but trains "
-            "from scratch when it is asked. Use a method that replays, such as er."
+            "from scratch for a prediction. Use a method that replays, such as er."
         )
 
     def make_objective(self, context: Context) -> Objective:
-        """Cross-entropy."""
-        return CrossEntropy()
+        """Training from scratch."""
+        return FromScratch(self, context)
 
 
-class GDumb(Learner):
-    """Remembers, and trains from scratch on what it remembers when a prediction is wanted.
+class FromScratch(Objective):
+    """Trains a copy of the model on the memory when a prediction is wanted.
 
-    ``model`` keeps its initial weights; a copy is trained, and used until more is remembered. The
-    training is decided by initial weights, memory and seed, so a checkpoint need not hold it. It
-    takes a while: ask for many predictions at once.
+    The model keeps its initial weights; the copy is used until the memory has changed. Initial
+    weights, memory and seed decide the training, so a checkpoint need not hold it.
 
     Args:
-        model: Any module; its device is where everything happens.
         settings: The settings.
-        transform: None: GDumb refuses any.
-        capture: On a GPU, capture the steps of the training as CUDA graphs.
-        guard: When not to remember a batch; None for never.
-
-    Raises:
-        ConfigError: A transform is given.
+        context: The parts of the learner.
     """
 
-    settings: GDumbSettings
+    learns = False
+    predicts = True
 
-    def __init__(
-        self,
-        model: nn.Module,
-        settings: GDumbSettings,
-        *,
-        transform: TransformSettings | None = None,
-        capture: bool = True,
-        guard: Guard | None = Guard(),  # noqa: B008 (it is frozen)
-    ) -> None:
-        super().__init__(model, settings, transform=transform, capture=False, guard=guard)
-        self._copy = copy.deepcopy(model)
-        self._augmenting = make_generator(settings.seed, "gdumb/augment", self.device)
-        self._training = Captured(
+    def __init__(self, settings: GDumbSettings, context: Context) -> None:
+        assert context.head is not None
+        self.settings = settings
+        self.context = context
+        self.head = context.head
+        self._copy = copy.deepcopy(context.model)
+        self._augmenting = make_generator(settings.seed, "gdumb/augment", context.device)
+        self._training = accel.Graph(
             self._train_on,
-            device=self.device,
+            device=context.device,
             generators=[self._augmenting],
-            enabled=capture,
+            enabled=context.record,
         )
-        self._copied: int | None = None  # samples that the memory had seen when it was trained
+        self._trained_at: int | None = None  # samples that the memory had seen at the training
 
-    @alone
-    def learn(self, x: Tensor, y: Tensor) -> Report:
-        """Remember a batch.
+    def __call__(self, forward: Forward, step: Step) -> Outcome:
+        """It takes no steps on the stream."""
+        raise NotImplementedError
 
-        Args:
-            x: Raw samples, ``(n, ...)``, uint8 or float, on any device.
-            y: Labels, ``(n,)`` of integers.
-
-        Returns:
-            A report with loss 0: nothing is minimised here.
-
-        Raises:
-            InputError: The batch cannot be learned from. Nothing has changed.
-        """
-        self.remember(x, y)
-        self.batches += 1
-        return Report(loss=torch.zeros((), device=self.device), classes=self._known(), values={})
-
-    @alone
-    def load_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state` gave, on a learner with the same settings.
-
-        Raises:
-            CheckpointError: The state is of another model or other settings.
-        """
-        super().load_state(tensors, values)
-        self._copied = None
-
-    @alone
-    def release(self) -> None:
-        """Give back memory of a GPU that only helps to train faster; it is asked for again."""
-        self._training.release()
-        super().release()
-
-    def _outputs_of(self, x: Tensor) -> Tensor:
-        if self._copied != self.memory.seen:
+    def predict(self, x: Tensor) -> Tensor:
+        """Outputs of the trained copy."""
+        if self._trained_at != self.context.memory.seen:
             with torch.inference_mode(False), torch.enable_grad():
                 self._train()
-            self._copied = self.memory.seen
-        # Through the model itself, so that what watches its layers sees the prediction.
+            self._trained_at = self.context.memory.seen
+        # Through the model itself, so that hooks on its layers see the prediction.
         trained = {**dict(self._copy.named_parameters()), **dict(self._copy.named_buffers())}
-        outputs: Tensor = torch.func.functional_call(self.model, trained, (x,))
+        outputs: Tensor = torch.func.functional_call(self.context.model, trained, (x,))
         return outputs
+
+    def release(self) -> None:
+        """Give back the memory of recorded training steps."""
+        self._training.release()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """The next prediction trains."""
+        self._trained_at = None
 
     def _train(self) -> None:
         """Train the copy, from the initial weights, on all of the memory."""
-        assert self._head is not None
-        self._start_again()
+        self._reset()
         train_mode_(self._copy)
-        order = make_generator(self.settings.seed, "gdumb/order")
+        settings = self.settings
+        order = make_generator(settings.seed, "gdumb/order")
         try:
-            for epoch in range(self.settings.epochs):
-                rate = cosine(self.settings.lr, epoch, self.settings.epochs)
+            for epoch in range(settings.epochs):
+                rate = torch.tensor(
+                    cosine(settings.lr, epoch, settings.epochs), dtype=self.context.dtype
+                )
                 for slots in self._shuffled(order):
-                    self._training(slots, torch.tensor(rate, dtype=self.dtype), self._head.active)
-        finally:  # the next training begins as this one did
+                    self._training(slots, rate, self.head.active)
+        finally:  # the next training starts with the same numbers
             self._augmenting.manual_seed(self._augmenting.initial_seed())
         if not all_finite(self._copy.state_dict()):
             raise NumericalError(
-                f"GDumb has diverged on its memory of {len(self.memory)} samples with "
-                f"lr={self.settings.lr}. Try a smaller learning rate."
+                f"GDumb has diverged on its memory of {len(self.context.memory)} samples with "
+                f"lr={settings.lr}. Try a smaller learning rate."
             )
 
-    def _start_again(self) -> None:
+    def _reset(self) -> None:
         """Give the copy the initial weights, in place unless the head has grown."""
-        for mine, initial in zip(_tensors(self._copy), _tensors(self.model), strict=True):
+        for mine, initial in zip(_tensors(self._copy), _tensors(self.context.model), strict=True):
             if mine.shape == initial.shape:
                 mine.data.copy_(initial.detach())
             else:
@@ -197,13 +164,13 @@ class GDumb(Learner):
 
     def _shuffled(self, order: torch.Generator) -> Iterator[Tensor]:
         """The slots of the memory in batches; a short one is left out unless it is the only."""
-        slots, size = self.memory.slots, self.settings.train_batch
+        slots, size = self.context.memory.slots, self.settings.train_batch
         slots = slots[torch.randperm(len(slots), generator=order)]
         whole = len(slots) // size * size
         return iter(slots[: whole or len(slots)].split(size) if len(slots) else ())
 
     def _train_on(self, slots: Tensor, rate: Tensor, active: Tensor) -> Tensor:
-        """A step of SGD; on a GPU this is what is captured as a graph.
+        """One step of SGD; on a GPU it is recorded as a CUDA graph.
 
         Args:
             slots: Of the memory, ``(n,)``.
@@ -213,9 +180,10 @@ class GDumb(Learner):
         Returns:
             The loss.
         """
-        batch, augment = self.memory.gather(slots), self.settings.augment
+        batch = self.context.memory.gather(slots, check=False)
+        augment = self.settings.augment
         x = batch.x if augment is None else augment(batch.x, self._augmenting)
-        outputs = self._copy(self._normalize(x))
+        outputs = self._copy(self.context.normalize(x))
         loss = functional.cross_entropy(mask_logits(outputs, active), batch.y)
         weights = [p for p in self._copy.parameters() if p.requires_grad]
         gradients = torch.autograd.grad(loss, weights, allow_unused=True)

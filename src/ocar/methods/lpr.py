@@ -6,17 +6,17 @@ and one column an input, is multiplied with
 
     (I + ω₀/c · 1/N Σ_n Σ_l z zᵀ)⁻¹,    c = L^β,
 
-with z what the layer is given for the N samples of the memory at each of its L
+with z the layer's input for the N samples of the memory at each of its L
 locations, and a 1 for the bias. The step is the one that a proximal term
 ω₀/c · E‖ΔW z‖² allows: it moves the layer freely where the memory has no inputs
 and slowly where its outputs on the memory would change. With ω₀ = 0 nothing is
 done.
 
-The matrices are made anew every so many gradient steps, from the memory as it
-is, augmented, with the model in eval mode. A normalisation layer has a 2 × 2
-matrix for each channel, of its normalised input and 1. The code with which the
+The matrices are made anew every so many gradient steps, from the present memory,
+augmented, with the model in eval mode. A normalisation layer has a 2 × 2 matrix
+for each channel, of its normalised input and 1. The code with which the
 published tables were made normalises that input by the variance; the square
-root of the variance, with which the layer itself does, is an option.
+root of the variance, as in the layer itself, is an option.
 """
 
 from __future__ import annotations
@@ -31,24 +31,21 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 
+from ocar import accel
 from ocar import state as states
-from ocar.accel.streams import is_capturing
+from ocar.accel import linalg
 from ocar.config import require, require_one_of
-from ocar.curvature import factors, linalg
+from ocar.curvature.layers import MatrixLayer, NormLayer, make_layer
 from ocar.curvature.recorder import reject_shared_parameters
 from ocar.methods.context import Context
-from ocar.methods.objective import Objective
+from ocar.methods.objective import Begun, Objective
 from ocar.methods.transform import Transform, TransformSettings
 
-CHUNK = 100
-"""Samples of the memory that go through the model at once."""
-
-PIXELS = 2**19
-"""On an accelerator more of them do, as long as all have no more pixels than this."""
+PIXELS = 2**18
+"""Locations of samples that go through the model at once, and never fewer than 100 samples."""
 
 BatchNormKind = Literal["variance", "deviation", "plain"]
 
-_MATRICES = (nn.Linear, nn.Conv1d, nn.Conv2d)
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
@@ -97,58 +94,50 @@ class LPRTransform(Transform):
         self.settings = settings
         self.context = context
         self.layers = _covered(context.model, norms=settings.batchnorm != "plain")
-        reject_shared_parameters(self.layers)
+        reject_shared_parameters({name: layer.module for name, layer in self.layers.items()})
         self.inverses = {name: _identity(layer) for name, layer in self.layers.items()}
         """The preconditioner of each layer, ``(groups, d_in, d_in)``, changed in place."""
-        self.step = 0
-        """Gradient steps taken."""
         self._due = 0
 
-    def begin(self, units: Sequence[int], *, known: int) -> Sequence[float]:
+    def begin(self, batch: Begun) -> Sequence[float]:
         """Make the preconditioner anew when it is time and there is a memory."""
-        if self.step >= self._due:
+        if batch.step >= self._due:
             every = self.settings.refresh_every
-            self._due = (self.step // every + 1) * every
+            self._due = (batch.step // every + 1) * every
             if len(self.context.memory):
                 self.refresh()
         return ()
 
     def refresh(self) -> None:
-        """Make the preconditioner from the memory as it is."""
+        """Make the preconditioner from the present memory."""
         memory, wanted = self.context.memory, self.settings.refresh_samples
         slots = memory.draw(len(memory) if wanted is None else wanted)
         moments: dict[str, Tensor] = {}
         locations: dict[str, int] = {}
+        area = math.prod(memory.gather(slots[:1]).x.shape[2:])
         with self.context.evaluating(), self._adding_up(moments, locations):
-            for chunk in slots.split(self._chunk(slots)):
+            for chunk in slots.split(max(100, PIXELS // area)):
                 raw = memory.gather(chunk).x
                 self.context.model(self.context.normalize(self.context.augment(raw)))
         for name, moment in moments.items():
             count = locations[name] / len(slots)
             moment *= self.settings.omega0 / count**self.settings.omega_power / len(slots)
-        waits = self.context.device.type == "cpu"
-        for name, inverse in _inverses(moments, waits=waits).items():
-            self.inverses[name].copy_(inverse)  # a captured graph looks for it there
-
-    def _chunk(self, slots: Tensor) -> int:
-        """How many samples go through the model at once."""
-        if self.context.device.type == "cpu":
-            return CHUNK
-        sample = self.context.memory.gather(slots[:1]).x[0]
-        return max(CHUNK, PIXELS // math.prod(sample.shape[1:]))
+            about = f"the inputs of layer {name!r}"
+            self.inverses[name].copy_(linalg.guarded_inverse(moment, 1.0, name=about))
 
     @contextmanager
     def _adding_up(self, moments: dict[str, Tensor], locations: dict[str, int]) -> Iterator[None]:
-        """Inside it every layer adds Σ z zᵀ and how many z there were, of what goes through."""
+        """Inside it every layer adds Σ z zᵀ and the number of its z."""
 
         def record(name: str, layer: nn.Module, given: tuple[Any, ...]) -> None:
-            z = _inputs(layer, given[0], batchnorm=self.settings.batchnorm)
-            moment = factors.gram(z)
+            z = self._inputs(self.layers[name], given[0])
+            moment = z.new_empty(z.shape[1], z.shape[2], z.shape[2])
+            accel.gram([lambda: z], [1.0], [moment])
             moments[name] = moments[name].add_(moment) if name in moments else moment
             locations[name] = locations.get(name, 0) + z.shape[0] * z.shape[-1]
 
         hooks = [
-            layer.register_forward_pre_hook(partial(record, name))
+            layer.module.register_forward_pre_hook(partial(record, name))
             for name, layer in self.layers.items()
         ]
         try:
@@ -157,108 +146,68 @@ class LPRTransform(Transform):
             for hook in hooks:
                 hook.remove()
 
+    def _inputs(self, layer: MatrixLayer | NormLayer, x: Tensor) -> Tensor:
+        """What the weights of a layer are multiplied with, ``(n, groups, d_in, L)``."""
+        if isinstance(layer, MatrixLayer):
+            return layer.inputs(x)
+        norm = cast("nn.BatchNorm2d", layer.module)
+        z = layer.normalized(x).reshape(*x.shape[:2], 1, -1)
+        if self.settings.batchnorm == "variance":
+            assert norm.running_var is not None
+            z = z / (norm.running_var + norm.eps).sqrt().view(-1, 1, 1)
+        return torch.cat([z, torch.ones_like(z)], dim=2) if layer.trains("bias") else z
+
     @torch.no_grad()
     def rewrite_(self) -> None:
         """Precondition the gradients."""
         for name, layer in self.layers.items():
-            weight, bias = cast("nn.Linear", layer).weight, _bias(layer)
-            if weight.grad is None or (bias is not None and bias.grad is None):
+            if not layer.has_gradient:
                 continue
-            shift = None if bias is None else bias.grad
-            matrix = factors.gradient_matrix(weight.grad, shift, groups=_groups(layer))
-            result = matrix @ self.inverses[name]
-            new_weight, new_shift = factors.split_gradient_matrix(result, weight, bias)
-            weight.grad.copy_(new_weight)
-            if shift is not None and new_shift is not None:
-                shift.copy_(new_shift)
-        if not is_capturing(self.context.device):  # then :meth:`replayed` counts
-            self.step += 1
-
-    def replayed(self, steps: int) -> None:
-        """Count captured steps."""
-        self.step += steps
+            if isinstance(layer, MatrixLayer):
+                layer.replace_gradient(layer.gradient() @ self.inverses[name])
+            else:
+                grads = [cast("Tensor", p.grad) for p in layer.parameters]
+                matrix = torch.stack(grads, dim=-1).unsqueeze(1) @ self.inverses[name]
+                for grad, new in zip(grads, matrix.squeeze(1).unbind(-1), strict=True):
+                    grad.copy_(new)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The preconditioner, and when the next is due."""
-        inverses = states.with_prefix("inverses", self.inverses)
-        return {**inverses, "step": torch.tensor(self.step), "due": torch.tensor(self._due)}
+        return {**states.with_prefix("inverses", self._saved()), "due": torch.tensor(self._due)}
+
+    def _saved(self, *, back: bool = False) -> dict[str, Tensor]:
+        return {
+            name: layer.to_saved(self.inverses[name], back=back)
+            if isinstance(layer, MatrixLayer)
+            else self.inverses[name]
+            for name, layer in self.layers.items()
+        }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore what :meth:`state_dict` gave."""
         states.check_names("preconditioner", state, self.state_dict())
         for name, inverse in states.without_prefix("inverses", state).items():
             self.inverses[name].copy_(inverse)
-        self.step, self._due = int(state["step"]), int(state["due"])
+        for name, inverse in self._saved(back=True).items():
+            self.inverses[name].copy_(inverse)
+        self._due = int(state["due"])
 
 
-def _inverses(moments: Mapping[str, Tensor], *, waits: bool) -> dict[str, Tensor]:
-    """(I + M)⁻¹ of each M.
-
-    Args:
-        moments: Symmetric and positive semi-definite, ``(groups, d, d)``, by the layer's name.
-        waits: Look at each result before the next is begun, else at all of them once.
-
-    Raises:
-        NumericalError: One has no finite inverse.
-    """
-    if not waits:
-        tried = {name: linalg.try_damped_inverse(m, 1.0) for name, m in moments.items()}
-        if not bool(torch.stack([failed for _, failed in tried.values()]).any()):
-            return {name: inverse for name, (inverse, _) in tried.items()}
-    return {
-        name: linalg.damped_inverse(moment, 1.0, name=f"the inputs of layer {name!r}")
-        for name, moment in moments.items()
-    }
-
-
-def _covered(model: nn.Module, *, norms: bool) -> dict[str, nn.Module]:
+def _covered(model: nn.Module, *, norms: bool) -> dict[str, MatrixLayer | NormLayer]:
     """The layers to precondition, by name."""
-    kinds = (*_MATRICES, *_NORMS) if norms else _MATRICES
-    found = {name: module for name, module in model.named_modules() if isinstance(module, kinds)}
-    return {name: layer for name, layer in found.items() if _trains(layer)}
+    found: dict[str, MatrixLayer | NormLayer] = {}
+    for name, module in model.named_modules():
+        layer = make_layer(name, module)
+        tracks = isinstance(module, _NORMS) and module.running_var is not None
+        if isinstance(layer, MatrixLayer) or (isinstance(layer, NormLayer) and norms and tracks):
+            found[name] = layer
+    return found
 
 
-def _trains(layer: nn.Module) -> bool:
-    weight = layer._parameters.get("weight")
-    if weight is None or not weight.requires_grad:
-        return False
-    return not isinstance(layer, _NORMS) or layer.running_var is not None
-
-
-def _bias(layer: nn.Module) -> nn.Parameter | None:
-    """The bias of a layer, if there is one to train."""
-    bias = layer._parameters.get("bias")
-    return bias if bias is not None and bias.requires_grad else None
-
-
-def _groups(layer: nn.Module) -> int:
-    """Parts of a layer that share no input: the groups of a convolution, or all channels."""
-    if isinstance(layer, _NORMS):
-        return layer.num_features
-    return layer.groups if isinstance(layer, (nn.Conv1d, nn.Conv2d)) else 1
-
-
-def _identity(layer: nn.Module) -> Tensor:
-    weight = cast("nn.Linear", layer).weight.detach()
-    groups, bias = _groups(layer), int(_bias(layer) is not None)
-    size = weight.numel() // weight.shape[0] + bias
-    eye = torch.eye(size, dtype=weight.dtype, device=weight.device)
-    return eye.repeat(groups, 1, 1)
-
-
-def _inputs(layer: nn.Module, x: Tensor, *, batchnorm: BatchNormKind) -> Tensor:
-    """What the weights of a layer are multiplied with, ``(n, groups, d_in, L)``.
-
-    See :mod:`ocar.curvature.factors` for the layout.
-    """
-    bias = _bias(layer) is not None
-    if isinstance(layer, nn.Linear):
-        return factors.linear_inputs(x, bias=bias)
-    if isinstance(layer, (nn.Conv1d, nn.Conv2d)):
-        return factors.conv_inputs(x, layer, bias=bias)
-    norm = cast("nn.BatchNorm2d", layer)
-    z = factors.normalized_inputs(x, norm).reshape(*x.shape[:2], 1, -1)
-    if batchnorm == "variance":
-        assert norm.running_var is not None
-        z = z / (norm.running_var + norm.eps).sqrt().view(-1, 1, 1)
-    return torch.cat([z, torch.ones_like(z)], dim=2) if bias else z
+def _identity(layer: MatrixLayer | NormLayer) -> Tensor:
+    weight = layer.parameters[0].detach()
+    if isinstance(layer, MatrixLayer):
+        groups, size = layer.groups, layer.d_in
+    else:
+        groups, size = weight.numel(), len(layer.parameters)
+    return torch.eye(size, dtype=weight.dtype, device=weight.device).repeat(groups, 1, 1)

@@ -31,7 +31,7 @@ from torch.nn import functional
 
 from ocar.config import require, require_one_of
 from ocar.methods.context import Context
-from ocar.methods.objective import Forward, Objective, Outcome, Step
+from ocar.methods.objective import Begun, Forward, Objective, Outcome, Step
 from ocar.methods.settings import LearnerSettings
 from ocar.models.head import mask_logits
 from ocar.state import check_names, with_prefix, without_prefix
@@ -114,18 +114,18 @@ class Distillation(Objective):
         """A task has ended: the next batch copies the teacher."""
         self._ended = True
 
-    def begin(self, units: Sequence[int], *, known: int) -> Sequence[float]:
+    def begin(self, batch: Begun) -> Sequence[float]:
         """Copy the teacher where it is time, and say what is distilled."""
         self._fit_teacher()
         self._set_modes()
         before = set(self._distilled)
-        if self._learned and self._is_due(units):
+        if self._learned and self._is_due(batch.units):
             self._copy_teacher()
         if self.has_teacher and self.settings.distilled == "survey":
-            self._distilled.update(units)
+            self._distilled.update(batch.units)
         if self._distilled != before or self._mask.shape != self.head.active.shape:
             self._write_mask()
-        self._learned.update(units)
+        self._learned.update(batch.units)
         self._batches += 1
         self._ended = False
         return ()

@@ -28,7 +28,7 @@ from torch.nn import functional
 
 from ocar.config import require, require_one_of
 from ocar.methods.context import Context
-from ocar.methods.objective import Forward, Objective, Outcome, Step
+from ocar.methods.objective import Begun, Forward, Objective, Outcome, Step
 from ocar.methods.settings import LearnerSettings
 from ocar.methods.virtual import VirtualStep
 from ocar.models.head import mask_logits
@@ -94,7 +94,7 @@ class InterferedRetrieval(Objective):
         self._previous: list[int] = []
         self._excluded = torch.zeros_like(self.head.active)
 
-    def begin(self, units: Sequence[int], *, known: int) -> Sequence[float]:
+    def begin(self, batch: Begun) -> Sequence[float]:
         """Mark the classes of the stream batch before this one."""
         if self._excluded.shape != self.head.active.shape:
             self._excluded = torch.zeros_like(self.head.active)
@@ -102,7 +102,7 @@ class InterferedRetrieval(Objective):
             previous = torch.tensor(self._previous, dtype=torch.int64)
             previous = previous.to(self._excluded.device, non_blocking=True)
             self._excluded.zero_().index_fill_(0, previous, True)
-            self._previous = sorted(set(units))
+            self._previous = sorted(set(batch.units))
         return ()
 
     def __call__(self, forward: Forward, step: Step) -> Outcome:

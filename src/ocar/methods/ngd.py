@@ -8,7 +8,7 @@ Amari, "Natural gradient works efficiently in learning", Neural Computation 10(2
 with L̄ the mean loss of the joint batch and F̄ the Fisher information of the
 model's own predictions on it, averaged over time. It is the step of
 :mod:`ocar.methods.ocar` with the same weight for new and replayed samples and
-a damping τ that stays as it is.
+a constant damping τ.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ocar.config import require
+from ocar.curvature import Curvature
 from ocar.methods.context import Context
 from ocar.methods.objective import Objective
 from ocar.methods.ocar import OCARSettings
@@ -35,8 +36,8 @@ class NGDSettings(TransformSettings):
     ema: float
     """Weight of a new estimate in the moving average of the curvature (α_EMA)."""
 
-    curvature: Literal["kfac", "dense"] = "kfac"
-    """K-FAC, or the full Fisher for tiny models."""
+    curvature: str | Curvature = "kfac"
+    """Kind of curvature, as for OCAR."""
 
     fisher: str = "sketched(2)"
     """Root of the Fisher, see :mod:`ocar.curvature.fisher`."""
@@ -51,7 +52,7 @@ class NGDSettings(TransformSettings):
     """Damp each Kronecker factor, balanced by π, or A ⊗ G + τI."""
 
     sharing: Literal["expand", "reduce"] = "expand"
-    """How locations of a layer with shared weights count, see :mod:`ocar.curvature.factors`."""
+    """How locations of a layer with shared weights count, see :mod:`ocar.curvature.blocks`."""
 
     norm_layers: bool = False
     """Precondition normalisation layers too."""
@@ -64,7 +65,7 @@ class NGDSettings(TransformSettings):
         self.as_ocar()
 
     def as_ocar(self) -> OCARSettings:
-        """The settings of OCAR that do the same: λ starts at 1 and stays there, as τ stays."""
+        """The settings of OCAR that do the same: λ and τ never change."""
         return OCARSettings(
             tau=self.damping,
             tau_step=0.0,

@@ -1,8 +1,7 @@
 """What a learner minimises in one gradient step.
 
-An objective turns one :class:`Step`, the joint batch of new and replayed
-samples, into a loss. It knows nothing of memories or of how the gradient is
-used, so that any objective goes with any gradient transform.
+An objective turns one :class:`Step`, the joint batch of new and replayed samples, into a loss. It
+knows nothing of how the gradient is used, so that any objective goes with any gradient transform.
 """
 
 from __future__ import annotations
@@ -22,6 +21,20 @@ Forward = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, kw_only=True)
+class Begun:
+    """A stream batch that is about to be learned."""
+
+    units: Sequence[int]
+    """Unit of the head for each new sample; empty in regression."""
+
+    known: int
+    """Classes seen so far, those of this batch included."""
+
+    step: int
+    """Gradient steps taken so far."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Step:
     """The joint batch of one gradient step: new samples, then those of each draw from memory."""
 
@@ -32,16 +45,16 @@ class Step:
     """Units of the head, ``(n,)``, or regression targets, ``(n, outputs)``."""
 
     raw: Tensor
-    """The samples as they came, before augmentation and normalisation, ``(n, ...)``."""
+    """The samples before augmentation and normalisation, ``(n, ...)``."""
 
     new: int
     """How many samples are new; the others are replayed."""
 
     draws: tuple[int, ...]
-    """How many samples each draw from memory gave, in this order; all 0 while it is empty."""
+    """Samples of each draw from memory, in this order; all 0 while it is empty."""
 
     extras: Mapping[str, Tensor]
-    """What the memory stores beside x and y, of the replayed samples, ``(n − new, ...)``."""
+    """Extras of the replayed samples, ``(n − new, ...)``."""
 
     index: int
     """Which pass over the stream batch this is, from 0."""
@@ -55,10 +68,6 @@ class Step:
     own_numbers: Tensor
     """What the objective's ``begin`` returned, as float64 on the model's device."""
 
-    trusted: Tensor | None = None
-    """Whether the new samples are of a sane size, a scalar; None where nobody looked. If not,
-    the batch will be taken back, and what is kept of it must stay as it was."""
-
     @property
     def replayed(self) -> int:
         """How many samples are replayed."""
@@ -67,18 +76,18 @@ class Step:
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What an objective found."""
+    """What an objective computed."""
 
     loss: Tensor
     """The loss to differentiate, a scalar."""
 
     outputs: Tensor | None
-    """Outputs of the joint batch where one forward pass made them, before masking, else None.
+    """Outputs of the joint batch before masking, if one forward pass made them, else None.
 
     A curvature can then use that same pass."""
 
     step: Step | None = None
-    """What the loss is of, where that is not the joint batch as it was drawn.
+    """The batch of the loss, if it is not the joint batch that was drawn.
 
     A curvature is then taken from this."""
 
@@ -86,38 +95,41 @@ class Outcome:
 class Objective(ABC):
     """A loss over the joint batch.
 
-    What it keeps between batches (a teacher, a projection, class means) is its own. On a GPU
-    :meth:`__call__` is captured as a graph: it must wait for nothing, and what it keeps must be
-    changed in place.
+    What it keeps between batches (a teacher, a projection, class means) is its own. A step may be
+    recorded as a CUDA graph: :meth:`__call__` must not wait for the device, and must change what it
+    keeps in place.
     """
 
     joint: bool = True
     """Whether one forward pass over the joint batch is all that it runs."""
 
-    capturable: bool = True
+    recordable: bool = True
     """Whether its step has fixed shapes and waits for nothing."""
 
-    scores: bool = False
-    """Whether :meth:`score` predicts, and not the model's outputs."""
+    learns: bool = True
+    """Whether it takes gradient steps on the stream; if not, batches are only remembered."""
+
+    predicts: bool = False
+    """Whether :meth:`predict` predicts, and not the model's outputs."""
 
     wants_boundaries: bool = False
     """Whether :meth:`boundary` is to be called; see :func:`ocar.evaluate.evaluate`."""
 
     @property
     def generators(self) -> Sequence[torch.Generator]:
-        """What it draws random numbers from."""
+        """The generators that a step draws from."""
         return ()
 
     def parameters(self) -> Sequence[nn.Parameter]:
         """Parameters of its own, which learn with the model's."""
         return ()
 
-    def begin(self, units: Sequence[int], *, known: int) -> Sequence[float]:
-        """A stream batch is about to be learned; as :meth:`Transform.begin`."""
+    def begin(self, batch: Begun) -> Sequence[float]:
+        """A stream batch is about to be learned; see :meth:`Transform.begin`."""
         return ()
 
     def draws(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
-        """Sizes of the draws from memory for the batch at hand, given those of the settings."""
+        """Sizes of the draws from memory for this batch, given those of the settings."""
         return sizes
 
     @abstractmethod
@@ -125,22 +137,39 @@ class Objective(ABC):
         """The loss of one step."""
 
     def extras(self, x: Tensor) -> dict[str, Tensor]:
-        """What to remember of samples beside x and y: called once they have been learned.
+        """What to remember of samples beside x and y; called once they have been learned.
 
         Args:
             x: Raw samples on the model's device, ``(n, ...)``.
         """
         return {}
 
+    def known(self, outputs: Tensor, y: Tensor, active: Tensor | None) -> dict[str, Tensor]:
+        """What a memory policy may know of samples; see :attr:`ocar.memory.Offer.known`.
+
+        Args:
+            outputs: Outputs of the model in eval mode, ``(n, outputs)``.
+            y: Units of the head or regression targets.
+            active: Which outputs stand for a class; None in regression.
+        """
+        if active is None:
+            losses = (outputs - y).square().sum(-1) / 2
+        else:
+            losses = functional.cross_entropy(mask_logits(outputs, active), y, reduction="none")
+        return {"loss": losses, "outputs": outputs}
+
     def learned(self) -> None:  # noqa: B027 (most have nothing to do)
         """A stream batch has been learned and remembered."""
 
-    def score(self, features: Tensor) -> Tensor:
-        """Scores of the classes seen, ``(n, classes)``, from what goes into the head."""
+    def predict(self, x: Tensor) -> Tensor:
+        """Scores of the classes seen, ``(n, classes)``, from inputs of the model."""
         raise NotImplementedError
 
     def boundary(self) -> None:  # noqa: B027
         """A task has ended, and another follows."""
+
+    def release(self) -> None:  # noqa: B027
+        """Give back memory of the device that only makes it faster."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything that a restored objective needs to go on exactly."""

@@ -27,19 +27,16 @@ import torch
 from torch import Tensor, nn
 
 from ocar.config import require, require_one_of
-from ocar.curvature import KFAC, Curvature, DenseFisher
-from ocar.curvature.base import at_step
+from ocar.curvature import CURVATURES, Curvature
 from ocar.curvature.fisher import parse_root
-from ocar.guard import Guard
-from ocar.learner import Learner
 from ocar.methods.context import Context
-from ocar.methods.er import ERSettings
-from ocar.methods.objective import Forward, Objective, Step
-from ocar.methods.settings import Augmenter, Normalizer
+from ocar.methods.objective import Begun, Forward, Objective, Step
 from ocar.methods.transform import Transform, TransformSettings
+from ocar.state import with_prefix, without_prefix
 
 ROUND = 16
-"""Steps with an exact Fisher are captured anew for so many more classes."""
+"""An exact Fisher has columns for a multiple of so many classes: steps are recorded anew less
+often."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +46,7 @@ class OCARSettings(TransformSettings):
     needs_predictions = True
 
     tau_step: float
-    """Δτ: what each gradient step adds to the damping."""
+    """Δτ: how much each gradient step adds to the damping."""
 
     ema: float
     """Weight of a new estimate in the moving average of the curvature (α_EMA)."""
@@ -67,13 +64,15 @@ class OCARSettings(TransformSettings):
     it starts at 1 and each gradient step adds Δτ."""
 
     n_new: int | None = None
-    """Classes in the current stretch of the stream; by default it is estimated."""
+    """New classes of the current part of the stream; by default it is estimated."""
 
     window: int = 10
     """Stream batches over which distinct labels are counted to estimate ``n_new``."""
 
-    curvature: Literal["kfac", "dense"] = "kfac"
-    """K-FAC, or the full Fisher for tiny models."""
+    curvature: str | Curvature = "kfac"
+    """``"kfac"``, ``"ekfac"``, ``"foof"``, ``"dense"`` (the full Fisher, for tiny models), the name
+    of a registered kind, or, from Python, an object such as ``EKFAC()``, whose own options are
+    then used in place of those below."""
 
     fisher: str = "sketched(2)"
     """Root of the Fisher, see :mod:`ocar.curvature.fisher`."""
@@ -92,7 +91,7 @@ class OCARSettings(TransformSettings):
     """Sample weights enter G alone (the authors' code), or A and G."""
 
     sharing: Literal["expand", "reduce"] = "expand"
-    """How locations of a layer with shared weights count, see :mod:`ocar.curvature.factors`."""
+    """How locations of a layer with shared weights count, see :mod:`ocar.curvature.blocks`."""
 
     norm_layers: bool = False
     """Precondition normalisation layers too."""
@@ -114,7 +113,8 @@ class OCARSettings(TransformSettings):
         require_one_of("increments", self.increments, ("classes", "domains"))
         fits = self.replay_weight != "ratio" or self.increments == "classes"
         require("replay_weight", self.replay_weight, fits, "a form of λ where domains change")
-        require_one_of("curvature", self.curvature, ("kfac", "dense"))
+        if isinstance(self.curvature, str):
+            CURVATURES.find(self.curvature)
         require_one_of("fisher_passes", self.fisher_passes, ("first", "every"))
         require_one_of("fisher_forward", self.fisher_forward, ("shared", "own"))
         require_one_of("damping_kind", self.damping_kind, ("factored", "exact"))
@@ -131,44 +131,40 @@ class OCARSettings(TransformSettings):
             likelihood=context.likelihood,
             seed=context.seed,
         )
-        return OCARTransform(self, curvature, joint=objective.joint)
+        return OCARTransform(
+            self, curvature, joint=objective.joint, lr=context.lr, passes=context.passes
+        )
 
     def make_curvature(
         self, model: nn.Module, *, lr: float, head: str | None, likelihood: str, seed: int
     ) -> Curvature:
-        """The preconditioner of a model, its damping growing with the steps.
+        """The preconditioner of a model.
 
         Args:
-            model: What learns.
+            model: The model that learns.
             lr: The learning rate, where the damping starts unless ``tau`` says otherwise.
             head: Name of the layer that makes the outputs; None for the last linear one.
             likelihood: ``"categorical"`` or ``"gaussian"``.
             seed: Seed of the random root of the Fisher.
         """
-        start = lr if self.tau is None else self.tau
-
-        def tau(step: int) -> float:
-            return start + self.tau_step * step
-
-        common: dict[str, Any] = {
-            "damping": tau,
+        given: dict[str, Any] = {
+            "damping": lambda step: self.tau_at(step, lr=lr),
             "ema": self.ema,
-            "fisher": self.fisher,
+            "head": head,
             "likelihood": likelihood,
-            "track_norms": self.track_norms,
             "seed": seed,
         }
-        if self.curvature == "dense":
-            return DenseFisher(model, **common)
-        return KFAC(
-            model,
-            damping_kind=self.damping_kind,
-            weighting=self.weighting,
-            sharing=self.sharing,
-            norm_layers=self.norm_layers,
-            head=head,
-            **common,
-        )
+        if isinstance(self.curvature, Curvature):
+            return self.curvature.bind(model, **given)
+        kind = CURVATURES.find(self.curvature)
+        options = ("fisher", "damping_kind", "weighting", "sharing", "norm_layers", "track_norms")
+        taken = {field.name for field in fields(kind)}
+        given |= {name: getattr(self, name) for name in options if name in taken}
+        return kind(model, **given)
+
+    def tau_at(self, step: int, *, lr: float) -> float:
+        """The damping after so many gradient steps."""
+        return (lr if self.tau is None else self.tau) + self.tau_step * step
 
 
 class OCARTransform(Transform):
@@ -178,12 +174,19 @@ class OCARTransform(Transform):
         settings: The settings.
         curvature: The preconditioner.
         joint: Whether the objective's forward pass can be used for the Fisher.
+        lr: Learning rate.
+        passes: Gradient steps a stream batch.
     """
 
-    def __init__(self, settings: OCARSettings, curvature: Curvature, *, joint: bool) -> None:
+    def __init__(
+        self, settings: OCARSettings, curvature: Curvature, *, joint: bool, lr: float, passes: int
+    ) -> None:
         self.settings = settings
         self.curvature = curvature
         self.replay_weight = 1.0
+        self.tau = settings.tau_at(0, lr=lr)
+        self._lr = lr
+        self._passes = passes
         self._shared = joint and settings.fisher_forward == "shared"
         self._recent: deque[frozenset[int]] = deque(maxlen=settings.window)
 
@@ -192,30 +195,34 @@ class OCARTransform(Transform):
         """That of the random root of the Fisher."""
         return (self.curvature.generator,)
 
-    def begin(self, units: Sequence[int], *, known: int) -> Sequence[float]:
-        """Count the classes of the stretch and set the weight of replayed samples."""
-        self._recent.append(frozenset(units))
-        self.replay_weight = self._weight(known)
-        return self.replay_weight, self.curvature.step
+    def begin(self, batch: Begun) -> Sequence[float]:
+        """The weight of replayed samples, and τ in each pass."""
+        self.curvature.begin()
+        self._recent.append(frozenset(batch.units))
+        self.replay_weight = self._weight(batch)
+        steps = range(batch.step, batch.step + self._passes)
+        taus = [self.settings.tau_at(step, lr=self._lr) for step in steps]
+        self.tau = self.settings.tau_at(steps.stop, lr=self._lr)
+        return self.replay_weight, *taus
 
     def shape(self, classes: int) -> int | None:
         """For how many classes a root that grows with them has columns; None for others."""
-        if not self.curvature.fisher.grows or classes == 0:
+        if not self.curvature.root.grows or classes == 0:
             return None
         self.curvature.most_classes = -(-classes // ROUND) * ROUND
         return self.curvature.most_classes
 
     @property
-    def classes_in_stretch(self) -> int:
-        """n_new: given, or the distinct labels of the last few stream batches."""
+    def n_new(self) -> int:
+        """New classes: given, or the distinct labels of the last few stream batches."""
         if self.settings.n_new is not None:
             return self.settings.n_new
         return max(1, len(frozenset().union(*self._recent)))
 
-    def _weight(self, known: int) -> float:
-        ratio = known / self.classes_in_stretch
+    def _weight(self, batch: Begun) -> float:
+        ratio = batch.known / self.n_new
         if self.settings.increments == "domains":
-            strength = 1 + self.settings.tau_step * self.curvature.step  # λ
+            strength = 1 + self.settings.tau_step * batch.step  # λ
         else:
             strength = max(1.0, ratio)
         kind = self.settings.replay_weight
@@ -228,48 +235,49 @@ class OCARTransform(Transform):
         return step.index == 0 or self.settings.fisher_passes == "every"
 
     def watch(self, step: Step) -> AbstractContextManager[object]:
-        """Capture the objective's forward pass where the Fisher is taken from it."""
+        """Record the objective's forward pass if the Fisher is taken from it."""
         stack = ExitStack()
         stack.enter_context(self.curvature.follow())
         if self._renews(step) and self._shared:
-            stack.enter_context(self.curvature.capture())
+            stack.enter_context(self.curvature.record())
         return stack
 
     def observe(self, step: Step, outputs: Tensor | None, forward: Forward) -> Tensor | None:
-        """Take the curvature of the joint batch into the average."""
+        """Estimate the curvature of the joint batch."""
         if not self._renews(step):
             return outputs
         if outputs is None or not self._shared:
-            with self.curvature.capture():
+            with self.curvature.record():
                 outputs = forward(step.x)
-        replay_weight, clock = step.numbers.unbind()
-        self.curvature.clock = clock + step.index
         weights = outputs.new_ones(outputs.shape[0], dtype=torch.float32)
-        weights[step.new :] = replay_weight
-        self.curvature.update(
-            outputs, weights=weights, targets=step.y, active=step.active, accepted=step.trusted
-        )
+        weights[step.new :] = step.numbers[0]
+        self.curvature.estimate(outputs, weights=weights, targets=step.y, active=step.active)
         return outputs
+
+    def prepare(self, step: Step) -> None:
+        """Take the estimate into the average, and renew the inverse."""
+        if self._renews(step):
+            self.curvature.renew(step.numbers[1 + step.index], self.settings.ema)
 
     def rewrite_(self) -> None:
         """Precondition the gradients."""
-        self.curvature.precondition_()
+        self.curvature.apply_()
 
-    def replayed(self, steps: int) -> None:
-        """Bring the counters of the curvature up to date."""
-        last = 0 if self.settings.fisher_passes == "first" else steps - 1
-        self.curvature.replayed(steps, renewed=last)
+    def ok(self) -> Tensor:
+        """Whether the curvature of the batch was finite."""
+        return self.curvature.ok
+
+    def tensors(self) -> Sequence[Tensor]:
+        """The averages of the curvature."""
+        return self.curvature.tensors()
 
     def check(self) -> None:
-        """Raise if a batch had no finite curvature."""
+        """Raise if the curvature of a batch was not finite."""
         self.curvature.check()
 
     def report(self) -> dict[str, float]:
-        """τ, the weight of replayed samples, and the ratio of norms where it is tracked."""
-        values = {
-            "tau": at_step(self.curvature.damping, self.curvature.step),
-            "replay_weight": self.replay_weight,
-        }
+        """τ, the weight of replayed samples, and the ratio of norms if it is tracked."""
+        values = {"tau": self.tau, "replay_weight": self.replay_weight}
         if self.curvature.norm_ratio is not None:
             values["norm_ratio"] = float(self.curvature.norm_ratio)
         return values
@@ -277,67 +285,11 @@ class OCARTransform(Transform):
     def state_dict(self) -> dict[str, Tensor]:
         """The curvature and the labels in the window."""
         recent = {f"recent.{i}": torch.tensor(sorted(s)) for i, s in enumerate(self._recent)}
-        return {**{f"curvature.{k}": v for k, v in self.curvature.state_dict().items()}, **recent}
+        return {**with_prefix("curvature", self.curvature.state_dict()), **recent}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore what :meth:`state_dict` gave."""
-        prefix = "curvature."
-        own = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-        self.curvature.load_state_dict(own)
+        self.curvature.load_state_dict(without_prefix("curvature", state))
         count = sum(name.startswith("recent.") for name in state)
         recent = (frozenset(state[f"recent.{i}"].tolist()) for i in range(count))
         self._recent = deque(recent, maxlen=self.settings.window)
-
-
-def OCAR(
-    model: nn.Module,
-    *,
-    lr: float,
-    tau_step: float,
-    ema: float,
-    memory: int = 2000,
-    memory_kind: Literal["class-balanced", "reservoir"] = "class-balanced",
-    replay_batch: int = 10,
-    replay: Literal["fresh", "kept", "disjoint"] = "fresh",
-    partial_replay: bool = True,
-    passes: int = 3,
-    likelihood: Literal["categorical", "gaussian"] = "categorical",
-    classes: Sequence[int] = (),
-    head: str | None = None,
-    prediction: Literal["plain", "average"] = "plain",
-    average_rate: float = 0.0028,
-    normalize: Normalizer | None = None,
-    augment: Augmenter | None = None,
-    seed: int = 0,
-    tau: float | None = None,
-    replay_weight: Literal["ratio", "lambda", "one-plus-lambda"] | None = None,
-    increments: Literal["classes", "domains"] = "classes",
-    n_new: int | None = None,
-    window: int = 10,
-    curvature: Literal["kfac", "dense"] = "kfac",
-    fisher: str = "sketched(2)",
-    fisher_passes: Literal["first", "every"] = "first",
-    fisher_forward: Literal["shared", "own"] = "shared",
-    damping_kind: Literal["factored", "exact"] = "factored",
-    weighting: Literal["gradients", "both"] = "gradients",
-    sharing: Literal["expand", "reduce"] = "expand",
-    norm_layers: bool = False,
-    track_norms: bool = False,
-    guard: Guard | None = Guard(),  # noqa: B008 (it is frozen)
-) -> Learner:
-    """Online Curvature-Aware Replay on any model.
-
-    The arguments are those of :class:`~ocar.methods.settings.LearnerSettings` and of
-    :class:`OCARSettings`, and the ``guard`` of :class:`~ocar.learner.Learner`.
-
-    Example::
-
-        learner = OCAR(model, lr=7e-4, tau_step=3.7e-8, ema=0.14, memory=2000)
-        for x, y in stream:
-            learner.learn(x, y)
-        logits = learner.predict(x)
-    """
-    given = locals()
-    transform = OCARSettings(**{f.name: given[f.name] for f in fields(OCARSettings)})
-    settings = ERSettings(**{f.name: given[f.name] for f in fields(ERSettings)})
-    return Learner(model, settings, transform=transform, guard=guard)

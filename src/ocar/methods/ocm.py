@@ -35,7 +35,7 @@ from torch import Tensor, nn
 
 from ocar.methods.context import Context
 from ocar.methods.contrastive import mean_over_same, pair_losses, rotations, unit_rows
-from ocar.methods.objective import Forward, Objective, Outcome, Step
+from ocar.methods.objective import Begun, Forward, Objective, Outcome, Step
 from ocar.methods.rotated import Rotated, RotatedSettings, entropies, same_class
 from ocar.state import check_names, with_prefix, without_prefix
 
@@ -70,15 +70,15 @@ class MutualInformation(Rotated):
         self.previous = Previous(context, self.projection)
         self._old = torch.zeros_like(self.head.active)  # units of earlier stretches
 
-    def begin(self, units: Sequence[int], *, known: int) -> Sequence[float]:
+    def begin(self, batch: Begun) -> Sequence[float]:
         """Copy the model where a stretch has ended."""
         self._fit()
-        if self.stretches.ends_before(units):
+        if self.stretches.ends_before(batch.units):
             self.previous.copy_(self.context.model, self.projection)
             old = torch.tensor(self.stretches.units, dtype=torch.int64)
             self._old.zero_().index_fill_(0, old.to(self._old.device), True)
         self.previous.train_like_(self.context.model)
-        self.stretches.begin(units)
+        self.stretches.begin(batch.units)
         return ()
 
     def draws(self, sizes: tuple[int, ...]) -> tuple[int, ...]:

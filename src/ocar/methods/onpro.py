@@ -34,7 +34,7 @@ from torch.nn import functional
 from ocar.config import require
 from ocar.methods.context import Context
 from ocar.methods.contrastive import prototype_loss
-from ocar.methods.objective import Forward, Objective, Outcome, Step
+from ocar.methods.objective import Begun, Forward, Objective, Outcome, Step
 from ocar.methods.rotated import Rotated, RotatedSettings, entropies
 from ocar.rng import make_generator
 
@@ -112,7 +112,7 @@ class OnlinePrototypes(Rotated):
         context: The parts of the learner.
     """
 
-    capturable = False  # what is replayed is decided on the host, with prototypes in hand
+    recordable = False  # what is replayed is decided on the host, with prototypes in hand
 
     def __init__(self, settings: OnProSettings, context: Context) -> None:
         super().__init__(settings, context)
@@ -122,10 +122,10 @@ class OnlinePrototypes(Rotated):
         self._host = make_generator(settings.seed, "OnPro/feedback")
         self._first_batch = False  # of a stretch
 
-    def begin(self, units: Sequence[int], *, known: int) -> Sequence[float]:
+    def begin(self, batch: Begun) -> Sequence[float]:
         """Count the stretches of the stream."""
-        self._first_batch = self.stretches.ends_before(units)
-        self.stretches.begin(units)
+        self._first_batch = self.stretches.ends_before(batch.units)
+        self.stretches.begin(batch.units)
         return ()
 
     def draws(self, sizes: tuple[int, ...]) -> tuple[int, ...]:

@@ -31,6 +31,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ocar.accel import MASKED
 from ocar.augment import ColorJitter, Compose, Grey, HorizontalFlip, ResizedCrop
 from ocar.config import require, require_one_of
 from ocar.errors import CheckpointError
@@ -39,7 +40,6 @@ from ocar.methods.contrastive import make_linear, supervised_contrastive
 from ocar.methods.objective import Forward, Objective, Outcome, Step
 from ocar.methods.settings import LearnerSettings
 from ocar.methods.transform import TransformSettings
-from ocar.models.head import MASKED
 from ocar.rng import make_generator
 from ocar.state import check_names, with_prefix, without_prefix
 
@@ -151,7 +151,7 @@ class ContrastiveReplay(Objective):
     """
 
     joint = False
-    scores = True
+    predicts = True
 
     def __init__(self, settings: SCRSettings, context: Context) -> None:
         assert context.head is not None
@@ -213,8 +213,12 @@ class ContrastiveReplay(Objective):
         if self.settings.means == "averaged":
             self._renew()
 
-    def score(self, features: Tensor) -> Tensor:
+    def predict(self, x: Tensor) -> Tensor:
         """Minus the distance of the features to each class mean, ``(n, classes)``."""
+        return self.score(self.context.features(x)[0])
+
+    def score(self, features: Tensor) -> Tensor:
+        """Minus the distance of features to each class mean."""
         if self.settings.means == "recomputed" and self._made_of != self.context.memory.seen:
             self._renew()
         self._fit_means()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
 from ocar.config import require, require_one_of
-from ocar.memory import MEMORIES
+from ocar.memory import MEMORIES, Memory
 from ocar.methods.context import Context
 from ocar.methods.objective import Objective
 from ocar.methods.transform import TransformSettings
@@ -26,21 +26,22 @@ class LearnerSettings:
     lr: float
     """Learning rate α."""
 
-    memory: int = 2000
-    """Samples that the memory holds."""
+    memory: int | Memory = 2000
+    """Samples that the memory holds; or, from Python, a memory such as ``ReservoirMemory(500)``."""
 
-    memory_kind: Literal["class-balanced", "reservoir"] = "class-balanced"
-    """Who stays: equal shares for all classes seen, or a uniform sample of the stream."""
+    memory_kind: str = "class-balanced"
+    """Which samples stay: equal shares for all classes seen (``"class-balanced"``), a uniform
+    sample of the stream (``"reservoir"``), or the name of a registered policy."""
 
     replay_batch: int = 10
     """Replayed samples a gradient step."""
 
     replay: Literal["fresh", "kept", "disjoint"] = "fresh"
-    """Draw anew for each pass over a stream batch, keep one draw for all, or draw so that no
-    sample comes twice as long as the memory has enough."""
+    """Draw a new replay batch for each pass over a stream batch, keep one for all passes, or draw
+    so that no sample is replayed twice, as long as the memory has enough."""
 
     partial_replay: bool = True
-    """Whether to replay less than was asked for as long as the memory holds no more."""
+    """Whether to replay fewer samples while the memory holds less than a replay batch."""
 
     passes: int = 3
     """Gradient steps a stream batch (S)."""
@@ -49,17 +50,17 @@ class LearnerSettings:
     """Classification, or regression with a squared error."""
 
     classes: tuple[int, ...] = ()
-    """Labels that the head's first units stand for from the start; others are added as they
-    appear. With all labels of a benchmark this is a fixed full head."""
+    """Labels that have units from the start; others get a unit when they appear. All labels of a
+    benchmark make a fixed full head."""
 
     head: str | None = None
     """Name of the output layer; by default the last linear layer of the model."""
 
     prediction: Literal["plain", "average"] = "plain"
-    """Predict with the weights themselves or with their moving average."""
+    """Predict with the weights or with their moving average."""
 
     average_rate: float = 0.0028
-    """Weight of the newest in the moving average of the weights."""
+    """Weight of the newest weights in their moving average."""
 
     normalize: Normalizer | None = None
     """Applied to every input of the model; without it uint8 is scaled to [0, 1]."""
@@ -73,42 +74,64 @@ class LearnerSettings:
     def __post_init__(self) -> None:
         object.__setattr__(self, "classes", tuple(self.classes))
         require("lr", self.lr, 0 < self.lr < float("inf"), "larger than 0")
-        require("memory", self.memory, self.memory >= 1, "at least 1")
+        if isinstance(self.memory, Memory):
+            object.__setattr__(self, "memory_kind", MEMORIES.name_of(type(self.memory)) or "")
+        else:
+            require("memory", self.memory, self.memory >= 1, "at least 1, or a memory")
+            MEMORIES.find(self.memory_kind)
         require("replay_batch", self.replay_batch, self.replay_batch >= 0, "at least 0")
         require("passes", self.passes, self.passes >= 1, "at least 1")
         require("average_rate", self.average_rate, 0 < self.average_rate <= 1, "in (0, 1]")
-        require_one_of("memory_kind", self.memory_kind, MEMORIES)
         require_one_of("replay", self.replay, ("fresh", "kept", "disjoint"))
         require_one_of("likelihood", self.likelihood, ("categorical", "gaussian"))
         require_one_of("prediction", self.prediction, ("plain", "average"))
         distinct = len(set(self.classes)) == len(self.classes) and min(self.classes, default=0) >= 0
         require("classes", self.classes, distinct, "distinct labels of at least 0")
-        fits = self.likelihood == "categorical" or self.memory_kind == "reservoir"
+        fits = self.likelihood == "categorical" or self.policy.float_targets
         require("memory_kind", self.memory_kind, fits, "'reservoir' for a gaussian likelihood")
 
     extras: ClassVar[tuple[str, ...]] = ()
-    """What the memory stores beside x and y; the objective's ``extras`` gives it."""
+    """What the memory stores beside x and y; the objective's ``extras`` makes it."""
 
     remembers_first: ClassVar[bool] = False
     """Whether a batch enters the memory before it is learned, so that it can be replayed at once.
     """
 
     trains_when_asked: ClassVar[bool] = False
-    """Whether it trains for a prediction, so that a run evaluates it after each task only."""
+    """Whether it trains for each prediction; a run then evaluates it after each task only."""
 
     @property
     def draws(self) -> tuple[int, ...]:
         """Sizes of the independent draws from memory that a gradient step needs."""
         return (self.replay_batch,)
 
+    @property
+    def policy(self) -> type[Memory]:
+        """The kind of memory."""
+        return type(self.memory) if isinstance(self.memory, Memory) else self._named_policy()
+
+    def _named_policy(self) -> type[Memory]:
+        return MEMORIES.find(self.memory_kind)
+
+    def make_memory(self, device: torch.device) -> Memory:
+        """The memory, empty.
+
+        Args:
+            device: Where it stores samples.
+        """
+        given: dict[str, Any] = {"extras": self.extras, "seed": self.seed, "device": device}
+        if isinstance(self.memory, Memory):
+            return self.memory.bind(**given)
+        return self._named_policy()(self.memory, **given)
+
     def refuses(self, transform: TransformSettings | None) -> str | None:
-        """Why the method does not go with a gradient transform, or None if it does."""
+        """Why the method cannot be used with a gradient transform; None if it can."""
         return None
 
     def make_objective(self, context: Context) -> Objective:
         """The loss of the method."""
-        raise TypeError(f"{type(self).__name__} is no method: use one such as ERSettings.")
+        raise TypeError(f"{type(self).__name__} is not a method: use one such as ERSettings.")
 
     def make_optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer | None:
-        """What takes the step; None for plain SGD."""
+        """The optimizer; None for plain SGD."""
         return None

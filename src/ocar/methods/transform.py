@@ -1,8 +1,7 @@
 """What a learner does to the gradient before it takes a step.
 
-A transform sees each step from both sides of the backward pass: it may watch
-the forward pass, look at the outputs while the graph is there, and rewrite the
-gradients afterwards. Plain SGD needs none.
+A transform sees each step from both sides of the backward pass: it may watch the forward pass, look
+at the outputs while the graph is there, and rewrite the gradients afterwards. Plain SGD needs none.
 """
 
 from __future__ import annotations
@@ -17,35 +16,31 @@ import torch
 from torch import Tensor
 
 from ocar.methods.context import Context
-from ocar.methods.objective import Forward, Objective, Step
+from ocar.methods.objective import Begun, Forward, Objective, Step
 
 
 class Transform:
-    """Rewrites gradients. This one leaves them as they are: SGD."""
+    """Rewrites gradients. This one leaves them alone: SGD."""
 
     @property
     def generators(self) -> Sequence[torch.Generator]:
-        """What it draws random numbers from."""
+        """The generators that a step draws from."""
         return ()
 
-    def begin(self, units: Sequence[int], *, known: int) -> Sequence[float]:
-        """A stream batch is about to be learned.
-
-        Args:
-            units: Unit of the head for each new sample; empty in regression.
-            known: Classes seen so far, those of this batch included.
+    def begin(self, batch: Begun) -> Sequence[float]:
+        """A stream batch is about to be learned; this runs on the host.
 
         Returns:
             Numbers that change from batch to batch, always as many. Each step gets them as a
-            tensor, ``step.numbers``: what is captured as a graph sees no other number change.
+            tensor, ``step.numbers``. A recorded step sees no other number change.
         """
         return ()
 
     def shape(self, classes: int) -> Hashable:
-        """What of the next steps, beside the shapes of their tensors, a captured graph depends on.
+        """What else, beside the shapes of tensors, a recorded step depends on.
 
         Args:
-            classes: Classes that there are by now; 0 in regression.
+            classes: Classes that have a unit; 0 in regression.
         """
         return None
 
@@ -62,24 +57,32 @@ class Transform:
             forward: The model, for a pass of the transform's own.
 
         Returns:
-            The outputs of that pass where one was made, else those given.
+            The outputs of that pass if one was made, else those given.
         """
         return outputs
+
+    def prepare(self, step: Step) -> None:
+        """Work that needs no gradient of the loss; it may run in parallel with the backward pass.
+
+        Args:
+            step: The joint batch.
+        """
 
     def rewrite_(self) -> None:
         """The gradients are there, to be changed in place."""
 
-    def replayed(self, steps: int) -> None:
-        """A captured graph of so many steps has run in place of the calls above."""
+    def ok(self) -> Tensor | None:
+        """Whether all that it computed for this batch was finite, a scalar of bool; None for yes.
+
+        If not, the guard rolls the batch back.
+        """
+        return None
 
     def check(self) -> None:
-        """Raise what went wrong in captured steps, if anything; this waits for the device."""
+        """Raise if something went wrong since the last call; this waits for the device."""
 
-    def statistics(self) -> Sequence[Tensor]:
-        """Tensors that a step changes, few and small, to be put back if a batch is taken back.
-
-        What is too large for that looks at ``step.trusted`` by itself.
-        """
+    def tensors(self) -> Sequence[Tensor]:
+        """Tensors that a step changes, to be rolled back with a batch."""
         return ()
 
     def report(self) -> dict[str, float]:

@@ -1,23 +1,22 @@
 """The output layer of a model, with room for classes that have not been seen.
 
-Nobody tells an online learner how many classes there will be. A head that grew
-by one unit for each class would change the shape of every step; this one has a
+An online learner does not know how many classes there will be. A head that grew
+by one unit for each class would change the shape of every step. This one has a
 capacity, masks the units that stand for no class yet, and doubles when it is
-full. The update of a masked head is the one that a grown head would get.
+full. A masked head gets the same update as one that has grown.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from ocar.errors import ModelError
-
-MASKED = -1000.0
-"""Logit of a unit that stands for no class: its probability underflows to exactly 0."""
+from ocar.accel import MASKED
+from ocar.errors import CheckpointError, ModelError
+from ocar.state import check_names
 
 
 class GrowingHead:
@@ -34,7 +33,7 @@ class GrowingHead:
 
     Attributes:
         classes: The label of each unit in use.
-        seen: Labels that have come; the others in ``classes`` were only told.
+        seen: Labels that have appeared; the others in ``classes`` were given at the start.
 
     Raises:
         ModelError: There is no such linear layer, or it does not train.
@@ -54,7 +53,7 @@ class GrowingHead:
         self.seen: set[int] = set()
         self._unit: dict[int, int] = {}
         self._active = torch.zeros(0, dtype=torch.bool)
-        self.admit(classes)
+        self.register(classes)
         self.seen.clear()
 
     @property
@@ -67,8 +66,8 @@ class GrowingHead:
         """Which units stand for a class, ``(capacity,)`` of bool."""
         return self._active
 
-    def admit(self, labels: Sequence[int]) -> list[int]:
-        """The unit of each label; a label that is new gets the next free unit.
+    def register(self, labels: Sequence[int]) -> list[int]:
+        """The unit of each label; a new label gets the next free unit.
 
         Args:
             labels: Any integers.
@@ -89,16 +88,49 @@ class GrowingHead:
         return [self._unit[label] for label in labels]
 
     def restore(self, classes: Sequence[int], *, seen: Iterable[int]) -> None:
-        """Forget the labels that there are, and take over those of a checkpoint.
+        """Replace all labels by those of a checkpoint.
 
         Args:
             classes: The label of each unit in use.
-            seen: Labels that have come.
+            seen: Labels that have appeared.
         """
         self.classes, self._unit = [], {}
         self._active = torch.zeros(0, dtype=torch.bool)
-        self.admit(classes)
+        self.register(classes)
         self.seen = set(seen)
+
+    def fit_checkpoint(
+        self,
+        model: nn.Module,
+        weights: Mapping[str, Tensor],
+        classes: Sequence[int],
+        *,
+        seen: Iterable[int],
+    ) -> None:
+        """Take over the capacity and the labels of a checkpoint, once the rest of it fits.
+
+        Args:
+            model: The model that the head is part of.
+            weights: All weights in the checkpoint, by name.
+            classes: The label of each unit in use.
+            seen: Labels that have appeared.
+
+        Raises:
+            CheckpointError: The checkpoint is of another model.
+        """
+        own = f"{self.name}."
+        others = {n: t for n, t in model.state_dict().items() if not n.startswith(own)}
+        given = {n: t for n, t in weights.items() if not n.startswith(own)}
+        check_names("model", given, others)
+        weight = weights.get(f"{own}weight")
+        if weight is None or weight.shape[0] < self.capacity:
+            found = "none" if weight is None else f"{weight.shape[0]} units"
+            raise CheckpointError(
+                f"The checkpoint is of another model: head {self.name!r} has {found}, "
+                f"here {self.capacity}."
+            )
+        self.reserve(weight.shape[0])
+        self.restore(classes, seen=seen)
 
     def reserve(self, units: int) -> None:
         """Double the capacity until there are at least ``units``."""
@@ -108,7 +140,7 @@ class GrowingHead:
 
 
 def mask_logits(logits: Tensor, active: Tensor) -> Tensor:
-    """Logits with those of unused units at −1000.
+    """Logits with those of unused units at −1000, so that their probability is exactly 0.
 
     Args:
         logits: Shape ``(n, capacity)``.
@@ -141,7 +173,7 @@ def find_linear_head(model: nn.Module, name: str | None = None) -> tuple[str, nn
 
 @torch.no_grad()
 def enlarge_linear_(layer: nn.Linear, outputs: int, *, generator: torch.Generator) -> None:
-    """Give a linear layer more outputs; those that it has keep their weights.
+    """Give a linear layer more outputs; the present ones keep their weights.
 
     New weights are drawn as ``nn.Linear`` draws its own, uniformly within ±1/√inputs.
 

@@ -8,19 +8,16 @@ float, already normalised. Initialisation is PyTorch's own.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import nn
 
-from ocar.accel.layout import laid, lies_by_pixel
-from ocar.accel.norm import norm_relu
-from ocar.accel.streams import branch
+from ocar import accel
 from ocar.errors import ConfigError
 
 _STAGES = ((1, 1), (2, 2), (4, 2), (8, 2))  # (multiple of the width, stride) of each stage
 _POOL = 4  # side of the average pooling of the slim network
-_WIDE = 64  # channels from which on a GPU is faster with what lies pixel by pixel
 
 
 class BasicBlock(nn.Module):
@@ -47,23 +44,22 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """``(n, in_channels, h, w)`` to ``(n, out_channels, ⌈h/stride⌉, ⌈w/stride⌉)``."""
-        if lies_by_pixel(self.conv1.weight):
-            x = laid(x, like=self.conv1.weight)
         if isinstance(self.shortcut, nn.Identity):
-            return norm_relu(self.bn2, self.conv2(norm_relu(self.bn1, self.conv1(x))), x)
-        beside = branch(x.device)
-        short = beside.start(1, lambda: self.shortcut(x), keep=x)
-        out = self.conv2(norm_relu(self.bn1, self.conv1(x)))
-        beside.join()
-        return norm_relu(self.bn2, out, short)
+            return accel.norm_act(self.bn2, self._inner(x), x)
+        out, short = accel.parallel(lambda: self._inner(x), lambda: self.shortcut(x))
+        return accel.norm_act(self.bn2, out, short)
+
+    def _inner(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.conv2(accel.norm_act(self.bn1, self.conv1(x)))
+        return out
 
 
 class Stem(nn.Sequential):
-    """A convolution, BatchNorm, ReLU, and what else is given."""
+    """A convolution, BatchNorm, ReLU, and perhaps a pooling."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """As one after another."""
-        out = norm_relu(cast("nn.BatchNorm2d", self[1]), self[0](x))
+        """One layer after another."""
+        out = accel.norm_act(self[1], self[0](x))
         for layer in list(self)[3:]:
             out = layer(out)
         return out
@@ -77,7 +73,7 @@ class ResNet(nn.Module):
         pool: From ``(n, 8·width, h, w)`` to what is flattened into the features.
         width: Channels of the first stage.
         in_features: Length of the flattened features.
-        classes: Outputs of ``head``, a capacity: whoever uses the model masks what is unseen.
+        classes: Outputs of ``head``: a capacity, the learner masks units without a class.
     """
 
     def __init__(
@@ -95,7 +91,7 @@ class ResNet(nn.Module):
         self.pool = pool
         self.head = nn.Linear(in_features, classes)
         for module in self.modules():
-            if isinstance(module, nn.BatchNorm2d):  # a count that nothing reads, a kernel each
+            if isinstance(module, nn.BatchNorm2d):  # nobody reads it, and it costs a kernel each
                 module.num_batches_tracked = None
         self.register_load_state_dict_post_hook(_leave_out_counts)  # type: ignore[no-untyped-call]
 
@@ -110,24 +106,11 @@ class ResNet(nn.Module):
         return logits
 
 
-def lay_out_(model: nn.Module) -> None:
-    """Lay the kernels of a network in memory as its device convolves fastest; values stay.
-
-    On a GPU with tensor cores for single precision those of wide blocks lie pixel by pixel, and so
-    do the images from there on. Networks of other kinds are left alone.
-    """
-    for block in model.modules():
-        if not isinstance(block, BasicBlock) or not block.conv1.weight.is_cuda:
-            continue
-        weight = block.conv1.weight
-        modern = torch.cuda.get_device_capability(weight.device) >= (8, 0)
-        if modern and weight.dtype == torch.float32 and weight.shape[0] >= _WIDE:
-            for conv in (block.conv1, block.conv2):
-                conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)
+accel.register_resnet(ResNet, block=BasicBlock, stem=Stem)
 
 
 def _leave_out_counts(model: nn.Module, keys: Any) -> None:
-    """Weights may be loaded with or without the counts of BatchNorm, which PyTorch adds itself."""
+    """Accept weights with the batch counts of BatchNorm, which these networks do not have."""
     counts = {key for key in keys.unexpected_keys if key.endswith("num_batches_tracked")}
     keys.unexpected_keys[:] = [key for key in keys.unexpected_keys if key not in counts]
 

@@ -15,6 +15,7 @@ from ocar import datasets
 from ocar.augment import CropFlip, Normalize
 from ocar.datasets import Arrays
 from ocar.errors import ConfigError
+from ocar.registry import load_plugins
 from ocar.streams.arrays import ArrayStream
 from ocar.streams.convex import ConvexStream
 from ocar.streams.indexed import IndexedStream, View
@@ -230,6 +231,8 @@ BENCHMARKS: dict[str, Benchmark] = {benchmark.name: benchmark for benchmark in _
 
 def get_benchmark(name: str) -> Benchmark:
     """The benchmark called ``name``; the error for an unknown one lists all names."""
+    if name not in BENCHMARKS:
+        load_plugins()
     if name not in BENCHMARKS:
         raise ConfigError(f"Invalid benchmark {name!r}. Must be one of {', '.join(BENCHMARKS)}.")
     return BENCHMARKS[name]

@@ -1,11 +1,10 @@
-"""A network's forward pass in train mode, for Triton; see :mod:`ocar.accel.divergence`.
+"""A ResNet's forward pass in train mode; see :mod:`ocar.accel.divergence`.
 
-Images lie in memory as ``(n, h, w, channels)``. A convolution is a product of matrices, the patches
-of the images, which are never written, and the weights; factors are rounded as cuDNN's are (TF32).
-Its result is written as it is. The BatchNorm after it needs the mean and the variance of each
-channel, of all images: each program leaves the sum of what it made and the sum of the squared
-distances from its own mean, and whoever reads the result adds these up, always in the same order.
-So nothing waits for a sum, and the result is the same each time to the bit.
+Images are ``(n, h, w, channels)``. A convolution is a product of matrices: patches, which are never
+written, and weights; both are rounded to TF32. The BatchNorm after it needs mean and variance of
+each channel over all images. Each program leaves the sum of its part of the output and the sum of
+squared distances from its own mean. The reader adds these up, always in the same order. So no
+kernel waits for a sum, and the result is the same to the bit each time.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import triton.language as tl
 
 
 @triton.jit
-def _normalizing(
+def _normalisation(
     parts,
     weight,
     bias,
@@ -26,7 +25,7 @@ def _normalizing(
     PARTS: tl.constexpr,
     SHARE: tl.constexpr,
 ):
-    """By what to multiply some channels and what to add to normalize them.
+    """Scale and shift that normalise some channels.
 
     ``parts`` has two rows, sums and squares, for each ``SHARE`` of the ``count`` pixels.
     """
@@ -60,16 +59,16 @@ def _convolve(
     OUTPUTS: tl.constexpr,
     SIDE: tl.constexpr,
     STRIDE: tl.constexpr,
-    X_BY_PIXEL: tl.constexpr,
-    W_BY_PIXEL: tl.constexpr,
+    X_CHANNELS_LAST: tl.constexpr,
+    W_CHANNELS_LAST: tl.constexpr,
     PIXELS: tl.constexpr,
     BLOCK: tl.constexpr,
     SPLIT: tl.constexpr,
     TERMS: tl.constexpr,
 ):
-    """One program's part of a convolution: ``PIXELS`` of the ``count`` results, ``BLOCK`` channels.
+    """One program's part of a convolution: ``PIXELS`` of the ``count`` pixels, ``BLOCK`` channels.
 
-    It adds up ``SPLIT · TERMS`` terms at a time; several warps can share the splits.
+    It adds up ``SPLIT · TERMS`` terms at a time; several warps share the splits.
     """
     PADDING: tl.constexpr = SIDE // 2
     TAPS: tl.constexpr = SIDE * SIDE
@@ -77,11 +76,11 @@ def _convolve(
     DOWN: tl.constexpr = (HEIGHT + 2 * PADDING - SIDE) // STRIDE + 1
     ACROSS: tl.constexpr = (WIDTH + 2 * PADDING - SIDE) // STRIDE + 1
     BLOCKS: tl.constexpr = (OUTPUTS + BLOCK - 1) // BLOCK
-    # How far apart neighbours are in memory: channels and pixels of images, places of kernels.
-    X_CHANNEL: tl.constexpr = 1 if X_BY_PIXEL else HEIGHT * WIDTH
-    X_PIXEL: tl.constexpr = CHANNELS if X_BY_PIXEL else 1
-    W_CHANNEL: tl.constexpr = 1 if W_BY_PIXEL else TAPS
-    W_TAP: tl.constexpr = CHANNELS if W_BY_PIXEL else 1
+    # Strides of channels and pixels of images, of channels and taps of kernels.
+    X_CHANNEL: tl.constexpr = 1 if X_CHANNELS_LAST else HEIGHT * WIDTH
+    X_PIXEL: tl.constexpr = CHANNELS if X_CHANNELS_LAST else 1
+    W_CHANNEL: tl.constexpr = 1 if W_CHANNELS_LAST else TAPS
+    W_TAP: tl.constexpr = CHANNELS if W_CHANNELS_LAST else 1
     tile = program // BLOCKS
     pixel = tile * PIXELS + tl.arange(0, PIXELS)
     output = (program % BLOCKS) * BLOCK + tl.arange(0, BLOCK)
@@ -90,7 +89,7 @@ def _convolve(
     top = (line - image * DOWN) * STRIDE - PADDING
     left = (pixel - line * ACROSS) * STRIDE - PADDING
     corner = image * (HEIGHT * WIDTH * CHANNELS) + (top * WIDTH + left) * X_PIXEL
-    # Which places of the kernel are inside the image, a bit each.
+    # Which taps of the kernel are inside the image, one bit each.
     inside = tl.zeros((PIXELS,), tl.int32)
     for number in tl.static_range(TAPS):
         row, column = top + number // SIDE, left + number % SIDE
@@ -108,7 +107,7 @@ def _convolve(
             term = start + tl.arange(0, SPLIT)[:, None] * TERMS + tl.arange(0, TERMS)[None, :]
         tap = term // CHANNELS
         channel = term - tap * CHANNELS
-        tap = tl.minimum(tap, TAPS)  # beyond the last there is nothing
+        tap = tl.minimum(tap, TAPS)  # the padding of the last block
         offset = (tap // SIDE * WIDTH + tap % SIDE) * X_PIXEL + channel * X_CHANNEL
         place = channel * W_CHANNEL + tap * W_TAP
         if SPLIT == 1:
@@ -150,8 +149,8 @@ def _convolve(
 
 
 @triton.jit
-def _turn(table, number, turned, PIECE: tl.constexpr):
-    """Write a piece of a weight so that it lies pixel by pixel."""
+def _relay(table, number, relaid, PIECE: tl.constexpr):
+    """Write a piece of a weight channels last."""
     row = table + number * 6
     weight = tl.load(row).to(tl.pointer_type(tl.float32))
     start, size = tl.load(row + 1).to(tl.int32), tl.load(row + 2).to(tl.int32)
@@ -162,17 +161,17 @@ def _turn(table, number, turned, PIECE: tl.constexpr):
     tap = place // channels
     source = output * (channels * taps) + (place - tap * channels) * taps + tap
     value = tl.load(weight + source, mask=inside < size, other=0.0)
-    tl.store(turned + start + inside, value, mask=inside < size)
+    tl.store(relaid + start + inside, value, mask=inside < size)
 
 
 @triton.jit
-def begin_and_turn(
+def first(
     x,
     weight,
     y,
     parts,
     table,
-    turned,
+    relaid,
     count,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -180,18 +179,18 @@ def begin_and_turn(
     OUTPUTS: tl.constexpr,
     SIDE: tl.constexpr,
     STRIDE: tl.constexpr,
-    W_BY_PIXEL: tl.constexpr,
+    W_CHANNELS_LAST: tl.constexpr,
     PIXELS: tl.constexpr,
     BLOCK: tl.constexpr,
     SPLIT: tl.constexpr,
     TERMS: tl.constexpr,
     PIECE: tl.constexpr,
 ):
-    """The first convolution; the other programs lay the weights of later ones pixel by pixel.
+    """The first convolution; other programs write the weights of later ones channels last.
 
-    The images lie channel by channel. A row of ``table`` is a piece of a weight: its address, where
-    it is to be among those that are ``turned``, its numbers, its channels, the places of its
-    kernels, and where the piece begins.
+    The images are channels first. A row of ``table`` is a piece of a weight: the address of the
+    weight, its start in ``relaid``, its numbers, its channels, its taps, and the start of the
+    piece.
     """
     BLOCKS: tl.constexpr = (OUTPUTS + BLOCK - 1) // BLOCK
     program = tl.program_id(0)
@@ -199,11 +198,11 @@ def begin_and_turn(
     if program < own:
         _convolve(
             *(program, x, weight, y, parts, count),
-            *(HEIGHT, WIDTH, CHANNELS, OUTPUTS, SIDE, STRIDE, False, W_BY_PIXEL),
+            *(HEIGHT, WIDTH, CHANNELS, OUTPUTS, SIDE, STRIDE, False, W_CHANNELS_LAST),
             *(PIXELS, BLOCK, SPLIT, TERMS),
         )
     else:
-        _turn(table, program - own, turned, PIECE)
+        _relay(table, program - own, relaid, PIECE)
 
 
 @triton.jit
@@ -222,21 +221,21 @@ def convolve(
     OUTPUTS: tl.constexpr,
     SIDE: tl.constexpr,
     STRIDE: tl.constexpr,
-    W_BY_PIXEL: tl.constexpr,
+    W_CHANNELS_LAST: tl.constexpr,
     PIXELS: tl.constexpr,
     BLOCK: tl.constexpr,
     SPLIT: tl.constexpr,
     TERMS: tl.constexpr,
     SHORT: tl.constexpr,
 ):
-    """Convolve images; with ``SHORT`` the second half of the programs does so with 1×1 kernels."""
+    """A convolution; with ``SHORT`` the second half of the programs makes the 1 × 1 shortcut."""
     BLOCKS: tl.constexpr = (OUTPUTS + BLOCK - 1) // BLOCK
     program = tl.program_id(0)
     own = tl.cdiv(count, PIXELS) * BLOCKS
     if program < own:
         _convolve(
             *(program, x, weight, y, parts, count),
-            *(HEIGHT, WIDTH, CHANNELS, OUTPUTS, SIDE, STRIDE, True, W_BY_PIXEL),
+            *(HEIGHT, WIDTH, CHANNELS, OUTPUTS, SIDE, STRIDE, True, W_CHANNELS_LAST),
             *(PIXELS, BLOCK, SPLIT, TERMS),
         )
     elif SHORT:
@@ -271,21 +270,21 @@ def _join(
     """``relu(norm(x) + shortcut)`` of some pixels; see :func:`join`."""
     value = tl.load(x + where, mask=there, other=0.0)
     if SHORT > 0:
-        beside = tl.load(short + where, mask=there, other=0.0)
-    factor, shift = _normalizing(
+        other = tl.load(short + where, mask=there, other=0.0)
+    factor, shift = _normalisation(
         *(parts, weight, bias, channel, count, eps, CHANNELS, PARTS, SHARE)
     )
     value = value * factor[None, :] + shift[None, :]
     if SHORT == 1:
-        value += beside
+        value += other
     if SHORT == 2:
-        factor, shift = _normalizing(
+        factor, shift = _normalisation(
             short_parts,
             short_weight,
             short_bias,
             *(channel, count, short_eps, CHANNELS, PARTS, SHARE),
         )
-        value += beside * factor[None, :] + shift[None, :]
+        value += other * factor[None, :] + shift[None, :]
     return tl.where(value < 0, 0.0, value)  # NaN stays
 
 
@@ -312,8 +311,7 @@ def join(
 ):
     """``relu(norm(x) + shortcut)``, of ``PIXELS`` pixels and ``BLOCK`` channels by each program.
 
-    The shortcut is left out (``SHORT`` is 0), is there as it is (1), or is the result of a
-    convolution that is normalized too (2).
+    ``SHORT`` is 0 for no shortcut, 1 for one that is final, 2 for one that is normalised here.
     """
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -363,9 +361,9 @@ def answer(
 ):
     """From the last convolution to KL(before ‖ now), of one image from the ``first`` on.
 
-    The last join, the mean over each window of pixels, the output layer, the mask of units that
-    stand for no class, and the softmax. ``PIXELS`` is at least as many as a window has, ``BLOCK``
-    at least the channels, ``UNITS`` at least the ``units``.
+    It does the last join, the average pooling, the output layer, the mask of units that stand for
+    no class, and the softmax. ``PIXELS`` covers a window, ``BLOCK`` the channels, ``UNITS`` the
+    ``units``.
     """
     WINDOWS_DOWN: tl.constexpr = HEIGHT // WINDOW_HEIGHT
     WINDOWS_ACROSS: tl.constexpr = WIDTH // WINDOW_WIDTH

@@ -1,9 +1,9 @@
-"""Products of many matrices with their own transposes, for Triton.
+"""Products of many matrices with their own transposes; see :mod:`ocar.accel.gram`.
 
-See :mod:`ocar.accel.gram`. ``places`` has the address of the numbers of each layer, a
-row of ``layers`` its outputs and how many places of an image each is at. A row of ``programs`` is
-for one tile of one product: the layer, the tile's row and column, the first and the last of the
-terms that it adds up, and which of the ``parts`` it writes.
+``addresses`` has the address of each operand, a row of ``shapes`` its rows and the locations of an
+image. A row of ``programs`` is one tile of one product: operand, row and column of the tile, first
+and last of the terms that it adds up, and which of the ``parts`` it writes. A long sum is shared
+out to several programs, so that a product with few tiles fills the device.
 """
 
 from __future__ import annotations
@@ -13,24 +13,30 @@ import triton.language as tl
 
 
 @triton.jit
-def _find(places, number, LAYERS: tl.constexpr):
-    """The address of the numbers of a layer."""
-    found = places[0]
+def _find(addresses, number, LAYERS: tl.constexpr):
+    """The address of an operand."""
+    found = addresses[0]
     for other in tl.static_range(1, LAYERS):
-        found = tl.where(number == other, places[other], found)
+        found = tl.where(number == other, addresses[other], found)
     return tl.multiple_of(found.to(tl.pointer_type(tl.float32)), [16])
 
 
 @triton.jit
-def square_channels(
-    places, layers, programs, parts, LAYERS: tl.constexpr, TILE: tl.constexpr, TERMS: tl.constexpr
+def square_channels_first(
+    addresses,
+    shapes,
+    programs,
+    parts,
+    LAYERS: tl.constexpr,
+    TILE: tl.constexpr,
+    TERMS: tl.constexpr,
 ):
-    """For what lies channel by channel, of images with a multiple of ``TERMS`` places."""
+    """Operands that are channels first, with a multiple of ``TERMS`` locations an image."""
     program = programs + tl.program_id(0) * 6
     number = tl.load(program)
-    size = tl.load(layers + 2 * number)
-    area = tl.multiple_of(tl.load(layers + 2 * number + 1), [TERMS])
-    g = _find(places, number, LAYERS)
+    size = tl.load(shapes + 2 * number)
+    area = tl.multiple_of(tl.load(shapes + 2 * number + 1), [TERMS])
+    g = _find(addresses, number, LAYERS)
     row = tl.load(program + 1) * TILE + tl.arange(0, TILE)
     column = tl.load(program + 2) * TILE + tl.arange(0, TILE)
     total = tl.zeros((TILE, TILE), tl.float32)
@@ -52,9 +58,9 @@ def square_channels(
 
 
 @triton.jit
-def square_pixels(
-    places,
-    layers,
+def square_channels_last(
+    addresses,
+    shapes,
     programs,
     parts,
     LAYERS: tl.constexpr,
@@ -62,13 +68,13 @@ def square_pixels(
     TERMS: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    """For what lies pixel by pixel, all channels of one together."""
+    """Operands that are channels last."""
     program = programs + tl.program_id(0) * 6
     number = tl.load(program)
-    size = tl.load(layers + 2 * number)
+    size = tl.load(shapes + 2 * number)
     if ALIGNED:
         size = tl.multiple_of(size, [4])
-    g = _find(places, number, LAYERS)
+    g = _find(addresses, number, LAYERS)
     row = (tl.load(program + 1) * TILE + tl.arange(0, TILE))[None, :]
     column = (tl.load(program + 2) * TILE + tl.arange(0, TILE))[None, :]
     end = tl.load(program + 4)
@@ -89,15 +95,15 @@ def _write(parts, part, total, TILE: tl.constexpr):
 
 
 @triton.jit
-def add_up(parts, out, layers, scales, tiles, TILE: tl.constexpr):
-    """Add up the parts of a tile and write it, and its transpose, where the layer's product lies.
+def add_up(parts, out, shapes, scales, tiles, TILE: tl.constexpr):
+    """Add up the parts of a tile; write it and its transpose.
 
-    A row of ``tiles``: the layer, the tile's row and column, its first part, their number, and
-    where the product starts.
+    A row of ``tiles``: operand, row and column of the tile, its first part, the number of parts,
+    and the start of the product in ``out``.
     """
     tile = tiles + tl.program_id(0) * 6
     number = tl.load(tile)
-    size = tl.load(layers + 2 * number)
+    size = tl.load(shapes + 2 * number)
     out += tl.load(tile + 5)
     inside = tl.arange(0, TILE)
     where = inside[:, None] * TILE + inside[None, :]

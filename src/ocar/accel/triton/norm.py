@@ -1,11 +1,11 @@
-"""BatchNorm with what follows it in one kernel, for Triton; see :mod:`ocar.accel.norm`.
+"""BatchNorm, the addition of a shortcut and ReLU in one kernel; see :mod:`ocar.accel.norm`.
 
 A program takes ``GROUP`` channels of all images, ``count`` numbers of each, and keeps them in
-registers. Images are ``(n, channels, h, w)``, and lie in memory channel by channel, the ``area``
-numbers of one side by side, or pixel by pixel.
+registers. Images are ``(n, channels, h, w)``, channels first with ``area`` locations, or channels
+last.
 
-What may be left out, a shortcut, the ReLU, running statistics, is left out by masks: a kernel for
-each case would have to be compiled, four times as many.
+Shortcut, ReLU and running statistics are optional. Masks leave them out: a variant for each case
+would mean four times as many kernels to compile.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ import triton.language as tl
 
 
 @triton.jit
-def places(count, channels, area, BY_PIXEL: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr):
-    """Which channels a program takes, where their numbers are, and which of them there are."""
+def _places(
+    count, channels, area, CHANNELS_LAST: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr
+):
+    """The channels of a program, the offsets of their numbers, and which of these exist."""
     inside = tl.arange(0, BLOCK)[:, None]
     channel = tl.program_id(0) * GROUP + tl.arange(0, GROUP)[None, :]
-    if BY_PIXEL:
+    if CHANNELS_LAST:
         where = inside * channels + channel
     else:
         sample = inside // area
@@ -46,12 +48,12 @@ def forward(
     has_shortcut,
     relu,
     tracks,
-    BY_PIXEL: tl.constexpr,
+    CHANNELS_LAST: tl.constexpr,
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
 ):
     """``relu(weight · (x − mean) · scale + bias + shortcut)``, mean and 1/σ, running statistics."""
-    channel, where, there = places(count, channels, area, BY_PIXEL, BLOCK, GROUP)
+    channel, where, there = _places(count, channels, area, CHANNELS_LAST, BLOCK, GROUP)
     own = channel < channels
     value = tl.load(x + where, mask=there, other=0.0)
     center = tl.sum(value, axis=0, keep_dims=True) / count
@@ -90,14 +92,14 @@ def backward(
     area,
     has_shortcut,
     relu,
-    BY_PIXEL: tl.constexpr,
+    CHANNELS_LAST: tl.constexpr,
     BLOCK: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """Gradients at x, the shortcut, weight and bias; one column of them for each second number."""
+    """Gradients at x, the shortcut, weight and bias; the second axis of the grid is the column."""
     column = tl.program_id(1)
     first = column.to(tl.int64) * count * channels
-    channel, where, there = places(count, channels, area, BY_PIXEL, BLOCK, GROUP)
+    channel, where, there = _places(count, channels, area, CHANNELS_LAST, BLOCK, GROUP)
     own = channel < channels
     gradient = tl.load(g + first + where, mask=there, other=0.0)
     passed = tl.load(y + where, mask=there & (relu != 0), other=1.0) > 0

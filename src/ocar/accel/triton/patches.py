@@ -1,15 +1,15 @@
-"""The patches that a convolution sees, for Triton; see :mod:`ocar.accel.patches`."""
+"""The patches that a convolution sees as one matrix; see :mod:`ocar.accel.patches`."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-_SIZES = ("channels", "height", "width", "tall", "wide", "stride", "padding", "count", "length")
+_SIZES = ("channels", "height", "width", "tall", "wide", "stride", "padding", "count")
 
 
 @triton.jit(do_not_specialize=_SIZES)
-def by_channel(
+def channels_first(
     x,
     out,
     channels,
@@ -20,14 +20,12 @@ def by_channel(
     stride,
     padding,
     count,
-    length,
     SIDE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Rows ``channel · SIDE² + place in the kernel``, for images that lie channel by channel.
+    """Rows ``channel · SIDE² + tap``, one number for each of the ``count`` patches.
 
-    Each has ``length`` numbers, one for each of the ``count`` patches, and then zeros. A program
-    writes one channel of ``BLOCK`` patches.
+    A program writes one channel of ``BLOCK`` patches.
     """
     patch = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     channel = tl.program_id(1)
@@ -38,17 +36,17 @@ def by_channel(
     top = line * stride - padding
     left = (place - line * wide) * stride - padding
     source = x + ((image * channels + channel) * height + top) * width + left
-    target = out + channel * (SIDE * SIDE) * length + patch
+    target = out + channel * (SIDE * SIDE) * count + patch
     for down in tl.static_range(SIDE):
         inside = (patch < count) & (top + down >= 0) & (top + down < height)
         for across in tl.static_range(SIDE):
             within = inside & (left + across >= 0) & (left + across < width)
             value = tl.load(source + down * width + across, mask=within, other=0.0)
-            tl.store(target + (down * SIDE + across) * length, value, mask=patch < length)
+            tl.store(target + (down * SIDE + across) * count, value, mask=patch < count)
 
 
 @triton.jit(do_not_specialize=_SIZES)
-def by_pixel(
+def channels_last(
     x,
     out,
     channels,
@@ -59,15 +57,14 @@ def by_pixel(
     stride,
     padding,
     count,
-    length,
     SIDE: tl.constexpr,
     BLOCK: tl.constexpr,
     CHANNELS: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    """Rows ``place in the kernel · channels + channel``, for images that lie pixel by pixel.
+    """Rows ``tap · channels + channel``, one number for each of the ``count`` patches.
 
-    As above, but a program writes ``CHANNELS`` channels of ``BLOCK`` patches.
+    A program writes ``CHANNELS`` channels of ``BLOCK`` patches.
     """
     if ALIGNED:
         channels = tl.multiple_of(channels, [4])
@@ -80,12 +77,12 @@ def by_pixel(
     top = line * stride - padding
     left = (place - line * wide) * stride - padding
     source = x + (((image * height + top) * width + left) * channels)[:, None] + channel
-    target = out + channel * length + patch[:, None]
-    there = (patch < length)[:, None] & (channel < channels)
+    target = out + channel * count + patch[:, None]
+    there = (patch < count)[:, None] & (channel < channels)
     for down in tl.static_range(SIDE):
         inside = (patch < count) & (top + down >= 0) & (top + down < height)
         for across in tl.static_range(SIDE):
             within = inside & (left + across >= 0) & (left + across < width)
             shift = (down * width + across) * channels
             value = tl.load(source + shift, mask=there & within[:, None], other=0.0)
-            tl.store(target + (down * SIDE + across) * channels * length, value, mask=there)
+            tl.store(target + (down * SIDE + across) * channels * count, value, mask=there)

@@ -1,4 +1,4 @@
-"""Products of many matrices at once, for Triton; see :mod:`ocar.accel.precondition`."""
+"""Products of many matrices at once; see :mod:`ocar.accel.kronecker_triton`."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ def multiply(
     left,
     right,
     out,
-    tasks,
-    TURNED: tl.constexpr,
+    tiles,
+    TRANSPOSED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     TERMS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One tile of ``left · right``, or of ``left · rightᵀ`` if it is turned.
+    """One tile of ``left · right``, or of ``left · rightᵀ`` if ``TRANSPOSED``.
 
-    A row of ``tasks``: where the three matrices start, their rows, columns and terms, the row and
-    column of the tile, and from which block of terms to which it goes.
+    A row of ``tiles``: starts of the three matrices; rows, columns and terms of the product; row
+    and column of the tile; first and last block of terms.
     """
-    task = tasks + tl.program_id(0) * 10
+    task = tiles + tl.program_id(0) * 10
     left += tl.load(task)
     right += tl.load(task + 1)
     out += tl.load(task + 2)
@@ -37,7 +37,7 @@ def multiply(
         one = tl.load(
             left + rows * length + across, mask=(rows < height) & (across < length), other=0.0
         )
-        where = columns * length + down if TURNED else down * width + columns
+        where = columns * length + down if TRANSPOSED else down * width + columns
         other = tl.load(right + where, mask=(down < length) & (columns < width), other=0.0)
         total = tl.dot(one, other, total, input_precision=PRECISION)
     there = (rows < height) & (columns < width)

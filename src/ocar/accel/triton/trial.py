@@ -1,4 +1,4 @@
-"""The smallest kernel for Triton; see :mod:`ocar.accel.compiled`."""
+"""The smallest kernel, to find out whether Triton can compile."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ import triton.language as tl
 
 
 @triton.jit
-def fill(x, value):
-    """Write a number, to see if anything can be compiled."""
-    tl.store(x, value)
+def fill(x, values):
+    """Write a number. It comes in a tuple, which Triton before 3.2 does not know."""
+    tl.store(x, values[0])

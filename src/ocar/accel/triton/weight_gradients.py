@@ -1,13 +1,12 @@
-"""Gradients of the weights of several convolutions, for Triton.
+"""Gradients of the weights of several convolutions; see :mod:`ocar.accel.weight_gradients`.
 
-The gradient of a weight is a sum over the pixels of all results, of what went in at that place of
-the kernel times the gradient at what came out. See :mod:`ocar.accel.weight_gradients`.
+The gradient of a weight is a sum over the pixels of all outputs, of the input at one tap of the
+kernel times the gradient at the output.
 
-To both kernels ``places`` gives the addresses of what went into each layer and of the gradient at
-what came out, a row of ``layers`` what else there is to know of it, and a row of ``programs`` the
-layer, the tile of outputs, the tile of inputs and the line of the kernel that a program is for. It
-adds up a share of the pixels; each share has a result of its own, ``total`` numbers for the
-weights of all layers.
+``addresses`` has those of the inputs of each layer and of the gradients at its outputs, a row of
+``layers`` its sizes. A row of ``programs`` is the layer, the tile of outputs, the tile of inputs
+and the row of the kernel that a program is for. It adds up a share of the pixels. Each share has a
+result of its own, ``total`` numbers for the weights of all layers.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ import triton.language as tl
 
 
 @triton.jit
-def _find(places, number, LAYERS: tl.constexpr):
-    """Addresses of the inputs of a layer and of the gradients at its outputs."""
-    x, g = places[0], places[1]
+def _find(addresses, number, LAYERS: tl.constexpr):
+    """The inputs of a layer and the gradients at its outputs."""
+    x, g = addresses[0], addresses[1]
     for other in tl.static_range(1, LAYERS):
-        x = tl.where(number == other, places[2 * other], x)
-        g = tl.where(number == other, places[2 * other + 1], g)
+        x = tl.where(number == other, addresses[2 * other], x)
+        g = tl.where(number == other, addresses[2 * other + 1], g)
     x = tl.multiple_of(x.to(tl.pointer_type(tl.float32)), [16])
     return x, tl.multiple_of(g.to(tl.pointer_type(tl.float32)), [16])
 
 
 @triton.jit
 def _store(out, layer, output, channel, down, side, first, second, third):
-    """Write the sums of one line of a kernel."""
+    """Write the sums for one row of a kernel."""
     outputs, channels = tl.load(layer + 3), tl.load(layer)
     where = output[:, None] * tl.load(layer + 10) + channel[None, :] * tl.load(layer + 11)
     where += tl.load(layer + 9) + down * tl.load(layer + 12)
@@ -41,8 +40,8 @@ def _store(out, layer, output, channel, down, side, first, second, third):
 
 
 @triton.jit(do_not_specialize=["images", "share", "total"])
-def multiply_pixels(
-    places,
+def multiply_channels_last(
+    addresses,
     layers,
     programs,
     out,
@@ -56,10 +55,7 @@ def multiply_pixels(
     PIXELS: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
-    """For images that lie pixel by pixel, with kernels of up to three by three.
-
-    A share is so many of the ``images``.
-    """
+    """Images that are channels last, kernels of up to 3 × 3. A share is a number of images."""
     program = programs + tl.program_id(0) * 4
     number = tl.load(program)
     layer = layers + number * FIELDS
@@ -68,7 +64,7 @@ def multiply_pixels(
     side, stride, padding = tl.load(layer + 6), tl.load(layer + 7), tl.load(layer + 8)
     if ALIGNED:
         channels, outputs = tl.multiple_of(channels, [4]), tl.multiple_of(outputs, [4])
-    x, g = _find(places, number, LAYERS)
+    x, g = _find(addresses, number, LAYERS)
     output = tl.load(program + 1) * OUTPUTS + tl.arange(0, OUTPUTS)
     channel = tl.load(program + 2) * INPUTS + tl.arange(0, INPUTS)
     down = tl.load(program + 3)
@@ -108,8 +104,8 @@ def multiply_pixels(
 
 
 @triton.jit(do_not_specialize=["blocks", "share", "total"])
-def multiply_rows(
-    places,
+def multiply_channels_first(
+    addresses,
     layers,
     programs,
     out,
@@ -123,19 +119,19 @@ def multiply_rows(
     PIXELS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """For images that lie channel by channel, with kernels of three by three and stride 1.
+    """Images that are channels first, kernels of 3 × 3 with stride 1.
 
-    A share is so many of the ``blocks`` of ``PIXELS``, each some whole rows of ``WIDTH`` pixels of
-    one image. Inputs and gradients are read as they lie, many numbers together. What belongs to
-    the left and the right of a kernel is one pixel further: there the gradients are shifted, by a
-    product with a matrix that has ones beside its diagonal, and zeros where a row ends.
+    A share is a number of the ``blocks`` of ``PIXELS``, each some whole rows of ``WIDTH`` pixels of
+    one image. Inputs and gradients are read in the order of memory, many numbers together. For the
+    left and the right column of a kernel the gradients are shifted by one pixel: by a product with
+    a matrix with ones next to its diagonal, and zeros where a row ends.
     """
     program = programs + tl.program_id(0) * 4
     number = tl.load(program)
     layer = layers + number * FIELDS
     channels, height, outputs = tl.load(layer), tl.load(layer + 1), tl.load(layer + 3)
     area = tl.multiple_of(height * WIDTH, [PIXELS])
-    x, g = _find(places, number, LAYERS)
+    x, g = _find(addresses, number, LAYERS)
     output = tl.load(program + 1) * OUTPUTS + tl.arange(0, OUTPUTS)
     channel = tl.load(program + 2) * INPUTS + tl.arange(0, INPUTS)
     down = tl.load(program + 3)

@@ -1,4 +1,4 @@
-"""Writing into a memory's columns, for Triton; see :mod:`ocar.memory`."""
+"""Write samples into the columns of a memory; see :mod:`ocar.accel.write_rows`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit(do_not_specialize=["count"])
 def write_rows(source, column, places, accepted, count, SIZE: tl.constexpr, BLOCK: tl.constexpr):
-    """Write some rows of a batch over rows of a column, unless they are not accepted.
+    """Write rows of a batch over rows of a column, unless they are not accepted.
 
     ``places`` has the ``count`` rows of the column, then those of the batch. A row has ``SIZE``
     numbers, of which a program writes ``BLOCK``. ``accepted`` may be None.

@@ -1,0 +1,88 @@
+"""Statistics of many layers in flat tensors.
+
+On a GPU the small steps between two large ones cost most: a moving average, a trace or a damping
+is one kernel for each of some forty factors. In one flat tensor each of them is one kernel for all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Pair:
+    """The two Kronecker factors of one layer: A of its inputs and G of its output gradients."""
+
+    layer: str
+    """Name of the layer."""
+
+    groups: int
+    """Groups of a convolution; each has factors of its own."""
+
+    d_in: int
+    """Rows of A."""
+
+    d_out: int
+    """Rows of G."""
+
+    linear: bool = False
+    """Whether it is a linear layer, whose gradient may be a product of few rows."""
+
+    @property
+    def names(self) -> tuple[str, str]:
+        """The names of A and G in a buffer."""
+        return f"{self.layer}.A", f"{self.layer}.G"
+
+
+class FactorBuffer:
+    """Moving averages of statistics, and the estimates of one batch, each in one flat tensor.
+
+    Args:
+        shapes: Shape of each statistic by name.
+        like: A tensor of the type and on the device that the statistics have.
+
+    Attributes:
+        averages: All averages, flat; zero at the start.
+        estimates: All estimates, flat. Operations may use it as scratch memory afterwards.
+        counts: How many estimates are in each average, ``(statistics,)`` of int64.
+        derived: What operations derive from the averages, by name; theirs alone.
+    """
+
+    def __init__(self, shapes: Mapping[str, tuple[int, ...]], *, like: Tensor) -> None:
+        self.shapes = dict(shapes)
+        self._starts: dict[str, int] = {}
+        total = 0
+        for name, shape in self.shapes.items():
+            self._starts[name] = total
+            total += math.prod(shape)
+        self.averages, self.estimates = like.new_zeros(2, total).unbind()
+        self.counts = torch.zeros(len(self.shapes), dtype=torch.int64, device=like.device)
+        self.derived: dict[str, Any] = {}
+        self._index = {name: index for index, name in enumerate(self.shapes)}
+
+    def start(self, name: str) -> int:
+        """Where a statistic starts."""
+        return self._starts[name]
+
+    def index(self, name: str) -> int:
+        """Which statistic it is."""
+        return self._index[name]
+
+    def view(self, flat: Tensor, name: str) -> Tensor:
+        """A statistic in a flat tensor with the layout of this buffer."""
+        start, shape = self._starts[name], self.shapes[name]
+        return flat[start : start + math.prod(shape)].view(shape)
+
+    def average(self, name: str) -> Tensor:
+        """The moving average of a statistic."""
+        return self.view(self.averages, name)
+
+    def estimate(self, name: str) -> Tensor:
+        """Where the estimate of a statistic is written."""
+        return self.view(self.estimates, name)

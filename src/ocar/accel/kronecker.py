@@ -1,0 +1,129 @@
+"""Average, damp, invert and apply the Kronecker factors of all layers.
+
+The three operations work on one :class:`~ocar.accel.buffer.FactorBuffer`: ``mix_and_damp`` and
+``invert`` after a new estimate, ``precondition`` in every gradient step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ocar.accel import linalg
+from ocar.accel.buffer import FactorBuffer, Pair
+from ocar.accel.operation import known, operation
+from ocar.accel.rows import Rows
+
+Pairs = tuple[Pair, ...]
+
+
+@operation
+def mix_and_damp(
+    buffer: FactorBuffer, pairs: Pairs, rates: Tensor, dims: Tensor, damping: Tensor | float
+) -> Tensor:
+    """Take estimates into the moving averages, and write the damped averages over the estimates.
+
+    averages ← (1 − rate) · averages + rate · estimates. The damping τ is split over the two factors
+    of a layer: A + π√τ I and G + √τ/π I with π = √((tr A / dim A) / (tr G / dim G)), which balances
+    them (Martens & Grosse 2015, section 6.3). A factor that is zero has no scale: then π is 1.
+
+    Args:
+        buffer: The factors.
+        pairs: The layers that have a new estimate.
+        rates: Weight of the new estimate of each statistic of the buffer, float64.
+        dims: The dimension of each statistic in π. It is less than the number of rows where some
+            outputs stand for no class.
+        damping: τ.
+
+    Returns:
+        Whether the estimates are finite, a scalar of bool. If not, the averages stay.
+    """
+    names = [name for pair in pairs for name in pair.names]
+    # Factors have sums of squares on their diagonals, so that anything infinite shows there.
+    traces = [buffer.estimate(name).diagonal(dim1=-2, dim2=-1).sum() for name in names]
+    ok = torch.stack(traces).sum().isfinite()
+    if known(ok) is not False:
+        for name in names:
+            old, new = buffer.average(name), buffer.estimate(name)
+            if known(ok) is None:
+                new = torch.where(ok, new, old)
+            old.lerp_(new, rates[buffer.index(name)].to(old.dtype))
+    else:
+        infinite = zip(traces, (pair.layer for pair in pairs for _ in range(2)), strict=True)
+        buffer.derived["infinite"] = list(
+            dict.fromkeys(layer for trace, layer in infinite if not trace.isfinite())
+        )
+    for pair in pairs:
+        a, g = pair.names
+        for name, level in zip((a, g), _levels(buffer, pair, dims, damping), strict=True):
+            damped = buffer.estimate(name).copy_(buffer.average(name))
+            damped.diagonal(dim1=-2, dim2=-1).add_(level.unsqueeze(-1))
+    return ok
+
+
+def _levels(
+    buffer: FactorBuffer, pair: Pair, dims: Tensor, damping: Tensor | float
+) -> tuple[Tensor, Tensor]:
+    """(π√τ, √τ/π), each ``(groups,)``."""
+    mean_a, mean_g = (
+        buffer.average(name).diagonal(dim1=-2, dim2=-1).sum(-1) / dims[buffer.index(name)]
+        for name in pair.names
+    )
+    balanced = (mean_a > 0) & (mean_g > 0)
+    squared = torch.where(balanced, mean_a / mean_g, 1.0)
+    return (squared * damping).sqrt().to(mean_a), (damping / squared).sqrt().to(mean_a)
+
+
+@operation
+def invert(buffer: FactorBuffer, pairs: Pairs) -> Tensor:
+    """Invert the damped averages that :func:`mix_and_damp` left.
+
+    Only :func:`precondition` reads the inverses; each implementation has a form of its own.
+
+    Args:
+        buffer: The factors.
+        pairs: The layers.
+
+    Returns:
+        How many factors have no inverse, a scalar of int64. If there are any, the old inverses
+        stay.
+    """
+    names = [name for pair in pairs for name in pair.names]
+    found = [linalg.inverse(buffer.estimate(name)) for name in names]
+    failed = torch.stack([bad for _, bad in found]).sum()
+    for name, (inverse, _) in zip(names, found, strict=True):
+        place = buffer.view(inverses(buffer), name)
+        torch.where(failed > 0, place, inverse, out=place)
+    return failed
+
+
+def inverses(buffer: FactorBuffer) -> Tensor:
+    """The inverses, flat, for implementations that keep them so."""
+    if "inverses" not in buffer.derived:
+        buffer.derived["inverses"] = torch.zeros_like(buffer.averages)
+    flat: Tensor = buffer.derived["inverses"]
+    return flat
+
+
+@operation
+def precondition(
+    buffer: FactorBuffer,
+    pairs: Pairs,
+    gradients: Sequence[Tensor],
+    rows: Sequence[Rows | None],
+) -> list[Tensor]:
+    """G⁻¹ · gradient · A⁻¹ of each layer.
+
+    Args:
+        buffer: The factors.
+        pairs: The layers.
+        gradients: One for each layer, ``(groups, d_out, d_in)``.
+        rows: For each layer X and Δ if its gradient is known to be ΔᵀX, else None.
+    """
+    flat, results = inverses(buffer), []
+    for pair, gradient in zip(pairs, gradients, strict=True):
+        a, g = (buffer.view(flat, name) for name in pair.names)
+        results.append((g @ gradient.to(g.dtype) @ a).to(gradient.dtype))
+    return results

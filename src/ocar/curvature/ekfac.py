@@ -1,0 +1,146 @@
+"""E-KFAC: K-FAC's eigenbasis with second moments measured in it.
+
+George et al., "Fast Approximate Natural Gradient Descent in a Kronecker-factored
+Eigenbasis" (NeurIPS 2018). In the basis of eigenvectors U_G ⊗ U_A of its factors
+K-FAC takes the curvature to be the products of their eigenvalues. E-KFAC measures it,
+
+    S = 1/n Σ_c Σ_n (U_Gᵀ ∇_cn U_A)²,    ∇_cn = Σ_l g_cnl a_nlᵀ,
+
+which is never further from the Fisher in the Frobenius norm, and divides by it:
+
+    ∇ ← U_G ((U_Gᵀ ∇ U_A) / (S + τ)) U_Aᵀ.
+
+An eigendecomposition is expensive, and any orthogonal basis is valid. So the basis is renewed only
+every ``basis_every`` batches; S then starts with the products of eigenvalues, as in K-FAC. Before
+the first renewal the basis is the identity, and S the diagonal of the Fisher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ocar.accel import linalg
+from ocar.config import require
+from ocar.curvature.blocks import Blocks, DiagonalBlocks, KroneckerBlocks, Seen, UnitBlocks
+from ocar.curvature.layers import EmbeddingLayer, Layer, MatrixLayer, NormLayer
+from ocar.curvature.layerwise import LayerCurvature
+
+
+class EigenBlocks(KroneckerBlocks):
+    """A and G for the basis (UA, UG), and the second moments S in it.
+
+    Args:
+        every: Batches between two bases.
+        **others: Those of :class:`~ocar.curvature.blocks.Blocks`.
+    """
+
+    stored = ("UA", "UG")
+
+    def __init__(self, *others: Any, every: int, **options: Any) -> None:
+        super().__init__(*others, **options)
+        self.every = every
+        for name in self.buffer.shapes:
+            if name.endswith((".UA", ".UG")):
+                self.buffer.average(name).diagonal(dim1=-2, dim2=-1).fill_(1.0)
+
+    def statistics(self, layer: MatrixLayer) -> dict[str, tuple[int, ...]]:
+        """A, G, S of shape ``(groups, d_out, d_in)``, and the basis."""
+        shapes = layer.shapes()
+        size = (layer.groups, layer.d_out, layer.d_in)
+        return shapes | {"S": size, "UA": shapes["A"], "UG": shapes["G"]}
+
+    def fit(self) -> None:
+        """Make room for new outputs: their eigenvectors are those of the identity."""
+        before = self.buffer
+        super().fit()
+        for name, shape in self.buffer.shapes.items():
+            if name.endswith(".UG") and shape != before.shapes[name]:
+                known = before.shapes[name][-1]
+                self.buffer.average(name)[:, known:, known:].diagonal(dim1=1, dim2=2).fill_(1.0)
+
+    def basis(self, name: str) -> tuple[Tensor, Tensor]:
+        """U_A and U_G of a layer."""
+        return self.buffer.average(f"{name}.UA"), self.buffer.average(f"{name}.UG")
+
+    def refresh(self, batches: int) -> None:
+        """Renew the bases if it is time."""
+        if batches % self.every:
+            return
+        for name in self.ready:
+            u_a, u_g = self.basis(name)
+            a, g = (self.buffer.average(f"{name}.{key}") for key in ("A", "G"))
+            values_a, vectors_a = linalg.eigen(a, name=f"layer {name!r}")
+            values_g, vectors_g = linalg.eigen(g, name=f"layer {name!r}")
+            u_a.copy_(vectors_a)
+            u_g.copy_(vectors_g)
+            products = values_g.unsqueeze(-1) * values_a.unsqueeze(-2)
+            self.buffer.average(f"{name}.S").copy_(products)
+
+    def estimate(self, seen: Mapping[str, Seen]) -> None:
+        """G, and the second moments of each sample's gradient in the present basis."""
+        super().estimate(seen)
+        for name, own in seen.items():
+            layer, (u_a, u_g) = self.layers[name], self.basis(name)
+            a = u_a.mT @ self._inputs(layer, own.x, own.weights)  # (n, groups, d_in, L)
+            g = u_g.mT @ self._gradients(layer, own.g)  # (columns, n, groups, d_out, L)
+            moments = (g @ a.mT).square().sum(0).mean(0)
+            self.buffer.estimate(f"{name}.S").copy_(moments)
+
+    def renew(
+        self, seen: Mapping[str, Seen], ema: Tensor | float, damping: Tensor | float
+    ) -> Tensor:
+        """Average A, G and S."""
+        return Blocks.renew(self, seen, ema, damping)
+
+    def restart_head(self, when: Tensor) -> None:
+        """The head's G and S start again."""
+        super().restart_head(when)
+        if self.head is not None:
+            self._restart(f"{self.head.name}.S", when)
+
+    def prepare(self, damping: Tensor | float) -> Tensor:
+        """The denominators S + τ."""
+        place = self.buffer.derived.setdefault("damped", torch.empty_like(self.buffer.averages))
+        torch.add(self.buffer.averages, damping, out=place)
+        return torch.zeros((), dtype=torch.int64, device=place.device)
+
+    def precondition_(self) -> None:
+        """Divide the gradients in the eigenbasis."""
+        for name in self.ready:
+            layer, (u_a, u_g) = self.layers[name], self.basis(name)
+            if layer.has_gradient:
+                denominator = self.buffer.view(self.buffer.derived["damped"], f"{name}.S")
+                rotated = u_g.mT @ layer.gradient().to(u_g.dtype) @ u_a / denominator
+                layer.replace_gradient(u_g @ rotated @ u_a.mT)
+
+    def eigenvalues(self, layer: MatrixLayer, damping: float) -> Tensor:
+        """The damped second moments."""
+        return (self.buffer.average(f"{layer.name}.S") + damping).flatten().sort().values
+
+    def _saved(self, name: str, average: Tensor, *, back: bool = False) -> Tensor:
+        layer, _, key = name.rpartition(".")
+        dims = {"A": (1, 2), "UA": (1,), "S": (2,)}.get(key, ())
+        return self.layers[layer].to_saved(average, dims, back=back)
+
+
+@dataclass(eq=False, repr=False)
+class EKFAC(LayerCurvature):
+    """Preconditions gradients with a damped, averaged E-KFAC approximation of the Fisher."""
+
+    basis_every: int = field(default=10, kw_only=True)
+    """Batches between two eigenbases."""
+
+    def __post_init__(self) -> None:
+        require("basis_every", self.basis_every, self.basis_every >= 1, "at least 1")
+        super().__post_init__()
+
+    def kinds(self) -> Mapping[type[Layer], Any]:
+        """Second moments in the eigenbasis, small matrices, a diagonal."""
+        eigen = partial(EigenBlocks, every=self.basis_every)
+        return {MatrixLayer: eigen, NormLayer: UnitBlocks, EmbeddingLayer: DiagonalBlocks}

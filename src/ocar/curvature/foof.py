@@ -1,0 +1,83 @@
+"""FOOF: gradient descent on the outputs of each layer, by the inputs' second moments alone.
+
+Benzing, "Gradient Descent on Neurons and its Link to Approximate Second-order
+Optimization" (ICML 2022). It is K-FAC with G = I:
+
+    ∇ ← ∇ (A + τI)⁻¹.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ocar import accel
+from ocar.accel import linalg
+from ocar.curvature.blocks import Blocks, Seen
+from ocar.curvature.layers import Layer, MatrixLayer
+from ocar.curvature.layerwise import LayerCurvature
+
+
+class InputBlocks(Blocks[MatrixLayer]):
+    """A for linear layers and convolutions."""
+
+    def statistics(self, layer: MatrixLayer) -> dict[str, tuple[int, ...]]:
+        """A alone."""
+        return {"A": layer.shapes()["A"]}
+
+    def estimate_inputs(self, seen: Mapping[str, Seen]) -> None:
+        """A of a batch."""
+        operands = [lambda n=n, s=s: self._inputs(n, s) for n, s in seen.items()]
+        scales = [1 / s.x.shape[0] for s in seen.values()]
+        accel.gram(operands, scales, [self.buffer.estimate(f"{name}.A") for name in seen])
+
+    def _inputs(self, name: str, seen: Seen) -> Tensor:
+        a = self.layers[name].inputs(seen.x)
+        a = a.mean(-1, keepdim=True) if self.sharing == "reduce" else a
+        if seen.weights is not None:
+            share = seen.weights * (len(a) / seen.weights.sum())
+            a = a * share.sqrt().view(-1, 1, 1, 1)
+        return a
+
+    def estimate(self, seen: Mapping[str, Seen]) -> None:
+        """Nothing needs gradients."""
+
+    def prepare(self, damping: Tensor | float) -> Tensor:
+        """Invert the damped A."""
+        inverses = self.buffer.derived.setdefault("inverses", {})
+        failed = torch.zeros((), dtype=torch.int64, device=self.buffer.averages.device)
+        for name in self.ready:
+            damped = linalg.add_to_diagonal(self.buffer.average(f"{name}.A"), damping)
+            inverse, bad = linalg.inverse(damped)
+            place = inverses.setdefault(name, torch.zeros_like(inverse))
+            place.copy_(torch.where(bad, place, inverse))
+            failed = failed + bad
+        return failed
+
+    def precondition_(self) -> None:
+        """Multiply the gradients with the inverse of A."""
+        for name, inverse in self.buffer.derived.get("inverses", {}).items():
+            layer = self.layers[name]
+            if layer.has_gradient:
+                layer.replace_gradient(layer.gradient().to(inverse.dtype) @ inverse)
+
+    def eigenvalues(self, layer: MatrixLayer, damping: float) -> Tensor:
+        """The damped eigenvalues of A, once for each output."""
+        values, _ = linalg.eigen(self.buffer.average(f"{layer.name}.A"), name=layer.name)
+        return (values + damping).repeat_interleave(layer.d_out, dim=-1).flatten().sort().values
+
+    def _saved(self, name: str, average: Tensor, *, back: bool = False) -> Tensor:
+        return self.layers[name.rpartition(".")[0]].to_saved(average, back=back)
+
+
+@dataclass(eq=False, repr=False)
+class FOOF(LayerCurvature):
+    """Preconditions the gradients of linear layers and convolutions with (A + τI)⁻¹."""
+
+    def kinds(self) -> Mapping[type[Layer], type[Blocks[Any]]]:
+        """A alone; other layers keep their gradient."""
+        return {MatrixLayer: InputBlocks}

@@ -1,0 +1,249 @@
+"""The guard of one learner: one implementation for all devices.
+
+Everything that it decides is a value in a tensor. So nothing waits for a device, and its work can
+be part of a recorded step.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+
+from ocar import accel
+from ocar.guard.settings import Guard, GuardCounts, GuardWarning
+from ocar.models.modes import evaluating
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Question:
+    """What the model is asked before and after the steps."""
+
+    x: Tensor
+    """Inputs of the joint batch, the replayed samples last."""
+
+    replayed: int
+    active: Tensor | None
+    before: Tensor
+    """The predictions on the replayed samples before the steps."""
+
+
+class BatchGuard:
+    """Decides for each batch whether its steps stand.
+
+    The calls for a batch: :meth:`trust`; then :meth:`refuse`, or :meth:`begin`, :meth:`ask` and
+    :meth:`commit`; then :meth:`remembers`.
+
+    Args:
+        settings: When to back off; None for never.
+        model: The model that learns.
+        normalize: From raw samples to inputs of the model.
+        bound: Largest mean divergence of the predictions on replayed samples; None for any.
+
+    Attributes:
+        verdict: The decision on the last batch, and the counts so far.
+    """
+
+    def __init__(
+        self,
+        settings: Guard | None,
+        *,
+        model: nn.Module,
+        normalize: Callable[[Tensor], Tensor],
+        bound: float | None,
+    ) -> None:
+        self.settings = settings
+        self.model = model
+        self._normalize = normalize
+        device = next(model.parameters()).device
+        self._bound = None if bound is None else torch.tensor(bound, device=device).float()
+        self.verdict = accel.Verdict.on(device)
+        self._largest_square = torch.zeros((), dtype=torch.float64, device=device)
+        self._yes = torch.ones((), dtype=torch.bool, device=device)
+        modules = list(model.modules())
+        # A model that draws at random answers differently each time, so it is asked in eval mode.
+        self._is_random = any(isinstance(m, _DropoutNd) for m in modules)
+        self._is_coupled = any(isinstance(m, _BatchNorm) for m in modules)
+        self._snapshot: accel.Snapshot | None = None
+        self._asked: _Question | None = None
+        self._warn_at, self._reported = 1, 0
+
+    @torch.no_grad()
+    def trust(self, x: Tensor) -> Tensor:
+        """Whether the inputs of a new batch are of a sane scale, a scalar of bool.
+
+        Args:
+            x: Raw samples on the model's device, ``(n, ...)``.
+        """
+        scale = None if self.settings is None else self.settings.scale
+        if scale is None or not x.is_floating_point():  # uint8 has one scale
+            return self._yes
+        flat = self._normalize(x).reshape(-1)
+        square = (flat @ flat).double() / max(1, flat.numel())
+        largest = self._largest_square
+        first = (largest == 0) & square.isfinite()
+        trusted = (square <= largest.clamp(min=1.0) * scale**2) | first
+        largest.copy_(torch.where(trusted, torch.maximum(largest, square), largest))
+        return trusted
+
+    def refuse(self, trusted: Tensor) -> None:
+        """No step is taken on a batch; it is skipped if its inputs are not trusted.
+
+        Args:
+            trusted: What :meth:`trust` said.
+        """
+        self.verdict.accepted.copy_(trusted)
+        self.verdict.counts[1] += ~trusted
+        self.verdict.counts[4] += ~trusted
+        self._report()
+
+    def begin(
+        self, weights: Sequence[Tensor], statistics: Sequence[Tensor], others: Sequence[Tensor]
+    ) -> None:
+        """The steps on a batch begin.
+
+        Args:
+            weights: What may be shortened.
+            statistics: What else must be finite.
+            others: What is only rolled back.
+        """
+        self._asked = None
+        if self.settings is not None:
+            tensors = accel.Tensors(weights=weights, statistics=statistics, others=others)
+            self._snapshot = accel.snapshot(tensors)
+
+    def ask(
+        self, x: Tensor, outputs: Tensor | None, *, replayed: int, active: Tensor | None
+    ) -> None:
+        """Keep the predictions on the replayed samples before the first step.
+
+        Args:
+            x: Inputs of the joint batch, the replayed samples last.
+            outputs: What the model returned, if it was one pass over the joint batch.
+            replayed: How many samples are replayed.
+            active: Which outputs stand for a class; None in regression.
+        """
+        if self._bound is None or outputs is None or not replayed:
+            return
+        rows = self._answer(x[-replayed:]) if self._is_random else outputs.detach()[-replayed:]
+        before = accel.predictions(rows, active)
+        self._asked = _Question(x=x, replayed=replayed, active=active, before=before)
+
+    @torch.no_grad()
+    def commit(self, loss: Tensor, ok: Tensor | None, trusted: Tensor) -> None:
+        """The steps on a batch are done: let them stand, shorten them or roll them back.
+
+        Args:
+            loss: The last loss, a scalar.
+            ok: Whether all that the transform computed was finite; None for yes.
+            trusted: What :meth:`trust` said.
+        """
+        if self._snapshot is None:
+            return
+        snapshot = self._snapshot
+        divergences, total = accel.parallel(self._divergences, lambda: snapshot.total() + loss)
+        accel.commit_or_rollback(
+            snapshot,
+            self.verdict,
+            total=total,
+            ok=self._yes if ok is None else ok,
+            trusted=trusted,
+            divergences=divergences,
+            bound=self._bound,
+        )
+        self._snapshot = None
+        self._report()
+
+    def roll_back(self) -> None:
+        """The steps on a batch broke off: everything becomes what it was before."""
+        if self._snapshot is None:
+            return
+        self._snapshot.restore_(self.verdict.accepted.fill_(False), self._yes.float())
+        self._snapshot = None
+        self.verdict.counts[0] += 1
+        self.verdict.counts[4] += 1
+        self._report()
+
+    @torch.no_grad()
+    def remembers(self, x: Tensor, accepted: Tensor) -> Tensor:
+        """Whether a batch is worth a place in the memory, a scalar of bool.
+
+        Args:
+            x: Its raw samples.
+            accepted: Whether it is not skipped.
+        """
+        if self.settings is None or self.settings.copies or len(x) < 2:
+            return accepted
+        copies = (x == x[:1]).all()
+        self.verdict.counts[3] += copies & accepted
+        return accepted & ~copies
+
+    def _divergences(self) -> Tensor | None:
+        """How far the predictions on each replayed sample have moved; None if nobody asked."""
+        asked = self._asked
+        if asked is None:
+            return None
+        replayed = asked.x[-asked.replayed :]
+        if not self._is_random:
+            x = asked.x if self._is_coupled else replayed
+            return accel.divergence(self.model, x, asked.active, asked.before)
+        now = accel.predictions(self._answer(replayed), asked.active)
+        if asked.active is None:
+            return (now - asked.before).square().sum(-1) / 2
+        return (asked.before.exp() * (asked.before - now)).sum(-1)
+
+    def _answer(self, x: Tensor) -> Tensor:
+        with evaluating(self.model):
+            outputs: Tensor = self.model(x)
+        return outputs
+
+    # Counts and state
+
+    def counts(self) -> GuardCounts:
+        """What it has done so far; on a GPU this waits."""
+        numbers = dict(zip(accel.COUNTS, self.verdict.counts.tolist(), strict=True))
+        return GuardCounts(**numbers, largest_kl=float(self.verdict.largest))
+
+    def check(self) -> bool:
+        """Warn of what a device has done, and say whether a batch was refused since the last call.
+
+        This waits for the device.
+        """
+        counts = self.counts()
+        self._warn(counts)
+        before, self._reported = self._reported, counts.skipped + counts.copies
+        return self._reported > before
+
+    def _report(self) -> None:
+        """Warn at once where that means no waiting."""
+        if accel.known(self.verdict.accepted) is not None:
+            self._warn(self.counts())
+
+    def _warn(self, counts: GuardCounts) -> None:
+        """Warn the first time, and then at 10, 100, 1,000, ... batches."""
+        if counts.total >= self._warn_at:
+            while self._warn_at <= counts.total:
+                self._warn_at *= 10
+            warnings.warn(f"The guard has backed off batches: {counts}.", GuardWarning, 6)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The counts and the scale of the inputs."""
+        if self.settings is None:
+            return {}
+        return {
+            "counts": self.verdict.counts.clone(),
+            "largest_kl": self.verdict.largest.clone(),
+            "largest_square": self._largest_square.clone(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what :meth:`state_dict` gave; nothing if it is empty."""
+        if state:
+            self.verdict.counts.copy_(state["counts"])
+            self.verdict.largest.copy_(state["largest_kl"])
+            self._largest_square.copy_(state["largest_square"])

@@ -1,0 +1,125 @@
+"""Names for the things that a configuration, a command line or a checkpoint can choose.
+
+A registry is a table of names. :func:`ocar.register` adds to it. A plugin is a package with an
+entry point in the group ``ocar.plugins``: it is loaded when a name is not found, and registers what
+it has.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import importlib.metadata
+from collections.abc import Mapping
+from typing import Any, TypeVar
+
+from ocar.errors import CheckpointError, ConfigError
+
+T = TypeVar("T")
+
+REGISTRIES: dict[str, Registry[Any]] = {}
+"""All registries by what they name."""
+
+PLUGINS = "ocar.plugins"
+"""The group of entry points."""
+
+
+class Registry(dict[str, T]):
+    """Things of one kind by name.
+
+    Args:
+        what: What they are, for messages: ``"method"``, ``"memory"``.
+        entries: The first of them.
+    """
+
+    def __init__(self, what: str, entries: Mapping[str, T] | None = None) -> None:
+        super().__init__(entries or {})
+        self.what = what
+        REGISTRIES[what] = self
+
+    def find(self, name: str) -> T:
+        """The thing of a name.
+
+        Raises:
+            ConfigError: There is none; it lists the names that there are.
+        """
+        if name not in self:
+            load_plugins()
+        if name not in self:
+            close = difflib.get_close_matches(str(name), self, n=1)
+            hint = f" Did you mean {close[0]!r}?" if close else ""
+            raise ConfigError(
+                f"Unknown {self.what} {name!r}.{hint} There are {', '.join(sorted(self))}."
+            )
+        return self[name]
+
+    def name_of(self, thing: object) -> str | None:
+        """The name of a thing, or None if it has none."""
+        return next((name for name, known in self.items() if known is thing), None)
+
+    def add(self, name: str, thing: T) -> None:
+        """Give a thing a name.
+
+        Raises:
+            ConfigError: Another thing has that name.
+        """
+        if self.get(name, thing) is not thing:
+            raise ConfigError(f"There is another {self.what} {name!r}: {self[name]!r}.")
+        self[name] = thing
+
+
+@functools.cache
+def load_plugins() -> None:
+    """Load every installed plugin, once."""
+    for entry in importlib.metadata.entry_points(group=PLUGINS):
+        try:
+            entry.load()
+        except Exception as error:
+            raise ConfigError(f"The plugin {entry.name!r} cannot be loaded: {error}") from error
+
+
+def describe(thing: Any) -> dict[str, Any]:
+    """A registered part of a learner, such as a memory, in plain values.
+
+    Args:
+        thing: An object with ``arguments()``.
+
+    Raises:
+        CheckpointError: Its class has no name, so that nobody could make it again.
+    """
+    for what, registry in REGISTRIES.items():
+        name = registry.name_of(type(thing))
+        if name is not None:
+            plain = {key: _plain(value) for key, value in thing.arguments().items()}
+            return {"registered": what, "name": name, "arguments": plain}
+    kind = type(thing).__name__
+    raise CheckpointError(
+        f"{kind} has no name, so that a checkpoint with it could not be loaded. "
+        f'Register it where it is defined: ocar.register("a-name", {kind}).'
+    )
+
+
+def rebuild(plain: Mapping[str, Any]) -> Any:
+    """The part that :func:`describe` described.
+
+    Raises:
+        ConfigError: Its name is unknown, or its arguments do not fit.
+    """
+    registry = REGISTRIES.get(str(plain.get("registered")))
+    if registry is None:
+        raise ConfigError(f"Invalid description of a part: {dict(plain)}.")
+    kind = registry.find(str(plain.get("name")))
+    try:
+        return kind(**plain["arguments"])
+    except (TypeError, KeyError, ValueError, AttributeError) as error:
+        raise ConfigError(f"Invalid arguments of {plain.get('name')!r}: {error}") from error
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if callable(value):
+        raise CheckpointError(f"A checkpoint cannot hold the function {value!r}.")
+    return str(value)
