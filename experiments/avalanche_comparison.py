@@ -34,8 +34,7 @@ from ocar.learner import Report
 from ocar.methods.ocar import OCARSettings
 from ocar.methods.registry import make_settings, preset_settings
 from ocar.methods.settings import LearnerSettings
-from ocar.streams.benchmark import Benchmark
-from ocar.streams.benchmarks import get_benchmark
+from ocar.streams import Benchmark, get_benchmark
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 NAMES = {"er": "Naive + ReplayPlugin", "ocar": "Naive + ReplayPlugin + OCARPlugin"}

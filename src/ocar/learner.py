@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ocar import accel, state
-from ocar.augment.images import scale_to_unit
+from ocar.augment import scale_to_unit
 from ocar.averaging import WeightAverage
 from ocar.errors import CheckpointError, ConfigError, ModelError, NumericalError
 from ocar.guard import BatchGuard, Guard, GuardCounts

@@ -158,7 +158,7 @@ def test_replayed_samples_weigh_as_many_times_as_there_are_classes_for_each_new_
         weights = torch.ones(len(step["y"]), dtype=torch.float64)
         weights[new:] = len(known) / 2
         optimizer.zero_grad()
-        with kfac.capture():
+        with kfac.record():
             outputs = ours(step["x"])
         kfac.update(outputs, weights=weights)
         nn.functional.cross_entropy(outputs, step["y"]).backward()

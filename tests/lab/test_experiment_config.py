@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stored_runs import small
 
-from ocar.augment.images import Normalize
+from ocar.augment import Normalize
 from ocar.errors import ConfigError
 from ocar.methods.registry import METHODS
 from ocar.streams.benchmarks import BENCHMARKS

@@ -1,8 +1,8 @@
-"""The interval of a mean: how far the mean of a few measurements may be from the true one.
+"""Student's confidence interval of a mean.
 
-Student's t with an integer number of degrees of freedom ν has its distribution in closed form: with
+Student's t with an integer number of degrees of freedom ν has a distribution in closed form: with
 θ = arctan(t / √ν), the probability of |T| < t is a finite sum in sin θ and cos θ (Abramowitz &
-Stegun, 26.7.3 and 26.7.4). So its quantiles need no other package.
+Stegun, 26.7.3 and 26.7.4). So the quantiles need no SciPy.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Interval(NamedTuple):
 
 
 def mean_interval(values: Sequence[float], *, level: float = 0.95) -> Interval | None:
-    """Student's interval of a mean: mean ± t · s / √n, t of n - 1 degrees of freedom.
+    """The interval mean ± t · s / √n, with t of n − 1 degrees of freedom.
 
     Args:
         values: Independent measurements.
-        level: How often such an interval holds the true mean.
+        level: How often such an interval contains the true mean.
 
     Returns:
         The interval; None for one measurement, which has no spread.
@@ -41,7 +41,7 @@ def mean_interval(values: Sequence[float], *, level: float = 0.95) -> Interval |
 
 
 def student_quantile(probability: float, freedom: int) -> float:
-    """The number that a Student's t stays below with a probability.
+    """The value that a Student's t stays below with a probability.
 
     Args:
         probability: In (0, 1).
@@ -54,8 +54,7 @@ def student_quantile(probability: float, freedom: int) -> float:
     if probability < 0.5:
         return -student_quantile(1 - probability, freedom)
     low, high = 0.0, math.pi / 2
-    # Each turn halves the interval, until no number lies between its ends.
-    while low < (middle := (low + high) / 2) < high:
+    while low < (middle := (low + high) / 2) < high:  # bisection, to the last bit
         if _within(middle, freedom) < 2 * probability - 1:
             low = middle
         else:
@@ -64,12 +63,7 @@ def student_quantile(probability: float, freedom: int) -> float:
 
 
 def _within(angle: float, freedom: int) -> float:
-    """The probability that T is within ± √ν tan θ.
-
-    Args:
-        angle: θ, in [0, π/2].
-        freedom: Degrees of freedom ν.
-    """
+    """The probability that T is within ± √ν tan θ, for an angle θ in [0, π/2]."""
     odd = freedom % 2
     square = math.cos(angle) ** 2
     term = math.cos(angle) if odd else 1.0

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ocar import datasets
-from ocar.datasets.catalog import DataStatus
+from ocar.datasets import DataStatus
 from ocar_lab.cli.arguments import parse
 from ocar_lab.cli.tables import print_table
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from ocar.errors import CheckpointError, NumericalError
 from ocar.evaluate import History, evaluate
 from ocar.evaluate.history import is_kept
-from ocar.events import AtRest, Evaluated, Finished, Guarded, Learned, TaskEnded
+from ocar.events import Evaluated, Finished, Guarded, Idle, Learned, TaskEnded
 from ocar.learner import Learner
 from ocar.state import with_prefix, without_prefix
 from ocar.streams.base import TaskStream
@@ -83,7 +83,7 @@ class Session:
             learner,
             stream,
             every=every,
-            rest=self._wants_rest,
+            flush=self._wants_rest,
             history=self.history,
             online=online,
             probe=probe,
@@ -109,7 +109,7 @@ class Session:
             elif isinstance(event, Guarded):
                 _look_at(event)
                 yield event
-            elif isinstance(event, AtRest):
+            elif isinstance(event, Idle):
                 learned.clear()
                 self._rested = time.monotonic()
                 stopping = stop()

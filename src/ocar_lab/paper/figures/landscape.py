@@ -21,7 +21,7 @@ from torch.func import functional_call
 from torch.nn import functional
 from torch.nn.utils import parameters_to_vector
 
-from ocar.augment.images import scale_to_unit
+from ocar.augment import scale_to_unit
 from ocar.config import to_plain
 from ocar.errors import ConfigError
 from ocar.learner import Learner

@@ -1,49 +1,47 @@
-"""Seconds that learning takes, also where a device does it later."""
+"""Time the work of a device without waiting for it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 
-@dataclass(frozen=True)
-class Lap:
-    """A moment: all stretches that had been timed by then."""
+class Lap(NamedTuple):
+    """A point in time: the intervals timed so far, and their seconds if these are known."""
 
-    stretches: int
-    """How many."""
-
-    seconds: float | None = None
-    """Their seconds, where these are known already."""
+    intervals: int
+    seconds: float | None
 
 
 class Stopwatch:
-    """Times stretches of work, and leaves out what is between them.
+    """Adds up the seconds of timed intervals.
 
-    On a GPU the stretch ends when the device has done the work; nothing is waited for until
-    :meth:`seconds` is asked.
+    On a GPU an interval ends when the device has done the work. Only :meth:`seconds` waits.
 
     Args:
         device: Where the work is done; None for the host.
-        before: Seconds to begin with.
+        before: Seconds to start from.
+
+    Attributes:
+        asynchronous: Whether calls return before the device has done their work.
     """
 
     def __init__(self, device: torch.device | None, before: float = 0.0) -> None:
-        self.on_cuda = device is not None and device.type == "cuda"
+        self.asynchronous = device is not None and device.type == "cuda"
         self._device = device
         self._total = before
-        self._known = 0  # stretches in the total
-        self._stretches = 0
+        self._intervals = 0
+        self._added = 0  # intervals in the total
         self._pending: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     @contextmanager
     def running(self) -> Iterator[None]:
-        """Time what is inside."""
-        if self.on_cuda:
+        """Time the body, unless it raises."""
+        if self.asynchronous:
             start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             stream = torch.cuda.current_stream(self._device)
             start.record(stream)
@@ -54,20 +52,20 @@ class Stopwatch:
             begun = time.perf_counter()
             yield
             self._total += time.perf_counter() - begun
-        self._stretches += 1
+        self._intervals += 1
 
     def lap(self) -> Lap:
-        """This moment."""
-        return Lap(self._stretches, None if self.on_cuda else self._total)
+        """The current point in time."""
+        return Lap(self._intervals, None if self.asynchronous else self._total)
 
     def seconds(self, lap: Lap) -> float:
-        """Seconds of all stretches up to a moment; moments are asked for in their order."""
+        """Seconds of all intervals up to a lap. Laps must be given in their order."""
         if lap.seconds is not None:
             return lap.seconds
-        count = lap.stretches - self._known
+        count = lap.intervals - self._added
         for start, end in self._pending[:count]:
             end.synchronize()
             self._total += start.elapsed_time(end) / 1000
         del self._pending[:count]
-        self._known = lap.stretches
+        self._added = lap.intervals
         return self._total

@@ -3,8 +3,8 @@
     min over W, b of   1/n Σ_i CE(W z_i + b, y_i) + 1/(2 C n) ‖W‖²,
 
 z the standardised features ``(n, d)``, W ``(classes, d)``, b ``(classes,)``: the objective of
-``LogisticRegression`` after ``StandardScaler``, minimised by full-batch L-BFGS on the features'
-device.
+``LogisticRegression`` after ``StandardScaler``, minimised by full-batch L-BFGS. It is our own code
+because it runs on the features' device, and because the core does without scikit-learn.
 """
 
 from __future__ import annotations
@@ -22,26 +22,13 @@ from ocar.errors import ConfigError, InputError
 class LinearProbe:
     """A linear classifier of standardised features."""
 
-    weight: Tensor
-    """W, ``(classes, d)``, for standardised features."""
-
-    bias: Tensor
-    """b, ``(classes,)``."""
-
-    mean: Tensor
-    """Mean of each feature, ``(d,)``."""
-
-    scale: Tensor
-    """Standard deviation of each feature, ``(d,)``; 1 for a constant one."""
-
-    classes: Tensor
-    """The label that each row of ``weight`` stands for, ``(classes,)``, ascending."""
-
-    objective: float
-    """The value reached."""
-
-    iterations: int
-    """Iterations of L-BFGS that it took."""
+    weight: Tensor  #: W, ``(classes, d)``.
+    bias: Tensor  #: b, ``(classes,)``.
+    mean: Tensor  #: Mean of each feature, ``(d,)``.
+    scale: Tensor  #: Standard deviation of each feature, ``(d,)``; 1 for a constant one.
+    classes: Tensor  #: The label of each row of ``weight``, ``(classes,)``, ascending.
+    objective: float  #: The value reached.
+    iterations: int  #: Iterations of L-BFGS.
 
     def predict(self, features: Tensor) -> Tensor:
         """Labels ``(n,)`` of features ``(n, d)``."""
@@ -57,14 +44,14 @@ def fit_probe(
     max_iter: int = 200,
     tolerance: float = 1e-4,
 ) -> LinearProbe:
-    """Fit a multinomial logistic regression by full-batch L-BFGS on the features' device.
+    """Fit a multinomial logistic regression by full-batch L-BFGS.
 
     Args:
-        features: ``(n, d)``, floating point; their type is that of the computation.
+        features: ``(n, d)``, floating point; the computation has their type and device.
         y: Labels ``(n,)``, int64, at least two different ones.
         inverse_penalty: C; the larger, the smaller the penalty of the weights.
         max_iter: Most iterations.
-        tolerance: Largest component of the gradient at which to stop.
+        tolerance: Stop when no component of the gradient is larger.
     """
     if features.dim() != 2 or y.shape != features.shape[:1] or not features.is_floating_point():
         raise InputError(
@@ -132,13 +119,9 @@ def logistic_objective(
 
 
 def standardization(features: Tensor) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation (ddof 0) of each feature; the deviation of a constant is 1.
+    """Mean and standard deviation (ddof 0) of each feature of ``(n, d)``, ``(d,)`` each.
 
-    Args:
-        features: ``(n, d)``.
-
-    Returns:
-        ``(d,)`` each, computed in double precision, of the type of ``features``.
+    The deviation of a constant is 1. Both are computed in double precision.
     """
     values = features.double()
     n, eps = len(values), torch.finfo(torch.float64).eps

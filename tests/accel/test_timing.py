@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from ocar.evaluate.stopwatch import Stopwatch
+from ocar.accel.timing import Stopwatch
 
 
 class Clock:
-    """A clock that moves when it is told to."""
+    """A clock that the test moves."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -31,7 +31,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
 @pytest.mark.parametrize("device", [None, torch.device("cpu")])
 def test_stretches_add_up_and_what_is_between_them_does_not_count(clock, device) -> None:
     watch = Stopwatch(device)
-    assert not watch.on_cuda
+    assert not watch.asynchronous
     assert watch.seconds(watch.lap()) == 0.0
     for stretch in (1.0, 2.0, 4.0):
         clock.now += 1000.0
@@ -123,7 +123,7 @@ def test_on_a_gpu_the_device_is_timed_and_nothing_waited_for(monkeypatch) -> Non
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: None)
     Event.device_time, Event.waited = 0.0, []
     watch, laps = Stopwatch(torch.device("cuda"), before=1.0), []
-    assert watch.on_cuda
+    assert watch.asynchronous
     for stretch in (1.0, 2.0):
         Event.device_time += 50.0
         with watch.running():
