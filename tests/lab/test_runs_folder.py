@@ -12,19 +12,17 @@ import pytest
 import torch
 
 from ocar.errors import CheckpointError, RunError
-from ocar_lab.runs import RunFolder, describe_process, lock, read_run
+from ocar_lab.runs import RunFolder, describe_process, read_run
 from ocar_lab.runs.folder import CHECKPOINT, CONFIG, METRICS, STATUS
 from ocar_lab.runs.provenance import source_revision
 
 DOCUMENT = {"config": {"benchmark": "b", "lr": 0.1}, "seed": 3, "label": "er", "hash": "abc"}
 
 HOLD = """
-import importlib.util, sys, time
+import sys, time
 from pathlib import Path
-spec = importlib.util.spec_from_file_location("lock", sys.argv[1])  # alone: it needs no torch
-lock = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(lock)
-with lock.FolderLock(Path(sys.argv[2])):
+from ocar_lab.runs.lock import FolderLock
+with FolderLock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -35,7 +33,7 @@ def begin(path: Path) -> RunFolder:
 
 
 def test_two_processes_never_work_in_one_folder(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", HOLD, lock.__file__, str(tmp_path)]
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"

@@ -3,7 +3,7 @@
 Each metric is a pure function of what was measured over time: accuracies (:mod:`.history` says
 in which form) or losses. Where a value is wanted while a run goes on, there is also a pair of
 pure functions, one that takes in a measurement and one that computes, and a thin class that
-holds their state (:mod:`.running`). The interval of a mean over seeds is in :mod:`.interval`.
+holds their state (:mod:`.running`).
 """
 
 from ocar.metrics.accuracy import (
@@ -17,7 +17,6 @@ from ocar.metrics.accuracy import (
     worst_case_accuracy,
 )
 from ocar.metrics.history import Floats, current_tasks, history_array, task_accuracy
-from ocar.metrics.interval import Interval, mean_interval, student_quantile
 from ocar.metrics.loss import cumulative_loss
 from ocar.metrics.running import (
     AnytimeAccuracy,
@@ -34,7 +33,6 @@ __all__ = [
     "Floats",
     "Forgetting",
     "Gap",
-    "Interval",
     "StabilityGap",
     "WorstCaseAccuracy",
     "accuracy",
@@ -47,10 +45,8 @@ __all__ = [
     "last_task_accuracy",
     "mean_forgetting",
     "mean_gap",
-    "mean_interval",
     "mean_recovery",
     "stability_gaps",
-    "student_quantile",
     "task_accuracy",
     "task_forgetting",
     "worst_case_accuracy",

@@ -14,12 +14,11 @@ from ocar_lab.cli import run as run_command
 from ocar_lab.cli.arguments import parse
 from ocar_lab.cli.paper_figures import command_line, numbers_file
 from ocar_lab.cli.paper_options import CurvesOptions
-from ocar_lab.cli.stored import read_folders
 from ocar_lab.experiment import Job
 from ocar_lab.paper.figures import curves, drawing
 from ocar_lab.paper.figures.store import Wanted, gather, read_document
 from ocar_lab.paper.figures.style import save
-from ocar_lab.runs import Run, run_folders
+from ocar_lab.runs import Run, read_folders, run_folders
 
 IID = "-iid"
 

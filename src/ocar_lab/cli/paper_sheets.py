@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ocar_lab.cli.sheets import Sheet
-from ocar_lab.cli.tables import DETAILS, MAIN, describe, seeds_text
+from ocar_lab.cli.tables import Sheet
 from ocar_lab.paper import Cell, Command, PaperTable, Row, TimesTable, Verdict
 from ocar_lab.runs import Spread
+from ocar_lab.runs.texts import DETAILS, MAIN, describe, seeds_text
 
 TITLES = MAIN | DETAILS
 

@@ -12,11 +12,10 @@ from ocar.errors import ConfigError
 from ocar_lab.cli.arguments import parse
 from ocar_lab.cli.paper_document import table_document, times_document
 from ocar_lab.cli.paper_sheets import table_sheet, times_sheet
-from ocar_lab.cli.sheets import Sheet, markdown_sheets, print_sheets
-from ocar_lab.cli.stored import read_all
+from ocar_lab.cli.tables import Sheet, markdown_sheets, print_sheets
 from ocar_lab.paper import clear_tables, table1, times_table
 from ocar_lab.published import SOURCE
-from ocar_lab.runs import Measured
+from ocar_lab.runs import Measured, read_all
 
 RESULTS = Path("results")
 """Where ``ocar keep`` writes."""

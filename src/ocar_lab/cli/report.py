@@ -11,10 +11,9 @@ from pathlib import Path
 from ocar.errors import ConfigError, RunError
 from ocar.files import write_whole
 from ocar_lab.cli.arguments import parse
-from ocar_lab.cli.stored import read_all
 from ocar_lab.report.page import make_page
 from ocar_lab.report.sections import make_report, plain
-from ocar_lab.runs import Measured
+from ocar_lab.runs import Measured, read_all
 from ocar_lab.runs.provenance import now
 
 NAME = "report.html"

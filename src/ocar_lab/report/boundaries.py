@@ -95,6 +95,6 @@ def _drops(columns: Columns, firsts: Sequence[int]) -> Floats:
 
 
 def _gone_through(one: Timed) -> list[int]:
-    if one.iid or not one.columns.sizes:
+    if one.iid or not one.columns.has_counts:
         return []
     return boundaries(one.columns, finished=one.run.result is not None)

@@ -243,7 +243,7 @@ def accuracy_choices(
 
 
 def _together(own: Timed) -> Floats | None:
-    return 100 * own.columns.accuracy() if own.columns.sizes else None
+    return 100 * own.columns.accuracy() if own.columns.has_counts else None
 
 
 def _online(own: Timed) -> Floats | None:
