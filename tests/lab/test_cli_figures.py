@@ -118,9 +118,9 @@ def test_a_kept_command_names_no_folder() -> None:
 
 
 def test_methods_are_told_apart_without_colour() -> None:
-    lines = [str(line) for _, line, _ in style.looks(METHODS).values()]
+    lines = [str(line) for _, line, _ in style.method_styles(METHODS).values()]
     assert len(set(lines)) == len(METHODS)
-    others = style.looks(["ocar", "mir", "rar", "lpr"])
+    others = style.method_styles(["ocar", "mir", "rar", "lpr"])
     assert len({str(look[1]) for look in others.values()}) == 4
 
 

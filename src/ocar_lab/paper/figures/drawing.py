@@ -24,7 +24,7 @@ def draw_convex(parts: Mapping[str, convex.Sums]) -> Any:
     *axes, summed = figure.subplots(1, 3, width_ratios=(3, 3, 2))
     titles = ("L_p: each batch before it is learned", "L_s: all data so far, after each step")
     for ax, key, title in zip(axes, ("l_p", "l_s"), titles, strict=True):
-        for method, (colour, line, _) in style.looks(found).items():
+        for method, (colour, line, _) in style.method_styles(found).items():
             one = found[method]
             mean, std = getattr(one, key), getattr(one, f"{key}_std")
             label = f"{style.shown(method)}: {mean[-1]:.1f} ± {std[-1]:.1f}"
@@ -38,7 +38,7 @@ def draw_convex(parts: Mapping[str, convex.Sums]) -> Any:
         ax.set_xlabel("batches learned; grey lines are task boundaries", fontsize=9)
         ax.set_ylabel("squared error, summed over batches", fontsize=9)
         ax.legend(**LEGEND, loc="upper left", title="at the end", handlelength=3.5)
-    for place, (method, (colour, _, marker)) in enumerate(style.looks(found).items()):
+    for place, (method, (colour, _, marker)) in enumerate(style.method_styles(found).items()):
         totals = found[method].totals
         spots = place + np.linspace(-0.2, 0.2, len(totals))
         summed.plot(spots, totals, marker, color=colour, markersize=4)
@@ -180,7 +180,7 @@ def draw_curves(benchmark: str, curves: Mapping[str, Curve]) -> Any:
     figure = style.new_figure(8, 4)
     ax = figure.subplots()
     tasks = max(one.tasks for one in curves.values())
-    for label, (colour, line, marker) in style.looks(curves).items():
+    for label, (colour, line, marker) in style.method_styles(curves).items():
         one = curves[label]
         mean, std = 100 * np.array(one.mean), 100 * np.array(one.std)
         count = len(one.seeds)

@@ -96,7 +96,7 @@ def draw_learning(paths: Mapping[str, Trajectory]) -> Any:
     figure = style.new_figure(10, 2.5 * rows + 0.2)
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
     for number, ax in enumerate(axes[: tasks + 1]):
-        for method, (colour, line, _) in style.looks(paths).items():
+        for method, (colour, line, _) in style.method_styles(paths).items():
             path = paths[method]
             values = 100 * np.array(path.accuracies)
             chosen = values.mean(1) if number == 0 else values[:, number - 1]

@@ -15,7 +15,7 @@ BLACK, ORANGE, GREEN, BLUE, RED, PURPLE = (
     colour.light for colour in (of.BLACK, of.ORANGE, of.GREEN, of.BLUE, of.RED, of.PURPLE)
 )
 
-Look = tuple[str, Any, str]
+Style = tuple[str, Any, str]
 """Colour, line and marker, as matplotlib has them."""
 
 NAMES = {
@@ -30,10 +30,10 @@ NAMES = {
 FORMATS = ("png", "pdf", "svg")
 
 
-def looks(labels: Iterable[str]) -> dict[str, Look]:
+def method_styles(labels: Iterable[str]) -> dict[str, Style]:
     """The look of each label."""
     names = list(labels)
-    return dict(zip(names, map(of.for_matplotlib, of.looks(names)), strict=True))
+    return dict(zip(names, map(of.for_matplotlib, of.styles(names)), strict=True))
 
 
 def shown(label: str) -> str:
