@@ -11,8 +11,8 @@ import ocar
 import ocar_lab
 from ocar.errors import ConfigError, InputError
 from ocar_lab.paper.figures import landscape
-from ocar_lab.paper.figures.live import Setup
 from ocar_lab.paper.figures.plane import plane_through
+from ocar_lab.paper.figures.setup import Setup
 
 DIGITS = Setup(benchmark="split-digits", batches=4)
 

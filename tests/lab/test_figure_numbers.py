@@ -7,16 +7,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from made_runs import history, write_run
 from stored_runs import small
 
 import ocar_lab
 from ocar.curvature import KFAC
 from ocar.errors import ConfigError, InputError, NumericalError
-from ocar.events import Evaluated, Finished
+from ocar.events import Finished
 from ocar.methods.ocar import OCARTransform
 from ocar.streams import ConvexStream, make_stream
 from ocar_lab.paper.figures import convex, curves, grid, ratio, spectrum
-from ocar_lab.paper.figures.live import Setup, Shortened
+from ocar_lab.paper.figures.setup import Setup, Shortened
 from ocar_lab.paper.figures.steps import effective_step, make_line
 
 DIGITS = Setup(benchmark="split-digits", batches=4)
@@ -115,7 +116,7 @@ def test_a_pair_that_diverges_is_a_cell_without_numbers(monkeypatch: pytest.Monk
 
 def test_a_matrix_has_each_cell_in_its_place() -> None:
     cells = {
-        grid.cell_name(lr, r): grid.Cell(lr=lr, ratio=r, average=lr * r, forgetting=r, last=lr)
+        f"{lr}, {r}": grid.Cell(lr=lr, ratio=r, average=lr * r, forgetting=r, last=lr)
         for lr in (3.0, 1.0)
         for r in (5.0, 2.0, 4.0)
     }
@@ -203,17 +204,16 @@ def test_a_spike_is_against_what_was_before() -> None:
     assert ratio.spikes(found, after=2) == (8 / 2.5,)
 
 
-def evaluated(task: int, correct: int) -> Evaluated:
-    return Evaluated(correct=(correct,), sizes=(10,), index=0, task=task, seconds=0.0)
-
-
-def test_a_run_of_one_task_is_stretched() -> None:
-    history = [evaluated(0, c) for c in (1, 5)]
-    np.testing.assert_allclose(curves.task_times(history, tasks=4), [2, 4])
+def test_a_run_of_one_task_is_stretched(tmp_path: Path) -> None:
+    events = history(np.random.default_rng(0), [2], size=10)
+    columns = write_run(tmp_path, events).columns
+    first, second = (event.accuracy for event in events)
     times = np.array([1.0, 2.0, 3.9, 4.0])
-    np.testing.assert_allclose(curves.accuracy_at(times, history, tasks=4), [0.1, 0.1, 0.1, 0.5])
+    found = curves.accuracy_at(times, columns, tasks=4)
+    np.testing.assert_allclose(found, [first, first, first, second])
+    empty = write_run(tmp_path, [], seed=1, finished=False).columns
     with pytest.raises(InputError, match="no evaluation"):
-        curves.accuracy_at(times, [], tasks=4)
+        curves.accuracy_at(times, empty, tasks=4)
 
 
 def test_a_curve_is_the_mean_and_spread_over_seeds(tmp_path: Path) -> None:

@@ -5,23 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from ocar_lab.optional import needed
 from ocar_lab.runs import Group, Measured, groups
-from ocar_lab.runs.texts import group_rows, main_metrics, other_metrics
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sheet:
-    """A table as texts; all columns but the first hold numbers."""
-
-    title: str  # a line above
-    header: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    notes: tuple[str, ...] = ()  # lines below
-    commands: tuple[str, ...] = ()  # lines for a shell, below the notes
+from ocar_lab.runs.texts import Sheet, group_rows, main_metrics, other_metrics
 
 
 def print_json(value: Any) -> None:

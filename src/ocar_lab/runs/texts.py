@@ -1,11 +1,24 @@
-"""Groups of runs as the texts of a table."""
+"""Tables as texts: groups of runs, and numbers with their spread."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from ocar_lab.published import published
 from ocar_lab.runs.table import Group, Spread
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sheet:
+    """A table as texts; all columns but the first hold numbers."""
+
+    title: str  # a line above
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()  # lines below
+    commands: tuple[str, ...] = ()  # lines for a shell, below the notes
+
 
 MAIN = {
     "acc": "Acc",

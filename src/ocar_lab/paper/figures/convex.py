@@ -1,49 +1,46 @@
 """The convex experiment: L_p and L_s of four methods on a stream of linear regressions.
 
-L_p accumulates the loss of each incoming batch before it is learned, L_s the loss on all data so
-far after each step. The data are the same for every seed; their order and the memory are not.
+L_p sums the loss of each incoming batch before it is learned, L_s the loss on all data so far after
+each step. The data are the same for every seed; their order and the memory are not.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from ocar.evaluate import evaluate
 from ocar.events import Evaluated
-from ocar_lab.paper.figures.live import Listen, Setup, quiet
+from ocar_lab.paper.figures import style
+from ocar_lab.paper.figures.base import PaperFigure, read_presets
+from ocar_lab.paper.figures.setup import Listen, Setup, quiet
 from ocar_lab.paper.figures.store import Wanted
-
-Floats = npt.NDArray[np.float64]
+from ocar_lab.runs.columns import Floats
 
 METHODS = ("er", "ewc", "ngd", "ocar")
-"""What the paper compares."""
+"""The methods that the paper compares."""
+
+EVERY = 10
+"""Batches between two numbers in the file."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sums:
     """The two sums over time, of one run."""
 
-    times: tuple[int, ...]
-    """Batches learned."""
-
+    times: tuple[int, ...]  # batches learned
     l_p: tuple[float, ...]
-    """L_p by then."""
-
     l_s: tuple[float, ...]
-    """L_s by then."""
-
-    boundaries: tuple[int, ...]
-    """Batches learned at the end of each task."""
+    boundaries: tuple[int, ...]  # batches learned at the end of each task
 
     @property
     def total(self) -> float:
-        """L_p + L_s at the end, which settings are selected by."""
+        """L_p + L_s at the end, by which settings are selected."""
         return self.l_p[-1] + self.l_s[-1]
 
 
@@ -55,36 +52,61 @@ class Average(NamedTuple):
     l_p_std: Floats
     l_s: Floats
     l_s_std: Floats
-    totals: Floats
-    """L_p + L_s of each seed, ``(seeds,)``."""
+    totals: Floats  # L_p + L_s of each seed, (seeds,)
 
 
-def wanted(
-    setup: Setup, methods: Sequence[str], seeds: Sequence[int], *, every: int, command: str
-) -> Wanted:
-    """What the figure is made from: a run for each method and seed.
+@dataclass(frozen=True, kw_only=True)
+class ConvexFigure(PaperFigure):
+    """L_p and L_s over time on the convex stream, mean and spread over seeds."""
 
-    Args:
-        setup: Benchmark, batches, settings.
-        methods: Names of methods.
-        seeds: Seeds.
-        every: Batches between two numbers that are kept.
-        command: What makes it.
-    """
-    runs = {
-        part_name(method, seed): replace(setup, seed=seed).config(method)
-        for method in methods
-        for seed in seeds
-    }
-    return Wanted(
-        settings={**setup.describe(), "every": every},
-        parts={name: setup.describe_run(config) for name, config in runs.items()},
-        command=command,
-    )
+    kind = Sums
+    name = "convex"
+
+    seeds: tuple[int, ...] = tuple(range(10))
+    """Seeds; one run each of every method."""
+
+    methods: tuple[str, ...] = METHODS
+    """The methods."""
+
+    batches: int | None = None
+    """Keep only so many batches of each task, from its start; all by default."""
+
+    preset: tuple[Path, ...] = ()
+    """Files with the settings of methods, as ocar tune convex METHOD writes them."""
+
+    def setup(self) -> Setup:
+        """What the runs have in common."""
+        presets = read_presets(self.preset, "convex")
+        return Setup(benchmark="convex", batches=self.batches, presets=presets)
+
+    def wanted(self) -> Wanted:
+        """A run for each method and seed."""
+        setup = self.setup()
+        configs = {
+            part_name(method, seed): replace(setup, seed=seed).config(method)
+            for method in self.methods
+            for seed in self.seeds
+        }
+        return Wanted(
+            settings={**setup.describe(), "every": EVERY},
+            parts={name: setup.describe_run(config) for name, config in configs.items()},
+        )
+
+    def make(self, part: str, listen: Listen) -> Sums:
+        """Make one run."""
+        method, seed = split_name(part)
+        return run_sums(replace(self.setup(), seed=seed), method, every=EVERY, listen=listen)
+
+    def draw(self, parts: Mapping[str, Sums]) -> dict[str, Any]:
+        """L_p, L_s, and their sum at the end."""
+        return {self.name: draw_convex(parts)}
+
+
+FIGURE = ConvexFigure
 
 
 def part_name(method: str, seed: int) -> str:
-    """What the run of a method with a seed is called."""
+    """The name of the run of a method with a seed."""
     return f"{method}, seed {seed}"
 
 
@@ -100,8 +122,8 @@ def run_sums(setup: Setup, method: str, *, every: int, listen: Listen = quiet) -
     Args:
         setup: Benchmark, seed, batches, settings.
         method: Name of the method.
-        every: Batches between two numbers that are kept; L_s itself is of every batch.
-        listen: Told of progress.
+        every: Batches between two numbers to keep; L_s itself sums over every batch.
+        listen: Called with the progress.
     """
     config = setup.config(method)
     stream, learner = setup.stream(config), setup.learner(config)
@@ -126,7 +148,7 @@ def averages(parts: Mapping[str, Sums]) -> dict[str, Average]:
     """Mean and sample standard deviation over seeds, by method.
 
     Args:
-        parts: The runs, by the names that :func:`wanted` gives them.
+        parts: The runs, by :func:`part_name`.
     """
     together: dict[str, list[Sums]] = {}
     for name, sums in parts.items():
@@ -144,3 +166,39 @@ def averages(parts: Mapping[str, Sums]) -> dict[str, Average]:
             totals=np.array([run.total for run in runs]),
         )
     return found
+
+
+def draw_convex(parts: Mapping[str, Sums]) -> Any:
+    """L_p and L_s over time, mean and standard deviation over seeds."""
+    found = averages(parts)
+    ends = next(iter(parts.values())).boundaries
+    figure = style.new_figure(12, 3.8)
+    *axes, summed = figure.subplots(1, 3, width_ratios=(3, 3, 2))
+    titles = ("L_p: each batch before it is learned", "L_s: all data so far, after each step")
+    for ax, key, title in zip(axes, ("l_p", "l_s"), titles, strict=True):
+        for method, (colour, line, _) in style.method_styles(found).items():
+            one = found[method]
+            mean, std = getattr(one, key), getattr(one, f"{key}_std")
+            label = f"{style.shown(method)}: {mean[-1]:.1f} ± {std[-1]:.1f}"
+            ax.plot(one.times, mean, color=colour, linestyle=line, linewidth=1.5, label=label)
+            ax.fill_between(one.times, mean - std, mean + std, color=colour, alpha=0.2, linewidth=0)
+        style.mark_boundaries(ax, ends[:-1])
+        style.clean(ax)
+        ax.set_xlim(0, ends[-1])
+        ax.set_ylim(0, None)
+        ax.set_title(title, loc="left", fontsize=10)
+        ax.set_xlabel("batches learned; grey lines are task boundaries", fontsize=9)
+        ax.set_ylabel("squared error, summed over batches", fontsize=9)
+        ax.legend(**style.LEGEND, loc="upper left", title="at the end", handlelength=3.5)
+    for place, (method, (colour, _, marker)) in enumerate(style.method_styles(found).items()):
+        totals = found[method].totals
+        spots = place + np.linspace(-0.2, 0.2, len(totals))
+        summed.plot(spots, totals, marker, color=colour, markersize=4)
+        summed.hlines(totals.mean(), place - 0.35, place + 0.35, color="black", linewidth=1.5)
+    style.clean(summed)
+    names = [f"{style.shown(name)}\n{one.totals.mean():.0f}" for name, one in found.items()]
+    summed.set_xticks(range(len(found)), names)
+    summed.set_ylabel("squared error, summed over batches", fontsize=9)
+    summed.set_title("L_p + L_s at the end", loc="left", fontsize=10)
+    summed.set_xlabel("a mark for each seed, and their mean", fontsize=9)
+    return figure

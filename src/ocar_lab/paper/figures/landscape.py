@@ -1,18 +1,18 @@
 """The path of a learner through the loss landscape, in the plane through w₀, w₁ and the last.
 
-Appendix F of the paper: the plane goes through the weights at the start, after the first task
-and at the end; the path is projected onto it, and the loss on each task's test samples is
-computed on a grid of points of the plane. A class that a learner has not seen yet is masked while
-it learns; the loss surfaces are over all classes, at every point.
+Appendix F of the paper: the plane goes through the weights at the start, after the first task and
+at the end. The path is projected onto it, and the loss on each task's test samples is computed on a
+grid of the plane. Classes that a learner has not seen are masked while it learns; the loss surfaces
+are over all classes, at every point.
 """
 
 from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,72 +26,44 @@ from ocar.config import to_plain
 from ocar.errors import ConfigError
 from ocar.learner import Learner
 from ocar.streams.base import TaskStream, concatenate
-from ocar_lab.paper.figures.live import Listen, Setup, quiet
+from ocar_lab.paper.figures.base import RunFigure
+from ocar_lab.paper.figures.landscape_drawing import draw_all, draw_learning, draw_surfaces
 from ocar_lab.paper.figures.plane import Plane, plane_through
+from ocar_lab.paper.figures.setup import Listen, Setup, quiet
 from ocar_lab.paper.figures.store import Wanted
 
 Row = tuple[float, ...]
 
 MARGIN = 0.15
-"""Part of the extent of the path that the surfaces go on beyond it, on each side."""
+"""How far the surfaces extend beyond the path on each side, as a fraction of its extent."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """How finely a landscape is looked at."""
+    """The resolution of a landscape."""
 
-    samples: int = 1000
-    """Most test samples of each task."""
-
-    resolution: int = 31
-    """Points of the plane in each direction."""
-
-    every: int = 10
-    """Batches between two points of the path."""
-
-    dense: int = 40
-    """After a boundary, each of so many batches is a point of the path."""
+    samples: int = 1000  # most test samples of each task
+    resolution: int = 31  # points of the plane in each direction
+    every: int = 10  # batches between two points of the path
+    dense: int = 40  # batches after a boundary that are all points of the path
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trajectory:
-    """The path of one learner, the plane that it is shown in, and the losses there."""
+    """The path of one learner, its plane, and the losses there."""
 
-    times: tuple[int, ...]
-    """Batches learned at each point of the path; 0 at the start."""
-
-    boundaries: tuple[int, ...]
-    """Which points are ends of tasks, by their place in the path; the last one is the end."""
-
-    x: Row
-    """First coordinate of each point."""
-
-    y: Row
-    """Second coordinate of each point."""
-
-    off_plane: Row
-    """Distance of each point from the plane."""
-
-    accuracies: tuple[Row, ...]
-    """Accuracy at each point on each task's test samples; a class not yet seen is wrong."""
-
-    losses: tuple[Row, ...]
-    """Loss over all classes at start, after the first task and at the end, on each task."""
-
-    grid_x: Row
-    """First coordinates of the surfaces."""
-
-    grid_y: Row
-    """Second coordinates of the surfaces."""
-
-    surfaces: tuple[tuple[Row, ...], ...]
-    """Loss over all classes for each task, then for each second, then each first coordinate."""
-
-    length: Row
-    """Length of the path within each task, over all weights."""
-
-    straight: Row
-    """Distance from each task's start to its end, over all weights."""
+    times: tuple[int, ...]  # batches learned at each point of the path; 0 at the start
+    boundaries: tuple[int, ...]  # points that end a task, by their place; the last is the end
+    x: Row  # first coordinate of each point
+    y: Row  # second coordinate of each point
+    off_plane: Row  # distance of each point from the plane
+    accuracies: tuple[Row, ...]  # at each point on each task's test samples; unseen counts as wrong
+    losses: tuple[Row, ...]  # over all classes at start, after the first task and at the end
+    grid_x: Row  # first coordinates of the surfaces
+    grid_y: Row  # second coordinates of the surfaces
+    surfaces: tuple[tuple[Row, ...], ...]  # loss by task, second and first coordinate
+    length: Row  # length of the path within each task, over all weights
+    straight: Row  # distance from each task's start to its end, over all weights
 
     @property
     def roughness(self) -> float:
@@ -100,7 +72,7 @@ class Trajectory:
 
     @property
     def roughness_in_plane(self) -> float:
-        """The same of the path as it is drawn, projected onto the plane."""
+        """The roughness of the path as it is drawn, projected onto the plane."""
         places = np.stack([self.x, self.y], axis=1)
         whole = np.linalg.norm(np.diff(places, axis=0), axis=1).sum()
         between = np.diff(places[[0, *self.boundaries]], axis=0)
@@ -108,49 +80,85 @@ class Trajectory:
 
     @property
     def mean_surface(self) -> tuple[Row, ...]:
-        """The surfaces' mean over tasks."""
+        """The mean of the surfaces over tasks."""
         rows = np.mean(np.array(self.surfaces), axis=0).tolist()
         return tuple(tuple(row) for row in rows)
 
     @property
     def first_task_drops(self) -> Row:
-        """What is lost on the first task after each boundary, at the lowest until the next."""
+        """The largest drop on the first task after each boundary, until the next."""
         first = [row[0] for row in self.accuracies]
         spans = itertools.pairwise(self.boundaries)
         return tuple(max(0.0, first[a] - min(first[a + 1 : b + 1])) for a, b in spans)
 
 
-def wanted(setup: Setup, methods: Sequence[str], sizes: Sizes, *, command: str) -> Wanted:
-    """What the figure is made from: a path for each method.
+@dataclass(frozen=True, kw_only=True)
+class LandscapeFigure(RunFigure):
+    """The path of each method through the loss landscape, and its learning curves.
 
-    Args:
-        setup: Benchmark, seed, batches.
-        methods: Names of methods.
-        sizes: How finely to look.
-        command: What makes it.
+    Three pictures: the loss of the first two tasks and of the mean, as in the paper's text; that
+    of every task; and the accuracy on every task over time.
     """
-    return Wanted(
-        settings={**setup.describe(), **to_plain(sizes)},
-        parts={method: setup.describe_run(setup.config(method)) for method in methods},
-        command=command,
-    )
+
+    kind = Trajectory
+
+    methods: tuple[str, ...] = ("er", "ocar")
+    """The methods."""
+
+    samples: int = Sizes.samples
+    """Most test samples of each task."""
+
+    resolution: int = Sizes.resolution
+    """Points of the plane in each direction."""
+
+    every: int = Sizes.every
+    """Batches between two points of the path."""
+
+    dense: int = Sizes.dense
+    """Batches after a boundary that are all points of the path."""
+
+    @property
+    def name(self) -> str:
+        """Name of the file of numbers."""
+        return f"landscape-{self.benchmark}"
+
+    def sizes(self) -> Sizes:
+        """The resolution."""
+        names = ("samples", "resolution", "every", "dense")
+        return Sizes(**{name: getattr(self, name) for name in names})
+
+    def wanted(self) -> Wanted:
+        """A path for each method."""
+        setup = self.setup()
+        return Wanted(
+            settings={**setup.describe(), **to_plain(self.sizes())},
+            parts={method: setup.describe_run(setup.config(method)) for method in self.methods},
+        )
+
+    def make(self, part: str, listen: Listen) -> Trajectory:
+        """Make the path of one method."""
+        return record_path(self.setup(), part, self.sizes(), listen=listen)
+
+    def draw(self, parts: Mapping[str, Trajectory]) -> dict[str, Any]:
+        """Some surfaces, all surfaces, the accuracies."""
+        return {
+            self.name: draw_surfaces(parts),
+            f"landscape-tasks-{self.benchmark}": draw_all(parts),
+            f"learning-{self.benchmark}": draw_learning(parts),
+        }
+
+
+FIGURE = LandscapeFigure
 
 
 class Losses(NamedTuple):
-    """Test samples of all tasks, and the model that they are tried on."""
+    """Test samples of all tasks, and the model to evaluate on them."""
 
     model: nn.Module
-    x: Tensor
-    """Normalised samples of all tasks, ``(n, ...)``."""
-
-    units: Tensor
-    """Unit of the head for each sample, ``(n,)``."""
-
-    sizes: list[int]
-    """Samples of each task."""
-
-    classes: int
-    """Units that stand for a class."""
+    x: Tensor  # normalised samples of all tasks, (n, ...)
+    units: Tensor  # unit of the head for each sample, (n,)
+    sizes: list[int]  # samples of each task
+    classes: int  # units that stand for a class
 
     @torch.no_grad()
     def at(self, weights: Tensor) -> Row:
@@ -168,16 +176,16 @@ class Losses(NamedTuple):
 def record_path(
     setup: Setup, method: str, sizes: Sizes | None = None, *, listen: Listen = quiet
 ) -> Trajectory:
-    """Take a learner through a stream, then look at the landscape around its path.
+    """Train a learner on a stream, then compute the landscape around its path.
 
     Args:
         setup: Benchmark, seed, batches.
         method: Name of the method.
-        sizes: How finely to look.
-        listen: Told of progress.
+        sizes: The resolution.
+        listen: Called with the progress.
 
     Raises:
-        ConfigError: The model has weights that are not parameters, or a head that grows.
+        ConfigError: The model has buffers, or a head that grows.
     """
     sizes = sizes or Sizes()
     config = setup.config(method)
@@ -185,12 +193,12 @@ def record_path(
     if any(True for _ in learner.model.buffers()):
         raise ConfigError(
             f"Invalid benchmark={setup.benchmark!r}. Its model has BatchNorm, whose statistics "
-            "are no point of a plane; split-mnist and split-digits have none."
+            "are not part of the plane; split-mnist and split-digits have none."
         )
     tests = [_some(stream.test(task), sizes.samples) for task in range(stream.tasks)]
     walk = _walk(stream, learner, tests, sizes, listen)
     if len({len(w) for w in walk.weights}) > 1:
-        raise ConfigError(f"Invalid benchmark={setup.benchmark!r}. Its head grows on the way.")
+        raise ConfigError(f"Invalid benchmark={setup.benchmark!r}. Its head grows during the run.")
     weights = torch.stack(walk.weights)
     plane = plane_through(weights[0], weights[walk.boundaries[0]], weights[-1])
     x, y = concatenate(tests)
@@ -203,7 +211,7 @@ def record_path(
         sizes=[len(part) for _, part in tests],
         classes=len(learner.classes),
     )
-    return _look(walk, weights, plane, losses, sizes.resolution)
+    return _landscape(walk, weights, plane, losses, sizes.resolution)
 
 
 class _Walk(NamedTuple):
@@ -242,7 +250,7 @@ def _walk(
     return walk
 
 
-def _look(
+def _landscape(
     walk: _Walk, weights: Tensor, plane: Plane, losses: Losses, resolution: int
 ) -> Trajectory:
     places = torch.stack([plane.coordinates(w) for w in weights])
@@ -275,7 +283,7 @@ def _look(
 
 
 def _some(data: tuple[Tensor, Tensor], most: int) -> tuple[Tensor, Tensor]:
-    """At most so many samples, evenly spread, since they may lie class by class."""
+    """At most so many samples, evenly spread, because they may be sorted by class."""
     x, y = data
     chosen = torch.linspace(0, len(y) - 1, min(most, len(y))).round().long()
     return x[chosen], y[chosen]

@@ -1,14 +1,16 @@
-"""The pictures of the loss landscape: surfaces with the path on them, and the learning curves."""
+"""The pictures of the loss landscape: surfaces with the path, and the learning curves."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ocar_lab.paper.figures import style
-from ocar_lab.paper.figures.landscape import Trajectory
+
+if TYPE_CHECKING:
+    from ocar_lab.paper.figures.landscape import Trajectory
 
 LEVELS = 14
 
@@ -48,13 +50,13 @@ def draw_surfaces(paths: Mapping[str, Trajectory], *, tasks: tuple[int, ...] = (
 
 
 def draw_all(paths: Mapping[str, Trajectory]) -> Any:
-    """The same with the loss of every task."""
+    """:func:`draw_surfaces` with the loss of every task."""
     tasks = len(next(iter(paths.values())).surfaces)
     return draw_surfaces(paths, tasks=tuple(range(tasks)))
 
 
 def _levels(paths: Mapping[str, Trajectory], tasks: tuple[int, ...]) -> Any:
-    """The same levels for all, evenly spread on a logarithmic scale."""
+    """Common levels, evenly spread on a logarithmic scale."""
     values = [np.array(path.surfaces[task]) for path in paths.values() for task in tasks]
     values += [np.array(path.mean_surface) for path in paths.values()]
     low = max(0.05, min(float(v.min()) for v in values))
@@ -74,7 +76,7 @@ def _surface(ax: Any, path: Trajectory, surface: Any, levels: Any) -> Any:
         path.grid_x, path.grid_y, clipped, colors="white", linewidths=0.4, alpha=0.6, **options
     )
     x, y = np.array(path.x), np.array(path.y)
-    # A white line under the path keeps it visible on light and on dark.
+    # A white line under the path keeps it visible on light and dark surfaces.
     ax.plot(x, y, color="white", linewidth=2.4)
     ax.plot(x, y, color=style.RED, linewidth=1.1, label="path")
     ends, end = list(path.boundaries[:-1]), path.boundaries[-1]

@@ -1,4 +1,4 @@
-"""How every figure looks: methods as :mod:`ocar_lab.styles` has them, little else but the lines."""
+"""The style of every figure: that of :mod:`ocar_lab.styles`, few lines besides, three formats."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import Any
 
 from PIL import Image
 
-from ocar.errors import MissingPackageError
-from ocar_lab import styles as of
+from ocar_lab import styles
+from ocar_lab.optional import needed
 
 BLACK, ORANGE, GREEN, BLUE, RED, PURPLE = (
-    colour.light for colour in (of.BLACK, of.ORANGE, of.GREEN, of.BLUE, of.RED, of.PURPLE)
+    getattr(styles, name).light for name in ("BLACK", "ORANGE", "GREEN", "BLUE", "RED", "PURPLE")
 )
 
-Style = tuple[str, Any, str]
-"""Colour, line and marker, as matplotlib has them."""
+LEGEND: dict[str, Any] = {"fontsize": 8, "frameon": True, "framealpha": 1, "edgecolor": "0.8"}
 
 NAMES = {
     "er-iid": "ER, i.i.d.",
@@ -25,15 +24,15 @@ NAMES = {
     "gdumb": "GDumb",
     "onpro": "OnPro",
 }
-"""Methods that are written in another way than in capitals."""
+"""Methods that are not written in capitals."""
 
 FORMATS = ("png", "pdf", "svg")
 
 
-def method_styles(labels: Iterable[str]) -> dict[str, Style]:
-    """The look of each label."""
+def method_styles(labels: Iterable[str]) -> dict[str, tuple[str, Any, str]]:
+    """Colour, line and marker of each label, as matplotlib names them."""
     names = list(labels)
-    return dict(zip(names, map(of.for_matplotlib, of.styles(names)), strict=True))
+    return dict(zip(names, map(styles.for_matplotlib, styles.styles(names)), strict=True))
 
 
 def shown(label: str) -> str:
@@ -43,42 +42,38 @@ def shown(label: str) -> str:
 
 
 def new_figure(width: float, height: float) -> Any:
-    """An empty figure, in inches.
+    """An empty figure; sizes are in inches.
 
     Raises:
         MissingPackageError: matplotlib is not installed.
     """
-    try:
+    with needed("A figure", "matplotlib", extra="paper"):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-    except ImportError as error:
-        raise MissingPackageError(
-            'Pictures are drawn by matplotlib, which is not installed: pip install "ocar[paper]"'
-        ) from error
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
 
 def clean(ax: Any) -> None:
-    """Leave out the frame where it says nothing."""
+    """Remove the upper and right side of the frame."""
     ax.spines[["top", "right"]].set_visible(False)
     ax.tick_params(labelsize=8)
 
 
 def mark_boundaries(ax: Any, places: Iterable[float]) -> None:
-    """Thin vertical lines, behind everything."""
+    """Draw thin vertical lines, behind everything."""
     for place in places:
         ax.axvline(place, color="0.75", linewidth=0.7, zorder=0)
 
 
 def save(figure: Any, stem: Path, *, dpi: int = 150) -> list[Path]:
-    """Write a figure as PNG, PDF and SVG, without dates, so that the same numbers give the same.
+    """Write a figure as PNG, PDF and SVG, without dates: the same numbers give the same files.
 
     Args:
         figure: The figure.
         stem: The files without their endings.
-        dpi: Dots an inch, of the PNG and of what is a picture within the others.
+        dpi: Dots per inch of the PNG and of raster images in the others.
 
     Returns:
         The files.
@@ -87,18 +82,11 @@ def save(figure: Any, stem: Path, *, dpi: int = 150) -> list[Path]:
 
     metadata = {"png": {"Software": None}, "pdf": {"CreationDate": None}, "svg": {"Date": None}}
     stem.parent.mkdir(parents=True, exist_ok=True)
-    paths = []
+    paths = [stem.parent / f"{stem.name}.{kind}" for kind in FORMATS]  # a name may have a point
     with mpl.rc_context({"svg.hashsalt": "ocar", "svg.fonttype": "none", "pdf.fonttype": 42}):
-        for kind in FORMATS:
-            path = stem.parent / f"{stem.name}.{kind}"
+        for path, kind in zip(paths, FORMATS, strict=True):
             figure.savefig(path, dpi=dpi, metadata=metadata[kind])
-            paths.append(path)
-    _shrink(paths[FORMATS.index("png")])
-    return paths
-
-
-def _shrink(path: Path) -> None:
-    """A PNG with 256 colours in place of millions, which these pictures do not need."""
-    with Image.open(path) as picture:
+    with Image.open(paths[0]) as picture:  # these pictures need 256 colours, not millions
         small = picture.convert("RGB").quantize(256, dither=Image.Dither.NONE)
-    small.save(path, optimize=True)
+    small.save(paths[0], optimize=True)
+    return paths

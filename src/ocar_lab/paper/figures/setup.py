@@ -1,4 +1,4 @@
-"""A learner and a stream for a figure, and the walk of one through the other."""
+"""A learner and a shortened stream for the runs of a figure."""
 
 from __future__ import annotations
 
@@ -19,46 +19,32 @@ from ocar_lab.experiment.parts import make_config_learner, make_config_stream
 CPU = torch.device("cpu")
 
 Listen = Callable[[int, int], object]
-"""Told how many batches are done, and of how many; 0 if that is not known."""
+"""Called with the number of batches done and their total; 0 if the total is unknown."""
 
 
 def quiet(done: int, total: int) -> None:
-    """Listen to nothing."""
+    """Ignore progress."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Where the runs of a figure are made: a benchmark, a seed, a number of batches."""
+    """The benchmark, seed and length of the runs of a figure."""
 
-    benchmark: str
-    """Name of the benchmark."""
-
+    benchmark: str  # name of the benchmark
     seed: int = 0
-    """Seed of the runs."""
-
-    batches: int | None = None
-    """Complete batches that are kept of each task, from its start; all by default."""
-
-    tasks: int | None = None
-    """Tasks that are kept, from the first; all by default."""
-
+    batches: int | None = None  # complete batches of each task to keep; all by default
+    tasks: int | None = None  # tasks to keep; all by default
     presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Settings by method, over those selected for the benchmark."""
+    """Settings by method, which override those selected for the benchmark."""
 
-    data_root: Path | None = None
-    """Where the data sets are."""
+    data_root: Path | None = None  # folder of the data sets
 
     def __post_init__(self) -> None:
         valid = self.batches is None or self.batches >= 1
         require("batches", self.batches, valid, "at least 1, or None for all")
 
     def config(self, method: str, **settings: Any) -> RunConfig:
-        """The configuration of a run.
-
-        Args:
-            method: Name of the method.
-            **settings: Settings over all others.
-        """
+        """The configuration of a run; ``settings`` override all others."""
         return RunConfig(
             benchmark=self.benchmark,
             method=method,
@@ -70,7 +56,7 @@ class Setup:
         )
 
     def stream(self, config: RunConfig) -> TaskStream:
-        """The stream of a configuration, with the batches that are kept."""
+        """The stream of a configuration, with the batches to keep."""
         whole = make_config_stream(config, CPU)
         return whole if self.batches is None else Shortened(whole, self.batches)
 
@@ -84,7 +70,7 @@ class Setup:
         return {"benchmark": self.benchmark, **kept}
 
     def describe_run(self, config: RunConfig) -> dict[str, Any]:
-        """What decides the numbers of one run beside that, in plain values."""
+        """What else determines the numbers of one run, in plain values."""
         selected = PRESETS.get(config.benchmark, {}).get(config.name, {})
         return {
             "method": config.name,
@@ -98,21 +84,19 @@ class Shortened:
     """A stream with the first complete batches of each task.
 
     Args:
-        stream: The whole stream.
-        batches: How many to keep of each task.
+        stream: The whole stream, which answers everything else.
+        batches: Batches of each task to keep.
     """
 
     def __init__(self, stream: TaskStream, batches: int) -> None:
         self.stream = stream
         self.batches = batches
-
-    @property
-    def tasks(self) -> int:
-        """Number of tasks."""
-        return self.stream.tasks
+        self.tasks = stream.tasks
+        self.training, self.validation, self.test = stream.training, stream.validation, stream.test
+        self.state_dict, self.load_state_dict = stream.state_dict, stream.load_state_dict
 
     def __iter__(self) -> Iterator[StreamBatch]:
-        """The batches, numbered anew."""
+        """The batches, with new indices."""
         index, task, count = 0, -1, 0
         for batch in self.stream:
             if batch.task != task:
@@ -123,28 +107,8 @@ class Shortened:
             yield replace(batch, index=index, last=batch.last or count == self.batches)
             index += 1
 
-    def training(self, task: int, /) -> Labelled:
-        """All that one task gives to learn from in the whole stream."""
-        return self.stream.training(task)
-
-    def validation(self, task: int, /) -> Labelled:
-        """Validation samples of one task."""
-        return self.stream.validation(task)
-
-    def test(self, task: int, /) -> Labelled:
-        """Test samples of one task."""
-        return self.stream.test(task)
-
-    def state_dict(self) -> dict[str, int]:
-        """Where the whole stream stands."""
-        return self.stream.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, int], /) -> None:
-        """Go to where the whole stream stood."""
-        self.stream.load_state_dict(state)
-
     def __len__(self) -> int:
-        """Batches, if every task has that many."""
+        """Number of batches, if every task has that many."""
         return self.tasks * self.batches
 
 
