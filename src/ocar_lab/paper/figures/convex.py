@@ -6,19 +6,17 @@ each step. The data are the same for every seed; their order and the memory are 
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ocar.evaluate import evaluate
 from ocar.events import Evaluated
 from ocar_lab.paper.figures import style
-from ocar_lab.paper.figures.base import PaperFigure, read_presets
-from ocar_lab.paper.figures.setup import Listen, Setup, quiet
+from ocar_lab.paper.figures.base import PaperFigure
+from ocar_lab.paper.figures.setup import Listen, Setup
 from ocar_lab.paper.figures.store import Wanted
 from ocar_lab.runs.columns import Floats
 
@@ -59,8 +57,8 @@ class Average(NamedTuple):
 class ConvexFigure(PaperFigure):
     """L_p and L_s over time on the convex stream, mean and spread over seeds."""
 
+    title = "convex"
     kind = Sums
-    name = "convex"
 
     seeds: tuple[int, ...] = tuple(range(10))
     """Seeds; one run each of every method."""
@@ -74,32 +72,75 @@ class ConvexFigure(PaperFigure):
     preset: tuple[Path, ...] = ()
     """Files with the settings of methods, as ocar tune convex METHOD writes them."""
 
-    def setup(self) -> Setup:
-        """What the runs have in common."""
-        presets = read_presets(self.preset, "convex")
-        return Setup(benchmark="convex", batches=self.batches, presets=presets)
+    def setup(self, seed: int = 0) -> Setup:
+        """The runs of a seed."""
+        return Setup(benchmark="convex", seed=seed, batches=self.batches, preset=self.preset)
 
     def wanted(self) -> Wanted:
         """A run for each method and seed."""
-        setup = self.setup()
         configs = {
-            part_name(method, seed): replace(setup, seed=seed).config(method)
+            part_name(method, seed): self.setup(seed).config(method)
             for method in self.methods
             for seed in self.seeds
         }
+        setup = self.setup()
         return Wanted(
             settings={**setup.describe(), "every": EVERY},
             parts={name: setup.describe_run(config) for name, config in configs.items()},
         )
 
     def make(self, part: str, listen: Listen) -> Sums:
-        """Make one run."""
+        """One run."""
         method, seed = split_name(part)
-        return run_sums(replace(self.setup(), seed=seed), method, every=EVERY, listen=listen)
+        setup = self.setup(seed)
+        found = setup.run(setup.config(method), listen, every=1)[2]
+        events = [event for event in found if isinstance(event, Evaluated)]
+        tasks = [event.task for event in events]
+        ends = [i for i, task in enumerate(tasks) if i + 1 == len(tasks) or tasks[i + 1] != task]
+        kept = [i for i in range(len(events)) if (i + 1) % EVERY == 0 or i in ends]
+        return Sums(
+            times=tuple(i + 1 for i in kept),
+            l_p=tuple(events[i].l_p or 0.0 for i in kept),
+            l_s=tuple(events[i].l_s or 0.0 for i in kept),
+            boundaries=tuple(i + 1 for i in ends),
+        )
 
-    def draw(self, parts: Mapping[str, Sums]) -> dict[str, Any]:
-        """L_p, L_s, and their sum at the end."""
-        return {self.name: draw_convex(parts)}
+    def draw(self, parts: Mapping[str, Sums]) -> Any:
+        """L_p and L_s over time, and their sum at the end; mean and spread over seeds."""
+        found = averages(parts)
+        ends = next(iter(parts.values())).boundaries
+        figure = style.new_figure(12, 3.8)
+        *axes, summed = figure.subplots(1, 3, width_ratios=(3, 3, 2))
+        titles = ("L_p: each batch before it is learned", "L_s: all data so far, after each step")
+        for ax, key, title in zip(axes, ("l_p", "l_s"), titles, strict=True):
+            for method, (colour, line, _) in style.method_styles(found).items():
+                one = found[method]
+                mean, std = getattr(one, key), getattr(one, f"{key}_std")
+                label = f"{style.shown(method)}: {mean[-1]:.1f} ± {std[-1]:.1f}"
+                ax.plot(one.times, mean, color=colour, linestyle=line, linewidth=1.5, label=label)
+                ax.fill_between(
+                    one.times, mean - std, mean + std, color=colour, alpha=0.2, linewidth=0
+                )
+            style.mark_boundaries(ax, ends[:-1])
+            style.clean(ax)
+            ax.set_xlim(0, ends[-1])
+            ax.set_ylim(0, None)
+            ax.set_title(title, loc="left", fontsize=10)
+            ax.set_xlabel("batches learned; grey lines are task boundaries", fontsize=9)
+            ax.set_ylabel("squared error, summed over batches", fontsize=9)
+            ax.legend(**style.LEGEND, loc="upper left", title="at the end", handlelength=3.5)
+        for place, (method, (colour, _, marker)) in enumerate(style.method_styles(found).items()):
+            totals = found[method].totals
+            spots = place + np.linspace(-0.2, 0.2, len(totals))
+            summed.plot(spots, totals, marker, color=colour, markersize=4)
+            summed.hlines(totals.mean(), place - 0.35, place + 0.35, color="black", linewidth=1.5)
+        style.clean(summed)
+        names = [f"{style.shown(name)}\n{one.totals.mean():.0f}" for name, one in found.items()]
+        summed.set_xticks(range(len(found)), names)
+        summed.set_ylabel("squared error, summed over batches", fontsize=9)
+        summed.set_title("L_p + L_s at the end", loc="left", fontsize=10)
+        summed.set_xlabel("a mark for each seed, and their mean", fontsize=9)
+        return figure
 
 
 FIGURE = ConvexFigure
@@ -114,34 +155,6 @@ def split_name(name: str) -> tuple[str, int]:
     """The method and the seed of a part."""
     method, _, seed = name.rpartition(", seed ")
     return method, int(seed)
-
-
-def run_sums(setup: Setup, method: str, *, every: int, listen: Listen = quiet) -> Sums:
-    """One run.
-
-    Args:
-        setup: Benchmark, seed, batches, settings.
-        method: Name of the method.
-        every: Batches between two numbers to keep; L_s itself sums over every batch.
-        listen: Called with the progress.
-    """
-    config = setup.config(method)
-    stream, learner = setup.stream(config), setup.learner(config)
-    total = operator.length_hint(stream)
-    events: list[Evaluated] = []
-    for event in evaluate(learner, stream):
-        if isinstance(event, Evaluated):
-            events.append(event)
-            listen(event.index + 1, total)
-    tasks = [event.task for event in events]
-    ends = [i for i, task in enumerate(tasks) if i + 1 == len(tasks) or tasks[i + 1] != task]
-    kept = [i for i in range(len(events)) if (i + 1) % every == 0 or i in ends]
-    return Sums(
-        times=tuple(i + 1 for i in kept),
-        l_p=tuple(events[i].l_p or 0.0 for i in kept),
-        l_s=tuple(events[i].l_s or 0.0 for i in kept),
-        boundaries=tuple(i + 1 for i in ends),
-    )
 
 
 def averages(parts: Mapping[str, Sums]) -> dict[str, Average]:
@@ -166,39 +179,3 @@ def averages(parts: Mapping[str, Sums]) -> dict[str, Average]:
             totals=np.array([run.total for run in runs]),
         )
     return found
-
-
-def draw_convex(parts: Mapping[str, Sums]) -> Any:
-    """L_p and L_s over time, mean and standard deviation over seeds."""
-    found = averages(parts)
-    ends = next(iter(parts.values())).boundaries
-    figure = style.new_figure(12, 3.8)
-    *axes, summed = figure.subplots(1, 3, width_ratios=(3, 3, 2))
-    titles = ("L_p: each batch before it is learned", "L_s: all data so far, after each step")
-    for ax, key, title in zip(axes, ("l_p", "l_s"), titles, strict=True):
-        for method, (colour, line, _) in style.method_styles(found).items():
-            one = found[method]
-            mean, std = getattr(one, key), getattr(one, f"{key}_std")
-            label = f"{style.shown(method)}: {mean[-1]:.1f} ± {std[-1]:.1f}"
-            ax.plot(one.times, mean, color=colour, linestyle=line, linewidth=1.5, label=label)
-            ax.fill_between(one.times, mean - std, mean + std, color=colour, alpha=0.2, linewidth=0)
-        style.mark_boundaries(ax, ends[:-1])
-        style.clean(ax)
-        ax.set_xlim(0, ends[-1])
-        ax.set_ylim(0, None)
-        ax.set_title(title, loc="left", fontsize=10)
-        ax.set_xlabel("batches learned; grey lines are task boundaries", fontsize=9)
-        ax.set_ylabel("squared error, summed over batches", fontsize=9)
-        ax.legend(**style.LEGEND, loc="upper left", title="at the end", handlelength=3.5)
-    for place, (method, (colour, _, marker)) in enumerate(style.method_styles(found).items()):
-        totals = found[method].totals
-        spots = place + np.linspace(-0.2, 0.2, len(totals))
-        summed.plot(spots, totals, marker, color=colour, markersize=4)
-        summed.hlines(totals.mean(), place - 0.35, place + 0.35, color="black", linewidth=1.5)
-    style.clean(summed)
-    names = [f"{style.shown(name)}\n{one.totals.mean():.0f}" for name, one in found.items()]
-    summed.set_xticks(range(len(found)), names)
-    summed.set_ylabel("squared error, summed over batches", fontsize=9)
-    summed.set_title("L_p + L_s at the end", loc="left", fontsize=10)
-    summed.set_xlabel("a mark for each seed, and their mean", fontsize=9)
-    return figure

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,11 +12,10 @@ from typing import Any
 import numpy as np
 
 from ocar.errors import NumericalError
-from ocar.evaluate import evaluate
-from ocar.events import Finished, Learned, TaskEnded
+from ocar.events import Finished, TaskEnded
 from ocar_lab.paper.figures import style
 from ocar_lab.paper.figures.base import RunFigure
-from ocar_lab.paper.figures.setup import Listen, Setup, quiet, task_accuracy
+from ocar_lab.paper.figures.setup import Listen, task_accuracy
 from ocar_lab.paper.figures.store import Wanted
 from ocar_lab.runs.columns import Floats
 
@@ -49,6 +47,7 @@ class GridFigure(RunFigure):
     τ does not grow here.
     """
 
+    title = "grid"
     kind = Cell
 
     lrs: tuple[float, ...] = ()
@@ -57,33 +56,69 @@ class GridFigure(RunFigure):
     ratios: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0, 3.0, 10.0)
     """Values of α/τ."""
 
-    @property
-    def name(self) -> str:
-        """Name of the files."""
-        return f"grid-{self.benchmark}"
-
     def pairs(self) -> dict[str, tuple[float, float]]:
         """α and α/τ of each part."""
-        selected = self.setup().config(METHOD).resolve()[0].lr
-        lrs = self.lrs or centred(selected, 5, factor=10**0.5)
+        lrs = self.lrs or centred(self.config(METHOD).resolve()[0].lr, 5, factor=10**0.5)
         return {f"α {a:.6g}, α/τ {r:.6g}": (a, r) for a in lrs for r in self.ratios}
 
     def wanted(self) -> Wanted:
         """A run for each pair."""
-        setup = self.setup()
-        configs = {n: setup.config(METHOD, **cell_settings(*p)) for n, p in self.pairs().items()}
+        configs = {n: self.config(METHOD, **cell_settings(*p)) for n, p in self.pairs().items()}
         return Wanted(
-            settings={**setup.describe(), "seed": self.seed},
-            parts={name: setup.describe_run(config) for name, config in configs.items()},
+            settings={**self.describe(), "seed": self.seed},
+            parts={name: self.describe_run(config) for name, config in configs.items()},
         )
 
     def make(self, part: str, listen: Listen) -> Cell:
-        """Make one run."""
-        return run_cell(self.setup(), *self.pairs()[part], listen=listen)
+        """One run."""
+        lr, ratio = self.pairs()[part]
+        config = self.config(METHOD, **cell_settings(lr, ratio))
+        learner, stream, events = self.run(config, listen)
+        before, end = 0.0, None
+        try:
+            for event in events:
+                if isinstance(event, TaskEnded) and event.task == 0:
+                    before = task_accuracy(learner, stream.test(0))
+                elif isinstance(event, Finished):
+                    end = event
+        except NumericalError:  # a pair that diverges is a result too
+            end = None
+        if end is None:
+            return Cell(lr=lr, ratio=ratio, average=None, forgetting=None, last=None)
+        return Cell(
+            lr=lr,
+            ratio=ratio,
+            average=end.accuracy,
+            forgetting=before - end.accuracies[0],
+            last=end.accuracies[-1],
+        )
 
-    def draw(self, parts: Mapping[str, Cell]) -> dict[str, Any]:
-        """A square for each pair, once for each metric."""
-        return {self.name: draw_grid(parts)}
+    def draw(self, parts: Mapping[str, Cell]) -> Any:
+        """A square for each pair, with its number, once for each metric."""
+        figure = style.new_figure(11.5, 3.9)
+        axes = figure.subplots(1, len(METRICS))
+        for ax, (metric, about) in zip(axes, METRICS.items(), strict=True):
+            lrs, ratios, values = matrix(parts, metric)
+            # Dark is bad in all three: little accuracy, much forgetting.
+            cmap = "cividis_r" if metric == "forgetting" else "cividis"
+            image = ax.imshow(100 * values, origin="lower", cmap=cmap, aspect="auto")
+            ax.set_facecolor("0.88")  # of pairs that diverged
+            low, high = image.get_clim()
+            for (row, column), value in np.ndenumerate(100 * values):
+                share = (value - low) / (high - low) if high > low else 0.5
+                dark = share > 0.5 if metric == "forgetting" else share < 0.5
+                text = "diverged" if np.isnan(value) else f"{value:z.1f}"
+                colour = "black" if np.isnan(value) or not dark else "white"
+                ax.text(column, row, text, ha="center", va="center", fontsize=8, color=colour)
+            ax.set_xticks(range(len(lrs)), [f"{lr:.2g}" for lr in lrs])
+            ax.set_yticks(range(len(ratios)), [f"{ratio:.2g}" for ratio in ratios])
+            ax.tick_params(labelsize=8, length=0)
+            ax.spines[:].set_visible(False)
+            ax.set_xlabel("α (learning rate)", fontsize=9)
+            ax.set_ylabel("α/τ (largest step size)", fontsize=9)
+            ax.set_title(f"{about} (%)", loc="left", fontsize=10)
+            figure.colorbar(image, ax=ax, shrink=0.85).ax.tick_params(labelsize=8)
+        return figure
 
 
 FIGURE = GridFigure
@@ -92,40 +127,6 @@ FIGURE = GridFigure
 def cell_settings(lr: float, ratio: float) -> dict[str, Any]:
     """The settings of a pair."""
     return {"lr": lr, "tau": lr / ratio, "tau_step": 0.0}
-
-
-def run_cell(setup: Setup, lr: float, ratio: float, *, listen: Listen = quiet) -> Cell:
-    """One run of the grid.
-
-    Args:
-        setup: Benchmark, seed, batches.
-        lr: α.
-        ratio: α/τ.
-        listen: Called with the progress.
-    """
-    config = setup.config(METHOD, **cell_settings(lr, ratio))
-    stream, learner = setup.stream(config), setup.learner(config)
-    total = operator.length_hint(stream)
-    before, end = 0.0, None
-    try:
-        for event in evaluate(learner, stream, every="task"):
-            if isinstance(event, Learned):
-                listen(event.index + 1, total)
-            elif isinstance(event, TaskEnded) and event.task == 0:
-                before = task_accuracy(learner, stream.test(0))
-            elif isinstance(event, Finished):
-                end = event
-    except NumericalError:  # a pair that diverges is a result too
-        end = None
-    if end is None:
-        return Cell(lr=lr, ratio=ratio, average=None, forgetting=None, last=None)
-    return Cell(
-        lr=lr,
-        ratio=ratio,
-        average=end.accuracy,
-        forgetting=before - end.accuracies[0],
-        last=end.accuracies[-1],
-    )
 
 
 def matrix(cells: Mapping[str, Cell], metric: str) -> tuple[list[float], list[float], Floats]:
@@ -154,31 +155,3 @@ def centred(middle: float, count: int, *, factor: float) -> tuple[float, ...]:
         factor: From each to the next.
     """
     return tuple(float(f"{middle * factor ** (i - (count - 1) / 2):.2g}") for i in range(count))
-
-
-def draw_grid(cells: Mapping[str, Cell]) -> Any:
-    """A square for each pair, with its number, once for each metric."""
-    figure = style.new_figure(11.5, 3.9)
-    axes = figure.subplots(1, len(METRICS))
-    for ax, (metric, about) in zip(axes, METRICS.items(), strict=True):
-        lrs, ratios, values = matrix(cells, metric)
-        # Dark is bad in all three: little accuracy, much forgetting.
-        cmap = "cividis_r" if metric == "forgetting" else "cividis"
-        image = ax.imshow(100 * values, origin="lower", cmap=cmap, aspect="auto")
-        ax.set_facecolor("0.88")  # of pairs that diverged
-        low, high = image.get_clim()
-        for (row, column), value in np.ndenumerate(100 * values):
-            share = (value - low) / (high - low) if high > low else 0.5
-            dark = share > 0.5 if metric == "forgetting" else share < 0.5
-            text = "diverged" if np.isnan(value) else f"{value:z.1f}"
-            colour = "black" if np.isnan(value) or not dark else "white"
-            ax.text(column, row, text, ha="center", va="center", fontsize=8, color=colour)
-        ax.set_xticks(range(len(lrs)), [f"{lr:.2g}" for lr in lrs])
-        ax.set_yticks(range(len(ratios)), [f"{ratio:.2g}" for ratio in ratios])
-        ax.tick_params(labelsize=8, length=0)
-        ax.spines[:].set_visible(False)
-        ax.set_xlabel("α (learning rate)", fontsize=9)
-        ax.set_ylabel("α/τ (largest step size)", fontsize=9)
-        ax.set_title(f"{about} (%)", loc="left", fontsize=10)
-        figure.colorbar(image, ax=ax, shrink=0.85).ax.tick_params(labelsize=8)
-    return figure

@@ -22,30 +22,19 @@ from torch.nn import functional
 from torch.nn.utils import parameters_to_vector
 
 from ocar.augment.images import scale_to_unit
-from ocar.config import to_plain
 from ocar.errors import ConfigError
 from ocar.learner import Learner
 from ocar.streams.base import TaskStream, concatenate
 from ocar_lab.paper.figures.base import RunFigure
 from ocar_lab.paper.figures.landscape_drawing import draw_all, draw_learning, draw_surfaces
-from ocar_lab.paper.figures.plane import Plane, plane_through
-from ocar_lab.paper.figures.setup import Listen, Setup, quiet
+from ocar_lab.paper.figures.plane import plane_through
+from ocar_lab.paper.figures.setup import Listen
 from ocar_lab.paper.figures.store import Wanted
 
 Row = tuple[float, ...]
 
 MARGIN = 0.15
 """How far the surfaces extend beyond the path on each side, as a fraction of its extent."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """The resolution of a landscape."""
-
-    samples: int = 1000  # most test samples of each task
-    resolution: int = 31  # points of the plane in each direction
-    every: int = 10  # batches between two points of the path
-    dense: int = 40  # batches after a boundary that are all points of the path
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,30 +55,10 @@ class Trajectory:
     straight: Row  # distance from each task's start to its end, over all weights
 
     @property
-    def roughness(self) -> float:
-        """Length of the path over the distances between boundaries: 1 for straight lines."""
-        return sum(self.length) / sum(self.straight)
-
-    @property
-    def roughness_in_plane(self) -> float:
-        """The roughness of the path as it is drawn, projected onto the plane."""
-        places = np.stack([self.x, self.y], axis=1)
-        whole = np.linalg.norm(np.diff(places, axis=0), axis=1).sum()
-        between = np.diff(places[[0, *self.boundaries]], axis=0)
-        return float(whole / np.linalg.norm(between, axis=1).sum())
-
-    @property
     def mean_surface(self) -> tuple[Row, ...]:
         """The mean of the surfaces over tasks."""
         rows = np.mean(np.array(self.surfaces), axis=0).tolist()
         return tuple(tuple(row) for row in rows)
-
-    @property
-    def first_task_drops(self) -> Row:
-        """The largest drop on the first task after each boundary, until the next."""
-        first = [row[0] for row in self.accuracies]
-        spans = itertools.pairwise(self.boundaries)
-        return tuple(max(0.0, first[a] - min(first[a + 1 : b + 1])) for a, b in spans)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,55 +69,116 @@ class LandscapeFigure(RunFigure):
     of every task; and the accuracy on every task over time.
     """
 
+    title = "landscape"
     kind = Trajectory
 
     methods: tuple[str, ...] = ("er", "ocar")
     """The methods."""
 
-    samples: int = Sizes.samples
+    samples: int = 1000
     """Most test samples of each task."""
 
-    resolution: int = Sizes.resolution
+    resolution: int = 31
     """Points of the plane in each direction."""
 
-    every: int = Sizes.every
+    every: int = 10
     """Batches between two points of the path."""
 
-    dense: int = Sizes.dense
+    dense: int = 40
     """Batches after a boundary that are all points of the path."""
-
-    @property
-    def name(self) -> str:
-        """Name of the file of numbers."""
-        return f"landscape-{self.benchmark}"
-
-    def sizes(self) -> Sizes:
-        """The resolution."""
-        names = ("samples", "resolution", "every", "dense")
-        return Sizes(**{name: getattr(self, name) for name in names})
 
     def wanted(self) -> Wanted:
         """A path for each method."""
-        setup = self.setup()
+        names = ("samples", "resolution", "every", "dense")
         return Wanted(
-            settings={**setup.describe(), **to_plain(self.sizes())},
-            parts={method: setup.describe_run(setup.config(method)) for method in self.methods},
+            settings={**self.describe(), **{name: getattr(self, name) for name in names}},
+            parts={method: self.describe_run(self.config(method)) for method in self.methods},
         )
 
     def make(self, part: str, listen: Listen) -> Trajectory:
-        """Make the path of one method."""
-        return record_path(self.setup(), part, self.sizes(), listen=listen)
+        """Train a method on the stream, then compute the landscape around its path.
 
-    def draw(self, parts: Mapping[str, Trajectory]) -> dict[str, Any]:
-        """Some surfaces, all surfaces, the accuracies."""
+        Raises:
+            ConfigError: The model has buffers, or a head that grows.
+        """
+        config = self.config(part)
+        stream, learner = self.stream(config), self.learner(config)
+        if any(True for _ in learner.model.buffers()):
+            raise ConfigError(
+                f"Invalid benchmark={self.benchmark!r}. Its model has BatchNorm, whose statistics "
+                "are not part of the plane; split-mnist and split-digits have none."
+            )
+        tests = [_some(stream.test(task), self.samples) for task in range(stream.tasks)]
+        path = self._walk(stream, learner, tests, listen)
+        if len({len(w) for w in path.weights}) > 1:
+            raise ConfigError(
+                f"Invalid benchmark={self.benchmark!r}. Its head grows during the run."
+            )
+        x, y = concatenate(tests)
+        normalize = learner.settings.normalize or scale_to_unit
+        unit_of = {label: unit for unit, label in enumerate(learner.classes)}
+        losses = Losses(
+            model=learner.model,
+            x=normalize(x).float(),
+            units=torch.tensor([unit_of[label] for label in y.tolist()]),
+            sizes=[len(part) for _, part in tests],
+            classes=len(learner.classes),
+        )
+        return _landscape(path, losses, self.resolution)
+
+    def _walk(
+        self,
+        stream: TaskStream,
+        learner: Learner,
+        tests: list[tuple[Tensor, Tensor]],
+        listen: Listen,
+    ) -> _Walk:
+        """Train, and record points of the path."""
+        total = operator.length_hint(stream)
+        x, y = concatenate(tests)
+        counts = [len(part) for _, part in tests]
+        walk = _Walk([0], [], [_weights(learner)], [(0.0,) * len(tests)])
+        since = 0
+        for batch in stream:
+            (learner.learn if batch.complete else learner.remember)(batch.x, batch.y)
+            since += 1
+            if since <= self.dense or since % self.every == 0 or batch.last:
+                labels = torch.tensor(learner.classes)[learner.predict(x).argmax(1)]
+                hits = (labels == y).double().split(counts)
+                walk.times.append(batch.index + 1)
+                walk.weights.append(_weights(learner))
+                walk.accuracies.append(tuple(float(part.mean()) for part in hits))
+            if batch.last:
+                walk.boundaries.append(len(walk.times) - 1)
+                since = 0
+            listen(batch.index + 1, total)
+        return walk
+
+    def draw(self, parts: Mapping[str, Trajectory]) -> Any:
+        """The surfaces of the first two tasks and of the mean, with the paths."""
+        return draw_surfaces(parts)
+
+    def pictures(self, parts: Mapping[str, Trajectory]) -> dict[str, Any]:
+        """These surfaces, all surfaces, the accuracies over time."""
         return {
-            self.name: draw_surfaces(parts),
+            self.name: self.draw(parts),
             f"landscape-tasks-{self.benchmark}": draw_all(parts),
             f"learning-{self.benchmark}": draw_learning(parts),
         }
 
 
 FIGURE = LandscapeFigure
+
+
+class _Walk(NamedTuple):
+    times: list[int]
+    boundaries: list[int]
+    weights: list[Tensor]
+    accuracies: list[Row]
+
+
+def _weights(learner: Learner) -> Tensor:
+    return parameters_to_vector(learner.model.parameters()).detach().clone()
 
 
 class Losses(NamedTuple):
@@ -173,86 +203,10 @@ class Losses(NamedTuple):
         return tuple(float(part.double().mean()) for part in each.split(self.sizes))
 
 
-def record_path(
-    setup: Setup, method: str, sizes: Sizes | None = None, *, listen: Listen = quiet
-) -> Trajectory:
-    """Train a learner on a stream, then compute the landscape around its path.
-
-    Args:
-        setup: Benchmark, seed, batches.
-        method: Name of the method.
-        sizes: The resolution.
-        listen: Called with the progress.
-
-    Raises:
-        ConfigError: The model has buffers, or a head that grows.
-    """
-    sizes = sizes or Sizes()
-    config = setup.config(method)
-    stream, learner = setup.stream(config), setup.learner(config)
-    if any(True for _ in learner.model.buffers()):
-        raise ConfigError(
-            f"Invalid benchmark={setup.benchmark!r}. Its model has BatchNorm, whose statistics "
-            "are not part of the plane; split-mnist and split-digits have none."
-        )
-    tests = [_some(stream.test(task), sizes.samples) for task in range(stream.tasks)]
-    walk = _walk(stream, learner, tests, sizes, listen)
-    if len({len(w) for w in walk.weights}) > 1:
-        raise ConfigError(f"Invalid benchmark={setup.benchmark!r}. Its head grows during the run.")
+def _landscape(walk: _Walk, losses: Losses, resolution: int) -> Trajectory:
+    """Coordinates of the path in its plane, and the losses on a grid of it."""
     weights = torch.stack(walk.weights)
     plane = plane_through(weights[0], weights[walk.boundaries[0]], weights[-1])
-    x, y = concatenate(tests)
-    normalize = learner.settings.normalize or scale_to_unit
-    unit_of = {label: unit for unit, label in enumerate(learner.classes)}
-    losses = Losses(
-        model=learner.model,
-        x=normalize(x).float(),
-        units=torch.tensor([unit_of[label] for label in y.tolist()]),
-        sizes=[len(part) for _, part in tests],
-        classes=len(learner.classes),
-    )
-    return _landscape(walk, weights, plane, losses, sizes.resolution)
-
-
-class _Walk(NamedTuple):
-    times: list[int]
-    boundaries: list[int]
-    weights: list[Tensor]
-    accuracies: list[Row]
-
-
-def _walk(
-    stream: TaskStream,
-    learner: Learner,
-    tests: list[tuple[Tensor, Tensor]],
-    sizes: Sizes,
-    listen: Listen,
-) -> _Walk:
-    total = operator.length_hint(stream)
-    x, y = concatenate(tests)
-    counts = [len(part) for _, part in tests]
-    start = parameters_to_vector(learner.model.parameters()).detach().clone()
-    walk = _Walk([0], [], [start], [(0.0,) * len(tests)])
-    since = 0
-    for batch in stream:
-        (learner.learn if batch.complete else learner.remember)(batch.x, batch.y)
-        since += 1
-        if since <= sizes.dense or since % sizes.every == 0 or batch.last:
-            labels = torch.tensor(learner.classes)[learner.predict(x).argmax(1)]
-            hits = (labels == y).double().split(counts)
-            walk.times.append(batch.index + 1)
-            walk.weights.append(parameters_to_vector(learner.model.parameters()).detach().clone())
-            walk.accuracies.append(tuple(float(part.mean()) for part in hits))
-        if batch.last:
-            walk.boundaries.append(len(walk.times) - 1)
-            since = 0
-        listen(batch.index + 1, total)
-    return walk
-
-
-def _landscape(
-    walk: _Walk, weights: Tensor, plane: Plane, losses: Losses, resolution: int
-) -> Trajectory:
     places = torch.stack([plane.coordinates(w) for w in weights])
     off = [float(plane.distances(w)) for w in weights]
     low, high = places.amin(0), places.amax(0)

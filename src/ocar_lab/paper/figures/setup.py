@@ -1,20 +1,26 @@
-"""A learner and a shortened stream for the runs of a figure."""
+"""A learner on a shortened stream, for the runs of a figure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+import operator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from ocar.config import require
+from ocar.errors import ConfigError
+from ocar.evaluate import evaluate
+from ocar.events import Event, Learned
 from ocar.learner import Learner
 from ocar.methods.presets import PRESETS
 from ocar.streams.base import Labelled, StreamBatch, TaskStream
 from ocar_lab.experiment import RunConfig
 from ocar_lab.experiment.parts import make_config_learner, make_config_stream
+from ocar_lab.tune.preset import read_preset
 
 CPU = torch.device("cpu")
 
@@ -28,20 +34,50 @@ def quiet(done: int, total: int) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """The benchmark, seed and length of the runs of a figure."""
+    """What the runs of a figure have in common."""
 
-    benchmark: str  # name of the benchmark
+    benchmark: str = "split-digits"
+    """The benchmark; the paper's is split-mnist, which needs MNIST."""
+
     seed: int = 0
-    batches: int | None = None  # complete batches of each task to keep; all by default
-    tasks: int | None = None  # tasks to keep; all by default
-    presets: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Settings by method, which override those selected for the benchmark."""
+    """Seed of the runs."""
 
-    data_root: Path | None = None  # folder of the data sets
+    batches: int | None = None
+    """Keep only so many batches of each task, from its start; all by default."""
+
+    tasks: int | None = None
+    """Keep only so many tasks; all by default."""
+
+    preset: tuple[Path, ...] = ()
+    """Files with the settings of methods, as ocar tune writes them."""
+
+    data_root: Path | None = None
+    """Folder of the data sets; by default OCAR_DATA or the user's data folder."""
 
     def __post_init__(self) -> None:
         valid = self.batches is None or self.batches >= 1
         require("batches", self.batches, valid, "at least 1, or None for all")
+
+    @cached_property
+    def presets(self) -> dict[str, dict[str, Any]]:
+        """Settings by method from the preset files.
+
+        Raises:
+            ConfigError: A file is not a preset, is of another benchmark, or two are of one method.
+        """
+        found: dict[str, dict[str, Any]] = {}
+        for path in self.preset:
+            preset = read_preset(path)
+            wrong = f"Invalid --preset {path}:"
+            if preset.benchmark != self.benchmark or preset.transform is not None:
+                raise ConfigError(
+                    f"{wrong} it is for {preset.name} on {preset.benchmark}. "
+                    f"Must be for a method on {self.benchmark}."
+                )
+            if preset.method in found:
+                raise ConfigError(f"{wrong} another file is for {preset.method} too.")
+            found[preset.method] = dict(preset.settings)
+        return found
 
     def config(self, method: str, **settings: Any) -> RunConfig:
         """The configuration of a run; ``settings`` override all others."""
@@ -63,6 +99,21 @@ class Setup:
     def learner(self, config: RunConfig) -> Learner:
         """The learner of a configuration."""
         return make_config_learner(config, CPU)
+
+    def run(
+        self, config: RunConfig, listen: Listen, *, every: int | Literal["task"] = "task"
+    ) -> tuple[Learner, TaskStream, Iterator[Event]]:
+        """A learner, its stream, and the events while it learns and is evaluated."""
+        stream, learner = self.stream(config), self.learner(config)
+        total = operator.length_hint(stream)
+
+        def events() -> Iterator[Event]:
+            for event in evaluate(learner, stream, every=every):
+                if isinstance(event, Learned):
+                    listen(event.index + 1, total)
+                yield event
+
+        return learner, stream, events()
 
     def describe(self) -> dict[str, Any]:
         """What all runs have in common, in plain values."""

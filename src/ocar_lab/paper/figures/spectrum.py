@@ -6,7 +6,6 @@ each layer's two factors, so none is below τ.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,13 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from ocar.evaluate import evaluate
-from ocar.events import Learned, TaskEnded
+from ocar.events import TaskEnded
 from ocar.learner import Learner
 from ocar.methods.ocar import OCARTransform
 from ocar_lab.paper.figures import style
 from ocar_lab.paper.figures.base import RunFigure
-from ocar_lab.paper.figures.setup import Listen, Setup, quiet
+from ocar_lab.paper.figures.setup import Listen
 from ocar_lab.paper.figures.store import Wanted
 
 METHOD = "ocar"
@@ -58,26 +56,65 @@ class Spectra:
 class SpectrumFigure(RunFigure):
     """The eigenvalues of OCAR's damped curvature on a run, at the end of each task."""
 
+    title = "spectrum"
     kind = Spectra
-
-    @property
-    def name(self) -> str:
-        """Name of the files."""
-        return f"spectrum-{self.benchmark}"
 
     def wanted(self) -> Wanted:
         """One run."""
-        setup = self.setup()
-        parts = {METHOD: setup.describe_run(setup.config(METHOD))}
-        return Wanted(settings=setup.describe(), parts=parts)
+        parts = {METHOD: self.describe_run(self.config(METHOD))}
+        return Wanted(settings=self.describe(), parts=parts)
 
     def make(self, part: str, listen: Listen) -> Spectra:
-        """Make the run."""
-        return run_spectra(self.setup(), listen=listen)
+        """The run."""
+        learner, _, events = self.run(self.config(METHOD), listen)
+        ends = tuple(measure(learner) for event in events if isinstance(event, TaskEnded))
+        return Spectra(lr=learner.settings.lr, ends=ends)
 
-    def draw(self, parts: Mapping[str, Spectra]) -> dict[str, Any]:
-        """Eigenvalues by rank."""
-        return {self.name: draw_spectrum(*parts.values())}
+    def draw(self, parts: Mapping[str, Spectra]) -> Any:
+        """Eigenvalues by rank: of the network after each task, of each layer at the end."""
+        (found,) = parts.values()
+        figure = style.new_figure(9.5, 3.9)
+        axes = figure.subplots(1, 2, sharey=True)
+        dashes = ((0, (1, 1.2)), (0, (2, 1.5)), (0, (4, 1.5)), (0, (7, 1.5)), "-")
+        tasks = len(found.ends)
+        for number, end in enumerate(found.ends):
+            whole = end.layers[WHOLE]
+            axes[0].loglog(
+                whole.ranks,
+                whole.values,
+                color=str(0.65 * (1 - number / max(1, tasks - 1))),
+                linestyle=dashes[min(number * 4 // max(1, tasks - 1), 4)],
+                linewidth=1.5,
+                label=f"after task {number + 1}: τ = {end.tau:.2g}",
+            )
+        last = found.ends[-1]
+        layers = [name for name in last.layers if name != WHOLE]
+        shapes = zip(
+            (style.BLUE, style.RED, style.GREEN, style.PURPLE) * 9, "osD^" * 9, strict=True
+        )
+        for name, (colour, marker) in zip(layers, shapes, strict=False):
+            own = last.layers[name]
+            axes[1].loglog(
+                own.ranks,
+                own.values,
+                color=colour,
+                marker=marker,
+                markevery=15,
+                markersize=4,
+                linewidth=1.3,
+                label=f"{name}: {own.count:,} eigenvalues",
+            )
+        axes[1].axhline(last.tau, color="0.4", linewidth=0.9, linestyle=(0, (5, 3)))
+        axes[1].text(1, last.tau, " τ", va="bottom", fontsize=9, color="0.3")
+        titles = ("all layers, after each task", "by layer, at the end")
+        for ax, title in zip(axes, titles, strict=True):
+            style.clean(ax)
+            ax.grid(color="0.92", linewidth=0.6)
+            ax.set_xlabel("rank, the largest first", fontsize=9)
+            ax.set_title(title, loc="left", fontsize=10)
+            ax.legend(**style.LEGEND, loc="upper right", handlelength=4)
+        axes[0].set_ylabel("eigenvalue of the damped curvature", fontsize=9)
+        return figure
 
 
 FIGURE = SpectrumFigure
@@ -114,66 +151,3 @@ def measure(learner: Learner) -> Spectrum:
             WHOLE: rank(torch.cat(list(values.values()))),
         },
     )
-
-
-def run_spectra(setup: Setup, *, listen: Listen = quiet) -> Spectra:
-    """The run.
-
-    Args:
-        setup: Benchmark, seed, batches.
-        listen: Called with the progress.
-    """
-    config = setup.config(METHOD)
-    stream, learner = setup.stream(config), setup.learner(config)
-    total = operator.length_hint(stream)
-    ends = []
-    for event in evaluate(learner, stream, every="task"):
-        if isinstance(event, Learned):
-            listen(event.index + 1, total)
-        elif isinstance(event, TaskEnded):
-            ends.append(measure(learner))
-    return Spectra(lr=learner.settings.lr, ends=tuple(ends))
-
-
-def draw_spectrum(found: Spectra) -> Any:
-    """Eigenvalues by rank: of the whole network after each task, and of each layer at the end."""
-    figure = style.new_figure(9.5, 3.9)
-    axes = figure.subplots(1, 2, sharey=True)
-    dashes = ((0, (1, 1.2)), (0, (2, 1.5)), (0, (4, 1.5)), (0, (7, 1.5)), "-")
-    tasks = len(found.ends)
-    for number, end in enumerate(found.ends):
-        whole = end.layers[WHOLE]
-        axes[0].loglog(
-            whole.ranks,
-            whole.values,
-            color=str(0.65 * (1 - number / max(1, tasks - 1))),
-            linestyle=dashes[min(number * 4 // max(1, tasks - 1), 4)],
-            linewidth=1.5,
-            label=f"after task {number + 1}: τ = {end.tau:.2g}",
-        )
-    last = found.ends[-1]
-    layers = [name for name in last.layers if name != WHOLE]
-    shapes = zip((style.BLUE, style.RED, style.GREEN, style.PURPLE) * 9, "osD^" * 9, strict=True)
-    for name, (colour, marker) in zip(layers, shapes, strict=False):
-        own = last.layers[name]
-        axes[1].loglog(
-            own.ranks,
-            own.values,
-            color=colour,
-            marker=marker,
-            markevery=15,
-            markersize=4,
-            linewidth=1.3,
-            label=f"{name}: {own.count:,} eigenvalues",
-        )
-    axes[1].axhline(last.tau, color="0.4", linewidth=0.9, linestyle=(0, (5, 3)))
-    axes[1].text(1, last.tau, " τ", va="bottom", fontsize=9, color="0.3")
-    titles = ("all layers, after each task", "by layer, at the end")
-    for ax, title in zip(axes, titles, strict=True):
-        style.clean(ax)
-        ax.grid(color="0.92", linewidth=0.6)
-        ax.set_xlabel("rank, the largest first", fontsize=9)
-        ax.set_title(title, loc="left", fontsize=10)
-        ax.legend(**style.LEGEND, loc="upper right", handlelength=4)
-    axes[0].set_ylabel("eigenvalue of the damped curvature", fontsize=9)
-    return figure

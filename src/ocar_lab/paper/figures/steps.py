@@ -31,8 +31,8 @@ class Line:
 class StepsFigure(PaperFigure):
     """The effective step size α / (σ + τ) against the eigenvalue σ; needs no run."""
 
+    title = "steps"
     kind = Line
-    name = "steps"
 
     lrs: tuple[float, ...] = (1e-3, 1e-2)
     """Values of α."""
@@ -50,12 +50,43 @@ class StepsFigure(PaperFigure):
         return Wanted(settings={}, parts=parts)
 
     def make(self, part: str, listen: Listen) -> Line:
-        """Make one line."""
-        return make_line(*self.pairs()[part])
+        """One line, from σ = 10⁻¹⁰ to 10⁶."""
+        lr, tau = self.pairs()[part]
+        eigenvalues = np.logspace(-10, 6, 97)
+        steps = tuple(effective_step(eigenvalues, lr=lr, tau=tau).tolist())
+        return Line(lr=lr, tau=tau, eigenvalues=tuple(eigenvalues.tolist()), steps=steps)
 
-    def draw(self, parts: Mapping[str, Line]) -> dict[str, Any]:
-        """All lines in one picture."""
-        return {self.name: draw_steps(parts)}
+    def draw(self, parts: Mapping[str, Line]) -> Any:
+        """α / (σ + τ) against σ: a colour for each α, a line for each τ."""
+        figure = style.new_figure(6, 4.2)
+        ax = figure.subplots()
+        lrs = sorted({line.lr for line in parts.values()})
+        taus = sorted({line.tau for line in parts.values()})
+        colours = dict(
+            zip(lrs, (style.BLUE, style.RED, style.GREEN, style.PURPLE) * 9, strict=False)
+        )
+        dashes = dict(
+            zip(taus, ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2))) * 9, strict=False)
+        )
+        markers = dict(zip(lrs, "osD^v" * 9, strict=False))
+        for line in parts.values():
+            ax.loglog(
+                line.eigenvalues,
+                line.steps,
+                color=colours[line.lr],
+                linestyle=dashes[line.tau],
+                marker=markers[line.lr],
+                markevery=(6, 18),
+                markersize=4,
+                linewidth=1.5,
+                label=f"α = {line.lr:g}, τ = {line.tau:g}: at most {line.lr / line.tau:g}",
+            )
+        style.clean(ax)
+        ax.grid(color="0.92", linewidth=0.6)
+        ax.set_xlabel("σ, eigenvalue of the curvature", fontsize=9)
+        ax.set_ylabel("effective step size α / (σ + τ)", fontsize=9)
+        ax.legend(**style.LEGEND, loc="lower left", handlelength=5)
+        return figure
 
 
 FIGURE = StepsFigure
@@ -77,39 +108,3 @@ def effective_step(eigenvalues: npt.ArrayLike, *, lr: float, tau: float) -> Floa
     if lr <= 0 or tau <= 0:
         raise ConfigError(f"Invalid {lr=}, {tau=}. Must both be larger than 0.")
     return lr / (np.asarray(eigenvalues, dtype=np.float64) + tau)
-
-
-def make_line(lr: float, tau: float) -> Line:
-    """One line, from σ = 10⁻¹⁰ to 10⁶."""
-    eigenvalues = np.logspace(-10, 6, 97)
-    steps = tuple(effective_step(eigenvalues, lr=lr, tau=tau).tolist())
-    return Line(lr=lr, tau=tau, eigenvalues=tuple(eigenvalues.tolist()), steps=steps)
-
-
-def draw_steps(lines: Mapping[str, Line]) -> Any:
-    """α / (σ + τ) against σ: a colour for each α, a line for each τ."""
-    figure = style.new_figure(6, 4.2)
-    ax = figure.subplots()
-    lrs = sorted({line.lr for line in lines.values()})
-    taus = sorted({line.tau for line in lines.values()})
-    colours = dict(zip(lrs, (style.BLUE, style.RED, style.GREEN, style.PURPLE) * 9, strict=False))
-    dashes = dict(zip(taus, ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2))) * 9, strict=False))
-    markers = dict(zip(lrs, "osD^v" * 9, strict=False))
-    for line in lines.values():
-        ax.loglog(
-            line.eigenvalues,
-            line.steps,
-            color=colours[line.lr],
-            linestyle=dashes[line.tau],
-            marker=markers[line.lr],
-            markevery=(6, 18),
-            markersize=4,
-            linewidth=1.5,
-            label=f"α = {line.lr:g}, τ = {line.tau:g}: at most {line.lr / line.tau:g}",
-        )
-    style.clean(ax)
-    ax.grid(color="0.92", linewidth=0.6)
-    ax.set_xlabel("σ, eigenvalue of the curvature", fontsize=9)
-    ax.set_ylabel("effective step size α / (σ + τ)", fontsize=9)
-    ax.legend(**style.LEGEND, loc="lower left", handlelength=5)
-    return figure
