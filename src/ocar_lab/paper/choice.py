@@ -3,21 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from ocar.methods.presets import PRESETS
 from ocar_lab.runs import Group
 
 PROTOCOL = frozenset({"blurry", "max_tasks", "max_batches", "every"})
 """Settings of the protocol, as opposed to those of a method."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """The runs of a row."""
-
-    group: Group | None  # the chosen configuration; None if there is none
-    others: tuple[Group, ...]  # other configurations of the method
 
 
 def choose(
@@ -27,7 +18,7 @@ def choose(
     *,
     metrics: Collection[str],
     allowed: Collection[str] = (),
-) -> Choice:
+) -> tuple[Group | None, list[Group]]:
     """Choose the configuration that stands for a method.
 
     It follows the protocol and has the selected settings; any settings, where none were selected
@@ -41,18 +32,21 @@ def choose(
         label: Name of the method, ``er-iid`` for the i.i.d. row.
         metrics: The metrics of the table.
         allowed: Names in ``PROTOCOL`` that may differ, because the metrics do not depend on them.
+
+    Returns:
+        The configuration, None if there is none, and the method's other configurations.
     """
     mine = [g for g in together if (g.benchmark, g.label) == (benchmark, label) and g.seeds]
     tuned = label.removesuffix("-iid") in PRESETS.get(benchmark, {})
     fitting = [g for g in mine if _fits(g, tuned=tuned, allowed=allowed)]
     if not fitting:
-        return Choice(group=None, others=tuple(mine))
+        return None, mine
 
     def rank(g: Group) -> tuple[int, ...]:
         return -int(_estimates_fisher(g)), len(g.seeds), len(set(metrics) & g.metrics.keys())
 
     best = max(fitting, key=rank)
-    return Choice(group=best, others=tuple(g for g in mine if g is not best))
+    return best, [g for g in mine if g is not best]
 
 
 def _fits(group: Group, *, tuned: bool, allowed: Collection[str]) -> bool:

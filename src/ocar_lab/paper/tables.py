@@ -219,8 +219,8 @@ def _table(
 
 
 def _row(together: Sequence[Group], benchmark: str, method: str, metrics: Sequence[str]) -> Row:
-    choice = choose(together, benchmark, method, metrics=metrics)
-    group, printed = choice.group, published(benchmark, method)
+    group, others = choose(together, benchmark, method, metrics=metrics)
+    printed = published(benchmark, method)
     ours = {} if group is None else {name: per_cent(own) for name, own in group.metrics.items()}
     return Row(
         method=method,
@@ -228,7 +228,7 @@ def _row(together: Sequence[Group], benchmark: str, method: str, metrics: Sequen
         seeds=() if group is None else group.seeds,
         hash=None if group is None else group.hash,
         settings={} if group is None else group.changed,
-        left_out=choice.others,
+        left_out=tuple(others),
     )
 
 

@@ -91,7 +91,7 @@ def _seconds(together: Sequence[Group]) -> dict[str, Spread]:
     """The seconds of each method that has any."""
     found = {}
     for method in FIRST_TASK_SECONDS:
-        group = choose(together, BENCHMARK, method, metrics=[METRIC], allowed=ALLOWED).group
+        group, _ = choose(together, BENCHMARK, method, metrics=[METRIC], allowed=ALLOWED)
         if group is not None and METRIC in group.metrics:
             found[method] = group.metrics[METRIC]
     return found

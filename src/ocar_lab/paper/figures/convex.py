@@ -9,16 +9,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ocar.events import Evaluated
+from ocar_lab.optional import needed
 from ocar_lab.paper.figures import style
 from ocar_lab.paper.figures.base import PaperFigure
 from ocar_lab.paper.figures.setup import Listen, Setup
 from ocar_lab.paper.figures.store import Wanted
-from ocar_lab.runs.columns import Floats
+
+if TYPE_CHECKING:
+    import polars as pl
 
 METHODS = ("er", "ewc", "ngd", "ocar")
 """The methods that the paper compares."""
@@ -40,17 +43,6 @@ class Sums:
     def total(self) -> float:
         """L_p + L_s at the end, by which settings are selected."""
         return self.l_p[-1] + self.l_s[-1]
-
-
-class Average(NamedTuple):
-    """The sums of one method over several seeds, each ``(n,)``."""
-
-    times: Floats
-    l_p: Floats
-    l_p_std: Floats
-    l_s: Floats
-    l_s_std: Floats
-    totals: Floats  # L_p + L_s of each seed, (seeds,)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,20 +99,21 @@ class ConvexFigure(PaperFigure):
 
     def draw(self, parts: Mapping[str, Sums]) -> Any:
         """L_p and L_s over time, and their sum at the end; mean and spread over seeds."""
-        found = averages(parts)
+        totals: dict[str, list[float]] = {}
+        for name, run in parts.items():
+            totals.setdefault(split_name(name)[0], []).append(run.total)
+        curves = {str(name): rows for (name,), rows in averages(parts).group_by("method")}
         ends = next(iter(parts.values())).boundaries
         figure = style.new_figure(12, 3.8)
         *axes, summed = figure.subplots(1, 3, width_ratios=(3, 3, 2))
         titles = ("L_p: each batch before it is learned", "L_s: all data so far, after each step")
         for ax, key, title in zip(axes, ("l_p", "l_s"), titles, strict=True):
-            for method, (colour, line, _) in style.method_styles(found).items():
-                one = found[method]
-                mean, std = getattr(one, key), getattr(one, f"{key}_std")
+            for method, (colour, line, _) in style.method_styles(totals).items():
+                own = curves[method].select("time", key, f"{key}_std")
+                time, mean, std = (column.to_numpy() for column in own)
                 label = f"{style.shown(method)}: {mean[-1]:.1f} ± {std[-1]:.1f}"
-                ax.plot(one.times, mean, color=colour, linestyle=line, linewidth=1.5, label=label)
-                ax.fill_between(
-                    one.times, mean - std, mean + std, color=colour, alpha=0.2, linewidth=0
-                )
+                ax.plot(time, mean, color=colour, linestyle=line, linewidth=1.5, label=label)
+                ax.fill_between(time, mean - std, mean + std, color=colour, alpha=0.2, linewidth=0)
             style.mark_boundaries(ax, ends[:-1])
             style.clean(ax)
             ax.set_xlim(0, ends[-1])
@@ -129,14 +122,14 @@ class ConvexFigure(PaperFigure):
             ax.set_xlabel("batches learned; grey lines are task boundaries", fontsize=9)
             ax.set_ylabel("squared error, summed over batches", fontsize=9)
             ax.legend(**style.LEGEND, loc="upper left", title="at the end", handlelength=3.5)
-        for place, (method, (colour, _, marker)) in enumerate(style.method_styles(found).items()):
-            totals = found[method].totals
-            spots = place + np.linspace(-0.2, 0.2, len(totals))
-            summed.plot(spots, totals, marker, color=colour, markersize=4)
-            summed.hlines(totals.mean(), place - 0.35, place + 0.35, color="black", linewidth=1.5)
+        for place, (method, (colour, _, marker)) in enumerate(style.method_styles(totals).items()):
+            marks = totals[method]
+            spots = place + np.linspace(-0.2, 0.2, len(marks))
+            summed.plot(spots, marks, marker, color=colour, markersize=4)
+            summed.hlines(np.mean(marks), place - 0.35, place + 0.35, color="black", linewidth=1.5)
         style.clean(summed)
-        names = [f"{style.shown(name)}\n{one.totals.mean():.0f}" for name, one in found.items()]
-        summed.set_xticks(range(len(found)), names)
+        names = [f"{style.shown(name)}\n{np.mean(each):.0f}" for name, each in totals.items()]
+        summed.set_xticks(range(len(totals)), names)
         summed.set_ylabel("squared error, summed over batches", fontsize=9)
         summed.set_title("L_p + L_s at the end", loc="left", fontsize=10)
         summed.set_xlabel("a mark for each seed, and their mean", fontsize=9)
@@ -157,25 +150,20 @@ def split_name(name: str) -> tuple[str, int]:
     return method, int(seed)
 
 
-def averages(parts: Mapping[str, Sums]) -> dict[str, Average]:
-    """Mean and sample standard deviation over seeds, by method.
+def averages(parts: Mapping[str, Sums]) -> pl.DataFrame:
+    """Mean and sample standard deviation over seeds of L_p and L_s, by method and time.
 
     Args:
         parts: The runs, by :func:`part_name`.
     """
-    together: dict[str, list[Sums]] = {}
-    for name, sums in parts.items():
-        together.setdefault(split_name(name)[0], []).append(sums)
-    found = {}
-    for method, runs in together.items():
-        l_p, l_s = (np.array([getattr(run, key) for run in runs]) for key in ("l_p", "l_s"))
-        ddof = 1 if len(runs) > 1 else 0
-        found[method] = Average(
-            times=np.array(runs[0].times, dtype=np.float64),
-            l_p=l_p.mean(0),
-            l_p_std=l_p.std(0, ddof=ddof),
-            l_s=l_s.mean(0),
-            l_s_std=l_s.std(0, ddof=ddof),
-            totals=np.array([run.total for run in runs]),
+    with needed("A figure", "polars", extra="cli"):
+        import polars as pl
+    runs = [
+        pl.DataFrame({"time": own.times, "l_p": own.l_p, "l_s": own.l_s}).with_columns(
+            method=pl.lit(split_name(name)[0])
         )
-    return found
+        for name, own in parts.items()
+    ]
+    sums = pl.col("l_p", "l_s")
+    spread = sums.std().fill_null(0).name.suffix("_std")  # one seed has none
+    return pl.concat(runs).group_by("method", "time", maintain_order=True).agg(sums.mean(), spread)

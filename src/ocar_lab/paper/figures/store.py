@@ -106,20 +106,6 @@ def read_document(path: Path) -> dict[str, Any]:
     return found
 
 
-def read_parts(path: Path, kind: type[P]) -> dict[str, P]:
-    """The parts in a figure's file.
-
-    Args:
-        path: The file.
-        kind: The dataclass of a part.
-
-    Raises:
-        RunError: The file cannot be read, or is not of a figure.
-    """
-    parts = read_document(path)["parts"]
-    return {name: _parsed(kind, value["numbers"]) for name, value in parts.items()}
-
-
 def _rounded(value: Any) -> Any:
     """Dataclasses as dictionaries, numbers to a few digits, at any depth."""
     if isinstance(value, float):
