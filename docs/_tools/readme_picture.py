@@ -21,7 +21,7 @@ from typing import Any
 
 from PIL import Image, PngImagePlugin
 
-from ocar_lab.paper.figures.style import clean, mark_boundaries, method_styles, new_figure, shown
+from ocar_lab.drawing import clean, mark_boundaries, method_styles, new_figure, shown
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURE = ROOT / "docs" / "_static" / "accuracy-over-time.png"

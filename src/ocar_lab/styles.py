@@ -8,7 +8,7 @@ that are often compared, so that a print in grey is legible.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 Marker = Literal[
     "circle", "square", "diamond", "triangle-up", "triangle-down", "cross", "x", "star", "hexagon"
@@ -29,18 +29,6 @@ class Style(NamedTuple):
     dashes: tuple[float, ...]  # dash, gap, dash, ... in widths of the line; solid if empty
     marker: Marker
 
-
-_MARKERS: dict[Marker, str] = {
-    "circle": "o",
-    "square": "s",
-    "diamond": "D",
-    "triangle-up": "^",
-    "triangle-down": "v",
-    "cross": "P",
-    "x": "X",
-    "star": "*",
-    "hexagon": "h",
-}
 
 BLACK = Colour("#000000", "#e8eaed")
 ORANGE = Colour("#c98500", "#f0b040")
@@ -95,8 +83,3 @@ def styles(labels: Sequence[str]) -> list[Style]:
             found.append(free[others % len(free)])
             others += 1
     return found
-
-
-def for_matplotlib(style: Style) -> tuple[str, Any, str]:
-    """Colour on white, line style and marker, as matplotlib names them."""
-    return style.colour.light, (0, style.dashes) if style.dashes else "-", _MARKERS[style.marker]

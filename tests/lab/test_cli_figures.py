@@ -11,7 +11,8 @@ import torch
 import ocar_lab
 from ocar_lab.cli import main
 from ocar_lab.cli.paper import FIGURES, command_line
-from ocar_lab.paper.figures import setup, style
+from ocar_lab.drawing import method_styles
+from ocar_lab.paper.figures import setup
 from ocar_lab.paper.figures.convex import METHODS
 
 Captured = pytest.CaptureFixture[str]
@@ -116,9 +117,9 @@ def test_a_kept_command_names_no_folder() -> None:
 
 
 def test_methods_are_told_apart_without_colour() -> None:
-    lines = [str(line) for _, line, _ in style.method_styles(METHODS).values()]
+    lines = [str(line) for _, line, _ in method_styles(METHODS).values()]
     assert len(set(lines)) == len(METHODS)
-    others = style.method_styles(["ocar", "mir", "rar", "lpr"])
+    others = method_styles(["ocar", "mir", "rar", "lpr"])
     assert len({str(look[1]) for look in others.values()}) == 4
 
 

@@ -60,7 +60,7 @@ def test_a_folder_keeps_the_document_that_it_was_begun_with(tmp_path: Path) -> N
 def test_a_folder_of_another_run_is_refused(tmp_path: Path, part: str) -> None:
     with RunFolder(tmp_path) as folder:
         folder.describe(DOCUMENT)
-        with pytest.raises(RunError, match=f"is of another {part}"):
+        with pytest.raises(RunError, match=f"has another {part}"):
             folder.describe({**DOCUMENT, part: 7})
 
 

@@ -6,8 +6,8 @@ import itertools
 import re
 
 from ocar.methods.registry import METHODS
-from ocar_lab.paper.figures.style import method_styles
-from ocar_lab.styles import STYLES, Colour, for_matplotlib, styles
+from ocar_lab.drawing import method_styles
+from ocar_lab.styles import STYLES, Colour, styles
 
 PAPER, NIGHT = "#ffffff", "#15171a"
 
@@ -49,8 +49,6 @@ def test_a_method_keeps_its_style_in_every_figure() -> None:
 
 
 def test_figures_have_the_styles_of_reports() -> None:
-    assert method_styles(["er", "x"]) == {
-        "er": for_matplotlib(STYLES["er"]),
-        "x": for_matplotlib(styles(["er", "x"])[1]),
-    }
+    assert method_styles(["er", "x"])["x"][0] == styles(["er", "x"])[1].colour.light
+    assert method_styles(["ocar"])["ocar"][1:] == ("-", "o")
     assert method_styles(["er"])["er"] == (STYLES["er"].colour.light, (0, (5, 2)), "s")

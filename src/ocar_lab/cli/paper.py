@@ -253,9 +253,9 @@ def _draw_curves(name: str, arguments: list[str], *, debug: bool) -> int:
     from ocar.methods.registry import METHODS
     from ocar.streams.benchmarks import get_benchmark
     from ocar_lab.cli import run as run_command
+    from ocar_lab.drawing import save
     from ocar_lab.paper.figures import curves
     from ocar_lab.paper.figures.store import Wanted, gather, read_document
-    from ocar_lab.paper.figures.style import save
 
     options = parse(curves.Options, arguments, command=f"ocar paper {name}")
     labels, benchmark = options.methods, options.benchmark

@@ -9,11 +9,10 @@ from typing import NamedTuple
 import numpy as np
 
 from ocar.errors import InputError
-from ocar_lab.optional import needed
+from ocar_lab.drawing import draw_band, method_styles, new_figure
 from ocar_lab.runs import Run
 from ocar_lab.runs.columns import Columns, Floats
 from ocar_lab.runs.timeline import last_measured, times_in_tasks
-from ocar_lab.styles import for_matplotlib, styles
 
 STEPS = 50
 """Points of a curve for each task."""
@@ -68,18 +67,19 @@ def draw_accuracy(runs: Sequence[Run], path: Path) -> None:
     Raises:
         MissingPackageError: matplotlib is not installed.
     """
-    with needed("A picture", "matplotlib", extra="paper"):
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
     panels = zip(("all tasks so far", "the first task"), accuracy_curves(runs), strict=True)
-    figure = Figure(figsize=(8, 6), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
+    figure = new_figure(8, 6)
     axes = figure.subplots(2, 1, sharex=True, sharey=True)
     for ax, (about, curves) in zip(axes, panels, strict=True):
-        for one, style in zip(curves, styles([one.label for one in curves]), strict=True):
-            colour, line, marker = for_matplotlib(style)
-            ax.plot(
-                *(one.times, 100 * one.mean),
+        lines = method_styles(one.label for one in curves)
+        for one in curves:
+            colour, line, marker = lines[one.label]
+            draw_band(
+                ax,
+                one.times,
+                100 * one.mean,
+                (100 * one.low, 100 * one.high),
+                alpha=0.15,
                 color=colour,
                 linestyle=line,
                 linewidth=1.6,
@@ -87,9 +87,6 @@ def draw_accuracy(runs: Sequence[Run], path: Path) -> None:
                 markevery=STEPS // 2,
                 markersize=4,
                 label=one.label,
-            )
-            ax.fill_between(
-                one.times, 100 * one.low, 100 * one.high, color=colour, alpha=0.15, linewidth=0
             )
         last = round(max(one.times[-1] for one in curves))
         for boundary in range(1, last):
@@ -104,4 +101,4 @@ def draw_accuracy(runs: Sequence[Run], path: Path) -> None:
     seeds = sorted({run.seed for run in runs})
     axes[0].set_title(f"{runs[0].benchmark}: mean and range over {len(seeds)} seeds", loc="left")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path)
+    figure.savefig(path, dpi=150)

@@ -89,7 +89,7 @@ class RunFolder:
         stored = read_json(path)
         for part in ("config", "seed"):
             if stored.get(part) != json.loads(_json(document))[part]:
-                raise RunError(f"{path} is of another {part}. Move the folder away to run anew.")
+                raise RunError(f"{path} has another {part}. Move the folder away to start again.")
         return stored
 
     def restore(self) -> tuple[dict[str, Tensor], dict[str, Any], list[dict[str, Any]]] | None:
@@ -115,7 +115,7 @@ class RunFolder:
         if len(data) != known["bytes"] or _digest(data).hexdigest() != known["digest"]:
             raise RunError(
                 f"{path} is not the file that {CHECKPOINT} was saved with. "
-                f"Move {self.path} away to run anew."
+                f"Move {self.path} away to start again."
             )
         self._open_metrics(data)
         return tensors, values, parse_lines(data, path)

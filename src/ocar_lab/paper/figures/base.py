@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+from ocar_lab.drawing import save
 from ocar_lab.paper.figures.setup import Listen, Setup
 from ocar_lab.paper.figures.store import Wanted, gather
-from ocar_lab.paper.figures.style import save
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ocar.events import Evaluated
+from ocar_lab import drawing
 from ocar_lab.optional import needed
-from ocar_lab.paper.figures import style
 from ocar_lab.paper.figures.base import PaperFigure
 from ocar_lab.paper.figures.setup import Listen, Setup
 from ocar_lab.paper.figures.store import Wanted
@@ -59,7 +59,7 @@ class ConvexFigure(PaperFigure):
     """The methods."""
 
     batches: int | None = None
-    """Keep only so many batches of each task, from its start; all by default."""
+    """Batches of each task to keep, from its start; all by default."""
 
     preset: tuple[Path, ...] = ()
     """Files with the settings of methods, as ocar tune convex METHOD writes them."""
@@ -104,31 +104,33 @@ class ConvexFigure(PaperFigure):
             totals.setdefault(split_name(name)[0], []).append(run.total)
         curves = {str(name): rows for (name,), rows in averages(parts).group_by("method")}
         ends = next(iter(parts.values())).boundaries
-        figure = style.new_figure(12, 3.8)
+        figure = drawing.new_figure(12, 3.8)
         *axes, summed = figure.subplots(1, 3, width_ratios=(3, 3, 2))
         titles = ("L_p: each batch before it is learned", "L_s: all data so far, after each step")
         for ax, key, title in zip(axes, ("l_p", "l_s"), titles, strict=True):
-            for method, (colour, line, _) in style.method_styles(totals).items():
+            for method, (colour, line, _) in drawing.method_styles(totals).items():
                 own = curves[method].select("time", key, f"{key}_std")
                 time, mean, std = (column.to_numpy() for column in own)
-                label = f"{style.shown(method)}: {mean[-1]:.1f} ± {std[-1]:.1f}"
-                ax.plot(time, mean, color=colour, linestyle=line, linewidth=1.5, label=label)
-                ax.fill_between(time, mean - std, mean + std, color=colour, alpha=0.2, linewidth=0)
-            style.mark_boundaries(ax, ends[:-1])
-            style.clean(ax)
+                label = f"{drawing.shown(method)}: {mean[-1]:.1f} ± {std[-1]:.1f}"
+                properties = {"color": colour, "linestyle": line, "linewidth": 1.5, "label": label}
+                drawing.draw_band(ax, time, mean, (mean - std, mean + std), **properties)
+            drawing.mark_boundaries(ax, ends[:-1])
+            drawing.clean(ax)
             ax.set_xlim(0, ends[-1])
             ax.set_ylim(0, None)
             ax.set_title(title, loc="left", fontsize=10)
             ax.set_xlabel("batches learned; grey lines are task boundaries", fontsize=9)
             ax.set_ylabel("squared error, summed over batches", fontsize=9)
-            ax.legend(**style.LEGEND, loc="upper left", title="at the end", handlelength=3.5)
-        for place, (method, (colour, _, marker)) in enumerate(style.method_styles(totals).items()):
+            ax.legend(**drawing.LEGEND, loc="upper left", title="at the end", handlelength=3.5)
+        for place, (method, (colour, _, marker)) in enumerate(
+            drawing.method_styles(totals).items()
+        ):
             marks = totals[method]
             spots = place + np.linspace(-0.2, 0.2, len(marks))
             summed.plot(spots, marks, marker, color=colour, markersize=4)
             summed.hlines(np.mean(marks), place - 0.35, place + 0.35, color="black", linewidth=1.5)
-        style.clean(summed)
-        names = [f"{style.shown(name)}\n{np.mean(each):.0f}" for name, each in totals.items()]
+        drawing.clean(summed)
+        names = [f"{drawing.shown(name)}\n{np.mean(each):.0f}" for name, each in totals.items()]
         summed.set_xticks(range(len(totals)), names)
         summed.set_ylabel("squared error, summed over batches", fontsize=9)
         summed.set_title("L_p + L_s at the end", loc="left", fontsize=10)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ocar.errors import InputError
-from ocar_lab.paper.figures import style
+from ocar_lab import drawing
 from ocar_lab.paper.figures.store import Wanted
 from ocar_lab.runs import Run
 from ocar_lab.runs.columns import Columns, Floats
@@ -155,32 +155,33 @@ def accuracy_at(times: Floats, columns: Columns, *, tasks: int) -> Floats:
 
 def draw_curves(benchmark: str, curves: Mapping[str, Curve]) -> Any:
     """Accuracy over time: mean over seeds, a band of one standard deviation."""
-    figure = style.new_figure(8, 4)
+    figure = drawing.new_figure(8, 4)
     ax = figure.subplots()
     tasks = max(one.tasks for one in curves.values())
-    for label, (colour, line, marker) in style.method_styles(curves).items():
+    for label, (colour, line, marker) in drawing.method_styles(curves).items():
         one = curves[label]
         mean, std = 100 * np.array(one.mean), 100 * np.array(one.std)
         count = len(one.seeds)
-        ax.plot(
+        drawing.draw_band(
+            ax,
             one.times,
             mean,
+            (mean - std, mean + std),
             color=colour,
             linestyle=line,
             marker=marker,
             markevery=(STEPS - 1, max(STEPS, tasks // 10 * STEPS)),
             markersize=4,
             linewidth=1.3,
-            label=f"{style.shown(label)}, {count} seed{'s' if count > 1 else ''}",
+            label=f"{drawing.shown(label)}, {count} seed{'s' if count > 1 else ''}",
         )
-        ax.fill_between(one.times, mean - std, mean + std, color=colour, alpha=0.2, linewidth=0)
-    style.mark_boundaries(ax, range(1, tasks))
-    style.clean(ax)
+    drawing.mark_boundaries(ax, range(1, tasks))
+    drawing.clean(ax)
     ax.set_xlim(0, tasks)
     ax.set_ylim(0, 102)
     ax.set_xticks(range(0, tasks + 1, max(1, tasks // 10)))
     ax.set_xlabel("tasks learned", fontsize=9)
     ax.set_ylabel("validation accuracy on all tasks so far (%)", fontsize=9)
     ax.set_title(f"{benchmark}: mean, and one standard deviation", loc="left", fontsize=10)
-    ax.legend(**style.LEGEND, handlelength=4)
+    ax.legend(**drawing.LEGEND, handlelength=4)
     return figure

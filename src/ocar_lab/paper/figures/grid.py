@@ -13,7 +13,7 @@ import numpy as np
 
 from ocar.errors import NumericalError
 from ocar.events import Finished, TaskEnded
-from ocar_lab.paper.figures import style
+from ocar_lab import drawing
 from ocar_lab.paper.figures.base import RunFigure
 from ocar_lab.paper.figures.setup import Listen, task_accuracy
 from ocar_lab.paper.figures.store import Wanted
@@ -95,7 +95,7 @@ class GridFigure(RunFigure):
 
     def draw(self, parts: Mapping[str, Cell]) -> Any:
         """A square for each pair, with its number, once for each metric."""
-        figure = style.new_figure(11.5, 3.9)
+        figure = drawing.new_figure(11.5, 3.9)
         axes = figure.subplots(1, len(METRICS))
         for ax, (metric, about) in zip(axes, METRICS.items(), strict=True):
             lrs, ratios, values = matrix(parts, metric)

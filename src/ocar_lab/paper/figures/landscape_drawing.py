@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ocar_lab.paper.figures import style
+from ocar_lab import drawing
 
 if TYPE_CHECKING:
     from ocar_lab.paper.figures.landscape import Trajectory
@@ -25,7 +25,7 @@ def draw_surfaces(paths: Mapping[str, Trajectory], *, tasks: tuple[int, ...] = (
     there = len(next(iter(paths.values())).surfaces)
     tasks = tuple(task for task in tasks if task < there)
     columns = len(tasks) + 1
-    figure = style.new_figure(3.3 * columns + 0.7, 3.1 * len(paths) + 0.3)
+    figure = drawing.new_figure(3.3 * columns + 0.7, 3.1 * len(paths) + 0.3)
     axes = figure.subplots(len(paths), columns, squeeze=False)
     levels = _levels(paths, tasks)
     drawn = None
@@ -34,7 +34,7 @@ def draw_surfaces(paths: Mapping[str, Trajectory], *, tasks: tuple[int, ...] = (
         names = [f"task {task + 1}" for task in tasks] + ["mean of all tasks"]
         for ax, surface, name in zip(row, shown, names, strict=True):
             drawn = _surface(ax, path, surface, levels)
-            ax.set_title(f"{style.shown(method)}: {name}", loc="left", fontsize=10)
+            ax.set_title(f"{drawing.shown(method)}: {name}", loc="left", fontsize=10)
         row[0].set_ylabel("distance along v̄", fontsize=9)
         for ax in row:
             ax.set_xlabel("distance along ū", fontsize=9)
@@ -78,12 +78,12 @@ def _surface(ax: Any, path: Trajectory, surface: Any, levels: Any) -> Any:
     x, y = np.array(path.x), np.array(path.y)
     # A white line under the path keeps it visible on light and dark surfaces.
     ax.plot(x, y, color="white", linewidth=2.4)
-    ax.plot(x, y, color=style.RED, linewidth=1.1, label="path")
+    ax.plot(x, y, color=drawing.RED, linewidth=1.1, label="path")
     ends, end = list(path.boundaries[:-1]), path.boundaries[-1]
     star = {"linestyle": "none", "markeredgecolor": "white", "markeredgewidth": 0.8}
     ax.plot(x[0], y[0], marker="o", color="black", markersize=7, label="start", **star)
     ax.plot(x[ends], y[ends], marker="*", color="black", markersize=12, label="boundary", **star)
-    ax.plot(x[end], y[end], marker="*", color=style.ORANGE, markersize=15, label="end", **star)
+    ax.plot(x[end], y[end], marker="*", color=drawing.ORANGE, markersize=15, label="end", **star)
     ax.tick_params(labelsize=8)
     ax.set_xlim(path.grid_x[0], path.grid_x[-1])
     ax.set_ylim(path.grid_y[0], path.grid_y[-1])
@@ -95,10 +95,10 @@ def draw_learning(paths: Mapping[str, Trajectory]) -> Any:
     tasks = len(next(iter(paths.values())).surfaces)
     columns = 3
     rows = -(-(tasks + 1) // columns)
-    figure = style.new_figure(10, 2.5 * rows + 0.2)
+    figure = drawing.new_figure(10, 2.5 * rows + 0.2)
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
     for number, ax in enumerate(axes[: tasks + 1]):
-        for method, (colour, line, _) in style.method_styles(paths).items():
+        for method, (colour, line, _) in drawing.method_styles(paths).items():
             path = paths[method]
             values = 100 * np.array(path.accuracies)
             chosen = values.mean(1) if number == 0 else values[:, number - 1]
@@ -108,10 +108,10 @@ def draw_learning(paths: Mapping[str, Trajectory]) -> Any:
                 color=colour,
                 linestyle=line,
                 linewidth=1.2,
-                label=style.shown(method),
+                label=drawing.shown(method),
             )
-            style.mark_boundaries(ax, [path.times[i] for i in path.boundaries[:-1]])
-        style.clean(ax)
+            drawing.mark_boundaries(ax, [path.times[i] for i in path.boundaries[:-1]])
+        drawing.clean(ax)
         ax.set_title(
             "mean of all tasks" if number == 0 else f"task {number}", loc="left", fontsize=10
         )

@@ -14,8 +14,8 @@ import numpy as np
 
 from ocar.errors import NumericalError
 from ocar.events import Learned, TaskEnded
+from ocar_lab import drawing
 from ocar_lab.experiment import RunConfig
-from ocar_lab.paper.figures import style
 from ocar_lab.paper.figures.base import RunFigure
 from ocar_lab.paper.figures.setup import Listen
 from ocar_lab.paper.figures.store import Wanted
@@ -87,17 +87,17 @@ class RatioFigure(RunFigure):
     def draw(self, parts: Mapping[str, Ratios]) -> Any:
         """The ratio of gradient norms over the stream, with the boundaries marked."""
         (found,) = parts.values()
-        figure = style.new_figure(8, 3.4)
+        figure = drawing.new_figure(8, 3.4)
         ax = figure.subplots()
         times = np.arange(1, len(found.ratios) + 1)
-        style.mark_boundaries(ax, found.boundaries)
-        ax.semilogy(times, found.ratios, color=style.BLUE, linewidth=0.8)
+        drawing.mark_boundaries(ax, found.boundaries)
+        ax.semilogy(times, found.ratios, color=drawing.BLUE, linewidth=0.8)
         top = max(found.ratios)
         # The first batch has nothing to replay and lies far below the others.
         ax.set_ylim(0.6 * min(found.ratios[1:]), 3 * top)
         marks = [top * 1.6] * len(found.boundaries)
-        ax.plot(found.boundaries, marks, "v", color=style.RED, markersize=6)
-        style.clean(ax)
+        ax.plot(found.boundaries, marks, "v", color=drawing.RED, markersize=6)
+        drawing.clean(ax)
         ax.set_xlim(0, len(times))
         ax.set_xlabel("batches learned; triangles and grey lines are task boundaries", fontsize=9)
         ax.set_ylabel("‖preconditioned gradient‖ / ‖gradient‖", fontsize=9)

@@ -43,10 +43,10 @@ class Setup:
     """Seed of the runs."""
 
     batches: int | None = None
-    """Keep only so many batches of each task, from its start; all by default."""
+    """Batches of each task to keep, from its start; all by default."""
 
     tasks: int | None = None
-    """Keep only so many tasks; all by default."""
+    """Tasks to keep, from the first; all by default."""
 
     preset: tuple[Path, ...] = ()
     """Files with the settings of methods, as ocar tune writes them."""

@@ -16,7 +16,7 @@ import torch
 from ocar.events import TaskEnded
 from ocar.learner import Learner
 from ocar.methods.ocar import OCARTransform
-from ocar_lab.paper.figures import style
+from ocar_lab import drawing
 from ocar_lab.paper.figures.base import RunFigure
 from ocar_lab.paper.figures.setup import Listen
 from ocar_lab.paper.figures.store import Wanted
@@ -73,7 +73,7 @@ class SpectrumFigure(RunFigure):
     def draw(self, parts: Mapping[str, Spectra]) -> Any:
         """Eigenvalues by rank: of the network after each task, of each layer at the end."""
         (found,) = parts.values()
-        figure = style.new_figure(9.5, 3.9)
+        figure = drawing.new_figure(9.5, 3.9)
         axes = figure.subplots(1, 2, sharey=True)
         dashes = ((0, (1, 1.2)), (0, (2, 1.5)), (0, (4, 1.5)), (0, (7, 1.5)), "-")
         tasks = len(found.ends)
@@ -90,7 +90,7 @@ class SpectrumFigure(RunFigure):
         last = found.ends[-1]
         layers = [name for name in last.layers if name != WHOLE]
         shapes = zip(
-            (style.BLUE, style.RED, style.GREEN, style.PURPLE) * 9, "osD^" * 9, strict=True
+            (drawing.BLUE, drawing.RED, drawing.GREEN, drawing.PURPLE) * 9, "osD^" * 9, strict=True
         )
         for name, (colour, marker) in zip(layers, shapes, strict=False):
             own = last.layers[name]
@@ -108,11 +108,11 @@ class SpectrumFigure(RunFigure):
         axes[1].text(1, last.tau, " τ", va="bottom", fontsize=9, color="0.3")
         titles = ("all layers, after each task", "by layer, at the end")
         for ax, title in zip(axes, titles, strict=True):
-            style.clean(ax)
+            drawing.clean(ax)
             ax.grid(color="0.92", linewidth=0.6)
             ax.set_xlabel("rank, the largest first", fontsize=9)
             ax.set_title(title, loc="left", fontsize=10)
-            ax.legend(**style.LEGEND, loc="upper right", handlelength=4)
+            ax.legend(**drawing.LEGEND, loc="upper right", handlelength=4)
         axes[0].set_ylabel("eigenvalue of the damped curvature", fontsize=9)
         return figure
 

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ocar.errors import ConfigError
-from ocar_lab.paper.figures import style
+from ocar_lab import drawing
 from ocar_lab.paper.figures.base import PaperFigure
 from ocar_lab.paper.figures.setup import Listen
 from ocar_lab.paper.figures.store import Wanted
@@ -58,12 +58,12 @@ class StepsFigure(PaperFigure):
 
     def draw(self, parts: Mapping[str, Line]) -> Any:
         """α / (σ + τ) against σ: a colour for each α, a line for each τ."""
-        figure = style.new_figure(6, 4.2)
+        figure = drawing.new_figure(6, 4.2)
         ax = figure.subplots()
         lrs = sorted({line.lr for line in parts.values()})
         taus = sorted({line.tau for line in parts.values()})
         colours = dict(
-            zip(lrs, (style.BLUE, style.RED, style.GREEN, style.PURPLE) * 9, strict=False)
+            zip(lrs, (drawing.BLUE, drawing.RED, drawing.GREEN, drawing.PURPLE) * 9, strict=False)
         )
         dashes = dict(
             zip(taus, ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2))) * 9, strict=False)
@@ -81,11 +81,11 @@ class StepsFigure(PaperFigure):
                 linewidth=1.5,
                 label=f"α = {line.lr:g}, τ = {line.tau:g}: at most {line.lr / line.tau:g}",
             )
-        style.clean(ax)
+        drawing.clean(ax)
         ax.grid(color="0.92", linewidth=0.6)
         ax.set_xlabel("σ, eigenvalue of the curvature", fontsize=9)
         ax.set_ylabel("effective step size α / (σ + τ)", fontsize=9)
-        ax.legend(**style.LEGEND, loc="lower left", handlelength=5)
+        ax.legend(**drawing.LEGEND, loc="lower left", handlelength=5)
         return figure
 
 

@@ -1,4 +1,4 @@
-"""The style of every figure: that of :mod:`ocar_lab.styles`, few lines besides, three formats."""
+"""Figures by matplotlib, in the styles of :mod:`ocar_lab.styles` and in three formats."""
 
 from __future__ import annotations
 
@@ -29,10 +29,29 @@ NAMES = {
 FORMATS = ("png", "pdf", "svg")
 
 
-def method_styles(labels: Iterable[str]) -> dict[str, tuple[str, Any, str]]:
-    """Colour, line and marker of each label, as matplotlib names them."""
+Line = tuple[str, Any, str]
+"""Colour on white, dashes and marker, as matplotlib names them."""
+
+MARKERS: dict[styles.Marker, str] = {
+    "circle": "o",
+    "square": "s",
+    "diamond": "D",
+    "triangle-up": "^",
+    "triangle-down": "v",
+    "cross": "P",
+    "x": "X",
+    "star": "*",
+    "hexagon": "h",
+}
+
+
+def method_styles(labels: Iterable[str]) -> dict[str, Line]:
+    """The style of each label."""
     names = list(labels)
-    return dict(zip(names, map(styles.for_matplotlib, styles.styles(names)), strict=True))
+    return {
+        name: (own.colour.light, (0, own.dashes) if own.dashes else "-", MARKERS[own.marker])
+        for name, own in zip(names, styles.styles(names), strict=True)
+    }
 
 
 def shown(label: str) -> str:
@@ -65,6 +84,23 @@ def mark_boundaries(ax: Any, places: Iterable[float]) -> None:
     """Draw thin vertical lines, behind everything."""
     for place in places:
         ax.axvline(place, color="0.75", linewidth=0.7, zorder=0)
+
+
+def draw_band(
+    ax: Any, times: Any, mean: Any, ends: tuple[Any, Any], *, alpha: float = 0.2, **line: Any
+) -> None:
+    """Draw a line and a band around it.
+
+    Args:
+        ax: The axes.
+        times: Horizontal coordinates, ``(n,)``.
+        mean: The line, ``(n,)``.
+        ends: The lower and the upper end of the band, ``(n,)`` each.
+        alpha: Opacity of the band.
+        **line: Properties of the line, its ``color`` among them.
+    """
+    ax.plot(times, mean, **line)
+    ax.fill_between(times, *ends, color=line["color"], alpha=alpha, linewidth=0)
 
 
 def save(figure: Any, stem: Path, *, dpi: int = 150) -> list[Path]:
