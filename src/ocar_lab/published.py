@@ -107,10 +107,5 @@ DER of the paper is assumed to be DER++, the only one of the two in Table 1."""
 
 
 def published(benchmark: str, method: str) -> dict[str, Published]:
-    """The printed numbers of a method on a benchmark, by metric; empty if there are none.
-
-    Args:
-        benchmark: Name of the benchmark.
-        method: Name of the method, ``er-iid`` for the i.i.d. row.
-    """
+    """The printed numbers of a method, or ``er-iid``, by metric; empty if there are none."""
     return PUBLISHED.get(benchmark, {}).get(method, {})

@@ -69,9 +69,6 @@ def styles(labels: Sequence[str]) -> list[Style]:
 
     A method has its own style. A label without one, and a label that repeats, take in turn the
     styles of methods that are not in the figure; if all are, all styles.
-
-    Args:
-        labels: Names of the methods, which may repeat.
     """
     free = [style for name, style in STYLES.items() if name not in labels] or [*STYLES.values()]
     found: list[Style] = []

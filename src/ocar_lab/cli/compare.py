@@ -103,12 +103,7 @@ def _matches(word: str, group: Group) -> bool:
 
 
 def document(comparison: Comparison, sides: Sequence[Group]) -> dict[str, Any]:
-    """What ``--json`` prints: metrics as fractions.
-
-    Args:
-        comparison: The numbers.
-        sides: The first and the second set.
-    """
+    """What ``--json`` prints: metrics as fractions."""
     names = ("benchmark", "label", "hash", "changed", "devices")
     first, second = ({name: getattr(side, name) for name in names} for side in sides)
     metrics = {n: dataclasses.asdict(p) | {"pairs": p.pairs} for n, p in comparison.metrics.items()}

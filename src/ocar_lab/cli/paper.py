@@ -187,12 +187,7 @@ def _make_table(options: TableOptions, runs: list[Measured]) -> tuple[dict[str, 
 
 
 def command_line(name: str, arguments: Sequence[str]) -> str:
-    """The command line for the file of a figure: without folders.
-
-    Args:
-        name: The figure.
-        arguments: Its arguments.
-    """
+    """The command line for the file of a figure: without folders."""
     words, skip = ["ocar", "paper", name], False
     for argument in arguments:
         if skip:

@@ -65,11 +65,9 @@ def print_sheets(sheets: Sequence[Sheet]) -> None:
 
 
 def print_runs(runs: Sequence[Measured], *, details: bool = False) -> None:
-    """Print one table for each benchmark, with mean ± sample standard deviation over seeds.
+    """Print mean ± sample standard deviation over seeds, one table for each benchmark.
 
-    Args:
-        runs: The runs.
-        details: Add a table of the metrics that the paper does not compare.
+    With ``details`` a second table has the metrics that the paper does not compare.
     """
     for benchmark, here in by_benchmark(groups(runs)).items():
         tables = {"mean ± std over seeds, in %": main_metrics(here)}
@@ -94,9 +92,6 @@ def markdown_runs(together: Sequence[Group]) -> str:
 
     Seconds are left out: they compare only between runs that had a device to themselves. Runs of
     part of a stream are left out where there are whole ones.
-
-    Args:
-        together: The rows.
     """
     parts = []
     for benchmark, every in by_benchmark(together).items():

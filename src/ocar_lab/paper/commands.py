@@ -33,16 +33,7 @@ def make_command(
     settings: Mapping[str, Any] | None = None,
     flags: Sequence[str] = (),
 ) -> Command:
-    """The command that completes a row.
-
-    Args:
-        benchmark: Name of the benchmark.
-        label: Name of the method, ``er-iid`` for the i.i.d. row.
-        metrics: Metrics that are missing.
-        seeds: Seeds to run.
-        settings: Settings of the existing seeds, where none are published.
-        flags: Words to add.
-    """
+    """The command that completes a row; ``settings`` are those of existing seeds."""
     method = label.removesuffix("-iid")
     missing = [name for name in needed_settings(benchmark, method) if name not in (settings or {})]
     words = ["ocar", "run", benchmark, method, "--seeds", *map(str, seeds)]

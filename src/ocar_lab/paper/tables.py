@@ -61,10 +61,6 @@ def deviations(paper: Published, ours: Spread) -> float:
     """The standard deviations by which our mean is above the paper's, see ``DEFINITION``.
 
     √(s_paper² + s_ours²) is the standard deviation of the difference of one run of each.
-
-    Args:
-        paper: The printed number.
-        ours: Ours, in the same unit.
     """
     return (ours.mean - paper.mean) / math.hypot(paper.std, ours.std or 0.0)
 
@@ -104,12 +100,7 @@ class Verdict:
 
 
 def check(claim: Claim, values: Mapping[str, float]) -> Verdict:
-    """Check a claim.
-
-    Args:
-        claim: The claim.
-        values: Our means by method, where there are any.
-    """
+    """Check a claim in our means, by method."""
     sign = -1 if claim.lower else 1
     named = (*claim.leaders, *claim.others)
     there = {name: values[name] for name in named if name in values}
@@ -176,9 +167,6 @@ def clear_tables(runs: Sequence[Measured]) -> tuple[PaperTable, PaperTable]:
     """The table of Online CLEAR, and the same methods on PACS, which stands in for it.
 
     The claim: OCAR is above ER and LPR in all three metrics. The paper has no numbers for PACS.
-
-    Args:
-        runs: Stored runs or kept results, of any benchmark.
     """
     together = groups(runs)
     metrics = ("acc", "aaa", "wc_acc")

@@ -52,11 +52,7 @@ class TimesTable:
 
 
 def times_table(runs: Sequence[Measured]) -> TimesTable:
-    """The table of training times.
-
-    Args:
-        runs: Stored runs or kept results, of any benchmark.
-    """
+    """The table of training times."""
     there = [r for r in runs if r.benchmark == BENCHMARK and r.summary is not None and r.alone]
     devices = dict.fromkeys(run.device for run in there)
     found = {d: _seconds(groups(run for run in there if run.device == d)) for d in devices}

@@ -60,10 +60,6 @@ def accuracy_curves(runs: Sequence[Run]) -> tuple[list[Curve], list[Curve]]:
 def draw_accuracy(runs: Sequence[Run], path: Path) -> None:
     """Draw :func:`accuracy_curves` into a PNG file.
 
-    Args:
-        runs: Runs of one benchmark.
-        path: The file.
-
     Raises:
         MissingPackageError: matplotlib is not installed.
     """

@@ -185,12 +185,7 @@ def _on_task(one: Timed, task: int) -> tuple[Floats, Floats]:
 def accuracy_choices(
     methods: Methods, on_tasks: Sequence[Mapping[int, Band]]
 ) -> tuple[Choice, ...]:
-    """Accuracy over time in per cent: on all tasks so far, on each task, and online.
-
-    Args:
-        methods: The runs of each method.
-        on_tasks: The result of :func:`task_bands`.
-    """
+    """Accuracy over time in per cent: on all tasks so far, on each task, and online."""
     share = min(1.0, LINES / max(1, len(on_tasks) * len(methods)))
     most = max(20, int(share * TASK_POINTS))
     found = {"All tasks so far": lines_of(methods, _together)}
@@ -238,11 +233,7 @@ def time_lines(methods: Methods, tasks: int) -> tuple[Line, ...]:
 
 
 def heats(on_tasks: Sequence[Mapping[int, Band]]) -> tuple[Heat, ...]:
-    """Accuracy on each task over time, of each method that has been through several tasks.
-
-    Args:
-        on_tasks: The result of :func:`task_bands`.
-    """
+    """Accuracy on each task over time, of each method that has been through several tasks."""
     tasks = len(on_tasks)
     each = max(1, STRETCHES // max(1, tasks))
     count = tasks * each

@@ -33,12 +33,7 @@ class Method:
 
 
 def describe_method(group: Group, runs: Sequence[Measured]) -> Method:
-    """Describe the runs of a configuration.
-
-    Args:
-        group: The runs as one row of a table.
-        runs: The runs, at least one.
-    """
+    """Describe the runs of a configuration."""
     sessions = [session for run in runs for session in run.sessions]
     first = sessions[0] if sessions else {}
     begun = sorted(str(session["time"]) for session in sessions if "time" in session)

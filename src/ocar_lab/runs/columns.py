@@ -103,10 +103,6 @@ def summary_of(columns: Columns, result: Mapping[str, Any] | None) -> Summary | 
 
     A long stream has rows for some evaluations only; then the metrics are those in the result.
 
-    Args:
-        columns: Its evaluations.
-        result: The record of its result; None if it is not finished.
-
     Returns:
         None if the run is not finished.
     """

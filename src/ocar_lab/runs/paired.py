@@ -79,10 +79,6 @@ class Comparison:
 def compare(first: Sequence[Measured], second: Sequence[Measured]) -> Comparison:
     """Compare two sets of runs, each of one configuration; unfinished runs do not count.
 
-    Args:
-        first: The first set.
-        second: The second set.
-
     Raises:
         RunError: The sets are of different benchmarks, a set has a seed twice, or no seed is
             finished in both.

@@ -53,11 +53,7 @@ def describe_device(device: torch.device) -> dict[str, str]:
 
 
 def device_names(sessions: Iterable[Mapping[str, Any]]) -> str:
-    """The devices of some sessions, each once; the machine type where a device has no name.
-
-    Args:
-        sessions: Descriptions by :func:`describe_process`.
-    """
+    """The devices of some sessions, each once; the machine type where a device has no name."""
     devices = [session.get("device", {}) for session in sessions]
     names = [d.get("name") or d.get("machine") or d.get("type") for d in devices]
     return ", ".join(dict.fromkeys(name for name in names if name))

@@ -33,11 +33,7 @@ class Band:
 
 
 def task_lengths(runs: Sequence[Run]) -> dict[int, int]:
-    """Batches of each task that some run has completed; the most of several.
-
-    Args:
-        runs: Runs on streams of the same tasks.
-    """
+    """Batches of each task that some run has completed; the most of several."""
     lengths: dict[int, int] = {}
     for run in runs:
         for task, length, complete in _lengths(run.columns, finished=run.result is not None):

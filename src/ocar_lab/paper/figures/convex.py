@@ -153,11 +153,7 @@ def split_name(name: str) -> tuple[str, int]:
 
 
 def averages(parts: Mapping[str, Sums]) -> pl.DataFrame:
-    """Mean and sample standard deviation over seeds of L_p and L_s, by method and time.
-
-    Args:
-        parts: The runs, by :func:`part_name`.
-    """
+    """Mean and sample standard deviation over seeds of L_p and L_s, by method and time."""
     with needed("A figure", "polars", extra="cli"):
         import polars as pl
     runs = [

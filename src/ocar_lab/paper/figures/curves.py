@@ -75,12 +75,7 @@ class Options:
 
 
 def wanted(benchmark: str, chosen: Mapping[str, Sequence[Run]]) -> Wanted:
-    """The parts: stored runs of each method.
-
-    Args:
-        benchmark: Name of the benchmark.
-        chosen: The runs of each method.
-    """
+    """The parts: stored runs of each method."""
     return Wanted(
         settings={"benchmark": benchmark, "points of each task": STEPS},
         parts={
@@ -118,12 +113,7 @@ def choose(runs: Sequence[Run], benchmark: str, label: str, seeds: Sequence[int]
 
 
 def make_curve(runs: Sequence[Run], *, tasks: int) -> Curve:
-    """The curve of one method.
-
-    Args:
-        runs: Its runs, one for each seed.
-        tasks: Tasks of the benchmark.
-    """
+    """The curve of one method."""
     times = np.linspace(0, tasks, tasks * STEPS + 1)[1:]
     values = np.stack([accuracy_at(times, run.columns, tasks=tasks) for run in runs])
     std = values.std(0, ddof=1) if len(runs) > 1 else np.zeros(len(times))

@@ -130,12 +130,7 @@ def cell_settings(lr: float, ratio: float) -> dict[str, Any]:
 
 
 def matrix(cells: Mapping[str, Cell], metric: str) -> tuple[list[float], list[float], Floats]:
-    """Values of α, values of α/τ, and a metric for each pair, ``(α/τ, α)``; NaN if it diverged.
-
-    Args:
-        cells: The runs.
-        metric: A name in ``METRICS``.
-    """
+    """Values of α, values of α/τ, and a metric for each pair, ``(α/τ, α)``; NaN if it diverged."""
     lrs = sorted({cell.lr for cell in cells.values()})
     ratios = sorted({cell.ratio for cell in cells.values()})
     values = np.full((len(ratios), len(lrs)), np.nan)
@@ -147,11 +142,5 @@ def matrix(cells: Mapping[str, Cell], metric: str) -> tuple[list[float], list[fl
 
 
 def centred(middle: float, count: int, *, factor: float) -> tuple[float, ...]:
-    """A geometric sequence around a value, to two digits, ascending.
-
-    Args:
-        middle: The value in the middle.
-        count: Number of values.
-        factor: From each to the next.
-    """
+    """A geometric sequence around a value, to two digits, ascending."""
     return tuple(float(f"{middle * factor ** (i - (count - 1) / 2):.2g}") for i in range(count))

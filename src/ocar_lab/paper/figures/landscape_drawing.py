@@ -16,12 +16,7 @@ LEVELS = 14
 
 
 def draw_surfaces(paths: Mapping[str, Trajectory], *, tasks: tuple[int, ...] = (0, 1)) -> Any:
-    """A row for each method: the loss of some tasks and of the mean, with the path on each.
-
-    Args:
-        paths: The path of each method.
-        tasks: The tasks to show, from 0.
-    """
+    """A row for each method: the loss of some tasks and of the mean, with the path on each."""
     there = len(next(iter(paths.values())).surfaces)
     tasks = tuple(task for task in tasks if task < there)
     columns = len(tasks) + 1

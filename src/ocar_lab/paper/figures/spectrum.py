@@ -121,12 +121,7 @@ FIGURE = SpectrumFigure
 
 
 def rank(values: torch.Tensor, *, points: int = 120) -> Ranked:
-    """Eigenvalues ``(n,)`` by rank, as many as a picture can show.
-
-    Args:
-        values: The eigenvalues, in any order.
-        points: Most of them to keep.
-    """
+    """Eigenvalues ``(n,)`` by rank, as many as a picture can show."""
     ordered = values.double().sort(descending=True).values
     ranks = np.unique(np.logspace(0, np.log10(len(ordered)), points).round().astype(int))
     kept = ordered[torch.from_numpy(ranks - 1)]
@@ -134,11 +129,7 @@ def rank(values: torch.Tensor, *, points: int = 120) -> Ranked:
 
 
 def measure(learner: Learner) -> Spectrum:
-    """The current spectrum of a learner's curvature.
-
-    Args:
-        learner: OCAR, after a batch.
-    """
+    """The current spectrum of a learner's curvature."""
     transform = learner._transform
     assert isinstance(transform, OCARTransform)
     values = transform.curvature.eigenvalues()
