@@ -29,10 +29,9 @@ from torch import Tensor, nn
 from ocar.guard import Guard, GuardWarning
 from ocar.learner import Learner
 from ocar.methods.registry import make_learner, preset_settings
-from ocar.metrics import mean_interval
 from ocar.models import make_model
 from ocar.streams.benchmarks import make_stream
-from ocar_lab.runs import describe_process
+from ocar_lab.runs import describe_process, mean_interval
 
 BENCHMARK = "split-digits"
 RESULTS = Path(__file__).parents[1] / "results" / "reliability" / "hostile-streams.json"

@@ -17,7 +17,7 @@ from statistics import mean
 
 from ocar.events import Evaluated
 from ocar.metrics import WorstCaseAccuracy
-from ocar_lab.runs.reading import Run, find_runs
+from ocar_lab.runs import Run, find_runs
 
 INTERVALS = (1, 2, 5, 10, 20, 50, 100, 0)
 

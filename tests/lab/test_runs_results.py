@@ -26,12 +26,11 @@ from ocar_lab.runs import (
     read_result,
     read_run,
     result_files,
-    results,
     rows,
 )
 from ocar_lab.runs.command import PROTOCOL, run_command
 from ocar_lab.runs.folder import CONFIG, STATUS
-from ocar_lab.runs.results import identity_hash
+from ocar_lab.runs.results import _one_line, identity_hash
 
 
 def short(**values: Any) -> RunConfig:
@@ -290,10 +289,10 @@ def test_other_files_are_no_results(tmp_path: Path) -> None:
 def test_a_kept_command_names_no_folder() -> None:
     words = ["__main__.py", "run", "split-digits", "er", "--out", "/a b", "--seeds", "0"]
     session = {"command": [*words, "--data-root", "/c"], "batch": 0}
-    assert results._one_line(session) == {
+    assert _one_line(session) == {
         "command": "ocar run split-digits er --seeds 0",
         "batch": 0,
     }
-    assert results._one_line({"command": ["own.py", "x"]}) == {"command": "own.py x"}
+    assert _one_line({"command": ["own.py", "x"]}) == {"command": "own.py x"}
     session = {"command": ["ocar", "run", "--preset", "/a/preset.json", "--seeds", "0"]}
-    assert results._one_line(session) == {"command": "ocar run --preset preset.json --seeds 0"}
+    assert _one_line(session) == {"command": "ocar run --preset preset.json --seeds 0"}

@@ -1,6 +1,6 @@
 """The metrics of a stream: functions of a history of accuracies, and classes for a run in progress.
 
-:mod:`.accuracy` says what a history is. The interval of a mean over seeds is in :mod:`.interval`.
+:mod:`.accuracy` says what a history is.
 """
 
 from ocar.metrics.accuracy import (
@@ -14,7 +14,6 @@ from ocar.metrics.accuracy import (
     task_forgetting,
     worst_case_accuracy,
 )
-from ocar.metrics.interval import Interval, mean_interval, student_quantile
 from ocar.metrics.running import AnytimeAccuracy, Forgetting, StabilityGap, WorstCaseAccuracy
 from ocar.metrics.stability import Gap, mean_gap, mean_recovery, stability_gaps
 
@@ -23,7 +22,6 @@ __all__ = [
     "Floats",
     "Forgetting",
     "Gap",
-    "Interval",
     "StabilityGap",
     "WorstCaseAccuracy",
     "anytime_accuracy",
@@ -33,10 +31,8 @@ __all__ = [
     "last_task_accuracy",
     "mean_forgetting",
     "mean_gap",
-    "mean_interval",
     "mean_recovery",
     "stability_gaps",
-    "student_quantile",
     "task_forgetting",
     "worst_case_accuracy",
 ]
