@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from cases import ALONE, LEGAL, Case
+from ocar.guard.device import DeviceGuard
+from ocar.guard.host import HostGuard
 from torch import Tensor, nn
 from toys import assert_same, convnet, everything, images, mlp, seeded, vectors
 
@@ -15,8 +17,6 @@ import ocar
 from ocar.errors import ConfigError, NumericalError
 from ocar.evaluate import Guarded, evaluate
 from ocar.guard import Guard, GuardCounts, GuardWarning
-from ocar.guard.device import DeviceGuard
-from ocar.guard.host import HostGuard
 from ocar.streams.arrays import ArrayStream, TaskArrays
 
 OCAR = {"lr": 0.02, "tau_step": 1e-6, "ema": 0.2, "memory": 30, "passes": 2}

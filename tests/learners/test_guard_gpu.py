@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from ocar.guard.device import DeviceGuard
 from torch import Tensor
 
 from ocar.accel.snapshot import TableKept
 from ocar.guard import Guard
-from ocar.guard.device import DeviceGuard
 from ocar.learner import Learner
 from ocar.methods.registry import make_settings
 from ocar.models.resnet import SlimResNet18

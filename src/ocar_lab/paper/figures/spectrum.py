@@ -130,7 +130,7 @@ def rank(values: torch.Tensor, *, points: int = 120) -> Ranked:
 
 def measure(learner: Learner) -> Spectrum:
     """The current spectrum of a learner's curvature."""
-    transform = learner._transform
+    transform = learner.transform
     assert isinstance(transform, OCARTransform)
     values = transform.curvature.eigenvalues()
     reported = transform.report()
