@@ -129,11 +129,13 @@ check("import ocar")
 for name in ocar.__all__:
     getattr(ocar, name)
     check(f"ocar.{name}")
-for module in pkgutil.walk_packages(ocar.__path__, "ocar."):
-    if module.name != "ocar_lab.__main__":
-        with contextlib.suppress(ImportError):
-            importlib.import_module(module.name)
-        check(f"import {module.name}")
+import ocar_lab
+for package in (ocar, ocar_lab):
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        if module.name != "ocar_lab.__main__":
+            with contextlib.suppress(ImportError):
+                importlib.import_module(module.name)
+            check(f"import {module.name}")
 
 from ocar.augment import ColorJitter, Grey, HorizontalFlip, ResizedCrop
 from ocar_lab.experiment import Job, run_many
