@@ -12,9 +12,11 @@ from ocar.methods.registry import METHODS
 from ocar.streams.benchmarks import get_benchmark
 from ocar_lab.cli import run as run_command
 from ocar_lab.cli.arguments import parse
+from ocar_lab.cli.flags import check_names
 from ocar_lab.cli.paper_figures import command_line, numbers_file
 from ocar_lab.cli.paper_options import CurvesOptions
 from ocar_lab.cli.stored import read_folders
+from ocar_lab.cli.workers import choose_workers
 from ocar_lab.experiment import Job
 from ocar_lab.paper.figures import curves, drawing
 from ocar_lab.paper.figures.store import Wanted, gather, read_document
@@ -34,9 +36,7 @@ def main(name: str, arguments: list[str], *, debug: bool) -> int:
     """
     options = parse(KINDS[name], arguments, command=f"ocar paper {name}")
     labels = options.methods
-    run_command.check_names(
-        options.benchmark, [m for m in labels if m.removesuffix(IID) not in METHODS]
-    )
+    check_names(options.benchmark, [m for m in labels if m.removesuffix(IID) not in METHODS])
     if get_benchmark(options.benchmark).kind == "regression":
         raise ConfigError(
             f"Invalid --benchmark {options.benchmark}: it has losses and no accuracy, and "
@@ -46,8 +46,7 @@ def main(name: str, arguments: list[str], *, debug: bool) -> int:
     kept = read_document(numbers_file(stem))["parts"] if numbers_file(stem).exists() else {}
     jobs = _missing(options, _stored(options), kept)
     if jobs:
-        common = run_command.Options(workers=options.workers)
-        workers = run_command.choose_workers(common, len(jobs))
+        workers, _ = choose_workers({}, workers=options.workers, jobs=len(jobs))
         again = shlex.join(["ocar", "paper", name, *arguments])
         code = run_command.do_runs(jobs, workers=workers, again=again, debug=debug)
         if code:
@@ -103,12 +102,9 @@ def _missing(options: CurvesOptions, runs: Sequence[Run], kept: dict[str, Any]) 
         in_file = set(kept.get(label, {}).get("settings", {}).get("seeds", ()))
         if (own and seeds <= {run.seed for run in own}) or (in_file and seeds <= in_file):
             continue
-        wanted = run_command.Options(
-            seeds=options.seeds or (0,),
-            out=options.results,
-            data_root=options.data_root,
-            iid=label.endswith(IID),
-            workers=options.workers,
-        )
-        jobs += run_command.make_jobs(options.benchmark, [label.removesuffix(IID)], wanted, {})
+        wanted = {"data_root": options.data_root, "iid": label.endswith(IID)}
+        chosen = options.seeds or (0,)
+        _, config = choose_workers(wanted, workers=options.workers, jobs=len(chosen))
+        method, out = label.removesuffix(IID), options.results
+        jobs += run_command.make_jobs(options.benchmark, [method], seeds=chosen, out=out, **config)
     return jobs

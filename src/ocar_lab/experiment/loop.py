@@ -23,6 +23,7 @@ from ocar_lab.experiment.events import AlreadyFinished, RunEvent
 from ocar_lab.experiment.executors.base import never
 from ocar_lab.experiment.parts import limited_threads, make_config_learner, make_config_stream
 from ocar_lab.experiment.session import Session
+from ocar_lab.plugins import load_plugins
 from ocar_lab.runs import Run, RunFolder, describe_process, read_run
 
 
@@ -72,6 +73,7 @@ def run_events(
         ``AlreadyFinished`` alone, or ``Started``, a ``Recorded`` after each evaluation, a
         ``Saved`` after each checkpoint, ``TaskEnded``, and at the end ``Finished`` or ``Stopped``.
     """
+    load_plugins(config.plugins)  # in a worker, where the configuration was unpickled
     with RunFolder(Path(out) / config.folder()) as folder:
         device = config.resolve_device()
         process = describe_process(device)
