@@ -64,6 +64,20 @@ def main(command: str, arguments: list[str], *, debug: bool) -> int:
     Returns:
         0 if every run is finished, else 1.
     """
+    jobs, workers, notes = plan(arguments)
+    sys.stderr.writelines(notes)
+    again = command_line(command, arguments)
+    code = do_runs(jobs, workers=workers, again=again, debug=debug)
+    print_runs(stored(jobs))
+    return code
+
+
+def plan(arguments: Sequence[str]) -> tuple[list[Job], Workers, list[str]]:
+    """The runs that the arguments ask for, who does them, and notes for the user.
+
+    Raises:
+        ConfigError: The arguments are wrong.
+    """
     call = parse_call(
         Options,
         CONFIGURATION,
@@ -93,11 +107,7 @@ def main(command: str, arguments: list[str], *, debug: bool) -> int:
     )
     if options.ray is None:
         jobs[0].config.resolve_device()  # a missing GPU is a wrong call, not a failed run
-    sys.stderr.writelines([*notes, *_interval_notes(jobs)])
-    again = command_line(command, arguments)
-    code = do_runs(jobs, workers=workers, again=again, debug=debug)
-    print_runs(stored(jobs))
-    return code
+    return jobs, workers, [*notes, *_interval_notes(jobs)]
 
 
 def make_jobs(

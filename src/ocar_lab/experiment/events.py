@@ -1,4 +1,4 @@
-"""What happens in a run, told to whoever listens."""
+"""The events of a run."""
 
 from __future__ import annotations
 
@@ -11,39 +11,39 @@ from ocar.events import Evaluated, Finished, Guarded, TaskEnded
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """The run begins or goes on."""
+    """The run begins or resumes."""
 
     path: Path
     """The run folder."""
 
     batches: int
-    """Batches in the stream; 0 if it does not know."""
+    """Batches in the stream; 0 if unknown."""
 
     position: int
     """Batches done before."""
 
     history: tuple[Evaluated, ...]
-    """The evaluations before; of a long stream those that were written down."""
+    """Earlier evaluations; in a long stream only those that were written."""
 
     evaluated: int
-    """How many evaluations there were before."""
+    """Number of earlier evaluations."""
 
     aaa: float
-    """Mean accuracy over all of these; NaN where there is none."""
+    """Mean accuracy over all of them; NaN if there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """The learner has been evaluated, and that has been written down if it is to be."""
+    """The learner has been evaluated."""
 
     evaluated: Evaluated
     """The evaluation."""
 
     reported: Mapping[str, float]
-    """What the learner said of the last batch: ``loss``, ``classes``, ``tau``, ..."""
+    """The learner's report on the last batch: ``loss``, ``classes``, ``tau``, ..."""
 
     kept: bool = True
-    """Whether it has a line in the metrics; of a long stream not each has."""
+    """Whether the metrics have a line for it; in a long stream not every evaluation has one."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class Saved:
     """Index of the last batch in it."""
 
     seconds: float
-    """What it cost."""
+    """How long it took."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,4 +1,4 @@
-"""A run in TensorBoard: a listener that writes beside the run's other files."""
+"""A run in TensorBoard: a listener that writes to the run's folder."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ FOLDER = "tensorboard"
 
 
 class TensorBoard:
-    """Writes what a run records as scalars, one step a batch, to ``tensorboard/`` in its folder.
+    """Writes the evaluations of a run as scalars to ``tensorboard/`` in its folder.
 
-    Where a run goes on, what was written after its checkpoint is marked as superseded.
+    When a run resumes, scalars that were written after its checkpoint are marked as superseded.
 
     Example::
 
@@ -38,7 +38,7 @@ class TensorBoard:
         self._step = 0
 
     def __call__(self, event: RunEvent) -> None:
-        """Take in one event."""
+        """Write one event."""
         if isinstance(event, Started):
             folder = str(event.path / FOLDER)
             self._writer = self._make_writer(folder, purge_step=event.position + 1)
