@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import torch
 
@@ -30,7 +29,6 @@ __all__ = [
     "GROUPS",
     "SCHEMA",
     "Breakdown",
-    "Group",
     "Part",
     "Ratio",
     "Result",
@@ -44,27 +42,19 @@ __all__ = [
 ]
 
 
-@dataclass(frozen=True)
-class Group:
-    """Measurements that belong together: a function that yields results, and a line about it."""
-
-    measure: Callable[[Setup], Iterator[Result]]
-    about: str
-
-
-GROUPS = {
-    "steps": Group(measure_steps, "a stream batch of OCAR against one of ER"),
-    "nngeometry": Group(measure_nngeometry, "factors and inverses against nngeometry's"),
-    "captured": Group(measure_graphs, "steps as CUDA graphs against eager ones"),
-    "concurrent": Group(measure_concurrent, "five runs at once on a GPU against one"),
-    "mlp": Group(measure_mlp, "a small stream against a bare loop and Avalanche"),
-    "serving": Group(measure_serving, "learning while threads ask for predictions"),
-    "parts": Group(measure_parts, "where the time of an OCAR batch goes"),
-    "floor": Group(measure_floor, "an OCAR batch against the limits of the device"),
-    "guard": Group(measure_guard, "a stream batch with the guard against one without"),
-    "saving": Group(measure_saving, "the share of a run's time that goes into checkpoints"),
+GROUPS: dict[str, Callable[[Setup], Iterator[Result]]] = {
+    "steps": measure_steps,
+    "nngeometry": measure_nngeometry,
+    "captured": measure_graphs,
+    "concurrent": measure_concurrent,
+    "mlp": measure_mlp,
+    "serving": measure_serving,
+    "parts": measure_parts,
+    "floor": measure_floor,
+    "guard": measure_guard,
+    "saving": measure_saving,
 }
-"""The groups by name."""
+"""The measurements by name: functions that yield results."""
 
 
 def check_names(names: Sequence[str]) -> tuple[str, ...]:
@@ -86,7 +76,7 @@ def measure(setup: Setup, only: Sequence[str] = ()) -> Iterator[Result]:
         ConfigError: A name is unknown.
     """
     for name in check_names(only):
-        yield from GROUPS[name].measure(setup)
+        yield from GROUPS[name](setup)
         gc.collect()
         if setup.on_gpu:
             torch.cuda.empty_cache()

@@ -62,7 +62,8 @@ def main(arguments: Sequence[str]) -> int:
     setup = Setup.quick(device) if options.quick else Setup(device=device)
     results: list[Result] = []
     for name in names:
-        sys.stderr.write(f"Measuring {name}: {GROUPS[name].about}\n")
+        about = (GROUPS[name].__doc__ or "").partition("\n")[0]
+        sys.stderr.write(f"Measuring {name}: {about}\n")
         sys.stderr.flush()
         results += benchmarks.measure(setup, [name])
     command = shlex.join([*COMMAND.split(), *arguments])

@@ -25,19 +25,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Flag:
-    """A field of a dataclass as a flag."""
+    """A field of a dataclass as a flag.
+
+    Attributes:
+        name: Name of the field.
+        kind: Type of the field.
+        about: Docstring under the field.
+        default: Value if the flag is not given; ``MISSING`` if it is required.
+    """
 
     name: str
-    """Name of the field."""
-
     kind: Any
-    """Type of the field."""
-
     about: str
-    """Docstring under the field."""
-
     default: Any
-    """Value if the flag is not given; ``MISSING`` if it is required."""
 
 
 Flags = dict[str, Flag]

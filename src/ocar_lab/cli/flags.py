@@ -23,22 +23,21 @@ DEFAULTS = "Settings of the method; the defaults are those selected for this ben
 
 @dataclass(frozen=True, kw_only=True)
 class Call(Generic[T]):
-    """A command line, parsed."""
+    """A command line, parsed.
+
+    Attributes:
+        options: Options of the command.
+        benchmark: Name of the benchmark.
+        methods: Names of the methods.
+        config: Fields of the configuration that were given.
+        settings: Settings that were given, for each method those that it has.
+    """
 
     options: T
-    """Options of the command."""
-
     benchmark: str
-    """Name of the benchmark."""
-
     methods: list[str]
-    """Names of the methods."""
-
     config: Given
-    """Fields of the configuration that were given."""
-
     settings: dict[str, Given]
-    """Settings that were given, for each method those that it has."""
 
 
 def parse_call(

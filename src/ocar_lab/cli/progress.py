@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from ocar.errors import MissingPackageError
 from ocar_lab.experiment import Ended, Message, Progress
@@ -26,20 +26,111 @@ LIVE = {
 }
 """Values that the learner reports and how to print them, the most interesting first."""
 
+D = TypeVar("D", bound="Display")
 
-class Lines:
-    """A line when a run begins, when it ends, and now and then between.
+
+class Display:
+    """Bars or lines on standard error; used in a ``with`` statement.
+
+    Args:
+        columns: Columns of the bars after label, bar and count: texts with fields of a bar, or
+            names of rich's columns.
+        terminal: Whether to draw bars; by default if standard error is a terminal.
+
+    Attributes:
+        bars: rich's progress bars; None without a terminal.
+        room: Characters to the right of label, bar and count; 0 without a terminal.
+    """
+
+    def __init__(self, *columns: str, terminal: bool | None = None) -> None:
+        self.bars: Any = None
+        self.room = 0
+        if not (sys.stderr.isatty() if terminal is None else terminal):
+            return
+        try:
+            from rich import progress
+            from rich.console import Console
+        except ImportError as error:
+            raise MissingPackageError(
+                'The command line needs tyro and rich: pip install "ocar[cli]"'
+            ) from error
+        console = Console(stderr=True, highlight=False)
+        bar = max(8, min(24, console.width - 95))
+        self.room = console.width - bar - 12
+        self.bars = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(bar_width=bar),
+            progress.MofNCompleteColumn(),
+            *(
+                progress.TimeRemainingColumn(compact=True)
+                if column == "left"
+                else progress.TextColumn(f"{{task.fields[{column}]}}", markup=False)
+                for column in columns
+            ),
+            console=console,
+        )
+
+    def __enter__(self: D) -> D:
+        if self.bars is not None:
+            self.bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bars is not None:
+            self.bars.stop()
+
+    def note(self, text: str) -> None:
+        """Print a line, above the bars if there are any."""
+        if self.bars is not None:
+            self.bars.console.print(text, markup=False)
+        else:
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
+
+
+class RunDisplay(Display):
+    """A bar for each run with rate, time left and live metrics, or a line now and then.
 
     Args:
         labels: Names of the runs.
     """
 
     def __init__(self, labels: Sequence[str]) -> None:
+        super().__init__("rate", "left", "live")
         self.labels = labels
+        self._began: dict[int, tuple[float, int]] = {}
         self._said: dict[int, float] = {}
+        self._room = self.room - max(map(len, labels)) - 15  # "100/s", "1:02:03" and spaces
+        for label in labels if self.bars is not None else ():
+            # All at once, since a worker takes seconds to begin.
+            self.bars.add_task(
+                label, total=None, rate="", live="waiting", visible=len(labels) <= MOST_BARS
+            )
 
     def show(self, message: Message) -> None:
         """Show a message."""
+        if self.bars is None:
+            self._show_line(message)
+        elif isinstance(message, Ended):
+            bar = self.bars.tasks[message.job]
+            if message.state in ("finished", "already finished"):
+                self.bars.update(bar.id, completed=bar.total or 1, total=bar.total or 1)
+            visible = len(self.labels) <= MOST_BARS
+            self.bars.update(bar.id, live=end_text(message), visible=visible)
+            self.bars.stop_task(bar.id)
+        else:
+            now, begun = self._began.setdefault(message.job, (time.monotonic(), message.done))
+            passed = time.monotonic() - now
+            self.bars.update(
+                self.bars.tasks[message.job].id,
+                completed=message.done,
+                total=message.batches or None,
+                rate=f"{(message.done - begun) / passed:.0f}/s" if passed > 0.5 else "",
+                live=live_text(message, width=self._room),
+                visible=True,
+            )
+
+    def _show_line(self, message: Message) -> None:
         label = self.labels[message.job]
         if isinstance(message, Ended):
             state = f"{message.state}  " if message.metrics else ""
@@ -51,102 +142,6 @@ class Lines:
         elif time.monotonic() - self._said[message.job] >= LINE_SECONDS:
             self._said[message.job] = time.monotonic()
             self.note(f"{label}: {message.done}/{message.batches or '?'}  {live_text(message)}")
-
-    def note(self, text: str) -> None:
-        """Print a line."""
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
-
-    def __enter__(self) -> Lines:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
-
-
-class Bars(Lines):
-    """A bar for each run, with rate, time left and live metrics."""
-
-    def __init__(self, labels: Sequence[str]) -> None:
-        super().__init__(labels)
-        rich = import_rich()
-        self._console = rich.console.Console(stderr=True, highlight=False)
-        bar = max(8, min(24, self._console.width - 95))
-        # Left of the live metrics: label, bar, "4740/4760", "100/s", "1:02:03" and spaces.
-        self._room = self._console.width - max(map(len, labels)) - bar - 27
-        self._bars = rich.progress.Progress(
-            rich.progress.TextColumn("{task.description}"),
-            rich.progress.BarColumn(bar_width=bar),
-            rich.progress.MofNCompleteColumn(),
-            rich.progress.TextColumn("{task.fields[rate]}", justify="right"),
-            rich.progress.TimeRemainingColumn(compact=True),
-            rich.progress.TextColumn("{task.fields[live]}"),
-            console=self._console,
-        )
-        self._tasks: dict[int, Any] = {}
-        self._began: dict[int, tuple[float, int]] = {}
-
-    def __enter__(self) -> Bars:
-        self._bars.start()
-        if len(self.labels) <= MOST_BARS:  # now, since a worker takes seconds to begin
-            for job in range(len(self.labels)):
-                self._task(job)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bars.stop()
-
-    def show(self, message: Message) -> None:
-        """Show a message."""
-        task = self._task(message.job)
-        if isinstance(message, Ended):
-            if message.state in ("finished", "already finished"):
-                total = self._bars.tasks[self._bars.task_ids.index(task)].total or 1
-                self._bars.update(task, completed=total, total=total)
-            visible = len(self.labels) <= MOST_BARS
-            self._bars.update(task, live=end_text(message), visible=visible)
-            self._bars.stop_task(task)
-            return
-        now, begun = self._began.setdefault(message.job, (time.monotonic(), message.done))
-        passed = time.monotonic() - now
-        self._bars.update(
-            task,
-            completed=message.done,
-            total=message.batches or None,
-            rate=f"{(message.done - begun) / passed:.0f}/s" if passed > 0.5 else "",
-            live=live_text(message, width=self._room),
-        )
-
-    def note(self, text: str) -> None:
-        """Print a line above the bars."""
-        self._console.print(text, markup=False)
-
-    def _task(self, job: int) -> Any:
-        if job not in self._tasks:
-            label = self.labels[job]
-            self._tasks[job] = self._bars.add_task(label, total=None, rate="", live="waiting")
-        return self._tasks[job]
-
-
-def make_display(labels: Sequence[str]) -> Lines:
-    """Bars if standard error is a terminal, else lines."""
-    return Bars(labels) if sys.stderr.isatty() else Lines(labels)
-
-
-def import_rich() -> Any:
-    """The package rich, with consoles and progress bars.
-
-    Raises:
-        MissingPackageError: rich is not installed.
-    """
-    try:
-        import rich.console
-        import rich.progress
-    except ImportError as error:
-        raise MissingPackageError(
-            'The command line needs tyro and rich: pip install "ocar[cli]"'
-        ) from error
-    return rich
 
 
 def live_text(message: Progress, *, width: int = 1000) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from ocar.errors import ConfigError
 from ocar_lab.cli.arguments import command_line
 from ocar_lab.cli.flags import Call, parse_call
-from ocar_lab.cli.progress import make_display
+from ocar_lab.cli.progress import RunDisplay
 from ocar_lab.cli.stopping import StopRequest
 from ocar_lab.cli.tables import print_runs
 from ocar_lab.cli.workers import choose_workers
@@ -196,7 +196,7 @@ def do_runs(jobs: Sequence[Job], *, workers: Workers, again: str, debug: bool) -
     width = max(len(job.config.label) for job in jobs)
     labels = [f"{job.config.label:{width}} seed {job.config.seed}" for job in jobs]
     finished, announced = 0, False
-    with make_display(labels) as display, StopRequest() as stop:
+    with RunDisplay(labels) as display, StopRequest() as stop:
         for message in run_many(jobs, workers=workers, stop=stop):
             display.show(message)
             if isinstance(message, Ended):

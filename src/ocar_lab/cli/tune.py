@@ -16,7 +16,7 @@ from ocar_lab.cli.arguments import command_line
 from ocar_lab.cli.flags import parse_call
 from ocar_lab.cli.stopping import StopRequest
 from ocar_lab.cli.tables import print_table
-from ocar_lab.cli.tune_progress import make_display, settings_text, value_text
+from ocar_lab.cli.tune_progress import TuneDisplay, settings_text, value_text
 from ocar_lab.cli.workers import choose_workers
 from ocar_lab.experiment.executors import Workers
 from ocar_lab.tune import Ended, SearchEvent, Study, TuneConfig, search_space
@@ -122,7 +122,7 @@ def _search(study: Study, workers: Workers, *, trials: int, debug: bool) -> bool
     run = study.config.run_config(study.config.example())
     on_gpu = workers.ray is None and run.resolve_device().type == "cuda"
     announced = False
-    with StopRequest() as stop, make_display(study, trials=trials) as display:
+    with StopRequest() as stop, TuneDisplay(study, trials=trials) as display:
 
         def listen(event: SearchEvent) -> None:
             nonlocal announced

@@ -2,42 +2,46 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ocar_lab.cli.progress import LINE_SECONDS, import_rich
+from ocar_lab.cli.progress import LINE_SECONDS, Display
 from ocar_lab.tune import Ended, SearchEvent, Study, TuneConfig
 
 
-class TuneLines:
-    """A line at the start, and one a minute.
+class TuneDisplay(Display):
+    """A bar of trials with the time left, the running trials and the best one, or lines.
 
     Args:
         study: The study.
         trials: Number of trials at the end.
+        terminal: Whether to draw a bar; by default if standard error is a terminal.
         clock: Returns the time in seconds.
     """
 
     def __init__(
-        self, study: Study, *, trials: int, clock: Callable[[], float] = time.monotonic
+        self,
+        study: Study,
+        *,
+        trials: int,
+        terminal: bool | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.config = study.config
+        super().__init__("live", terminal=terminal)
+        self.config, self.trials, self.clock = study.config, trials, clock
         self.label = f"{study.config.benchmark} {study.config.name}"
-        self.trials, self.clock = trials, clock
         self.best = next(iter(study.ranking()), None)
         self.before = self.done = len(study.trials())
         self.running: dict[int, str] = {}
         self._began = self._said = clock()
-
-    def __enter__(self) -> TuneLines:
-        begun = f"resumes at trial {self.before}" if self.before else "begins"
-        self.note(f"{self.label}: {begun}, {self.trials} trials, {self.config.objective}")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        return None
+        if self.bars is not None:
+            self._bar = self.bars.add_task(
+                self.label, total=trials, completed=self.done, live="waiting"
+            )
+        else:
+            begun = f"resumes at trial {self.before}" if self.before else "begins"
+            self.note(f"{self.label}: {begun}, {trials} trials, {self.config.objective}")
 
     def show(self, event: SearchEvent) -> None:
         """Show an event."""
@@ -47,19 +51,15 @@ class TuneLines:
             self.best = event.best
         else:
             self.running[event.number] = f"{event.done}/{event.batches or '?'}"
-        self.refresh(event)
-
-    def refresh(self, event: SearchEvent) -> None:
-        """Print a line, if the last one is a minute old."""
-        if isinstance(event, Ended) and self.clock() - self._said >= LINE_SECONDS:
+        if self.bars is not None:
+            parts = [self.left_text(), self.running_text(), self.best_text()]
+            live = "  ".join(part for part in parts if part)
+            room = max(10, self.room - len(self.label) - 4)
+            self.bars.update(self._bar, completed=self.done, live=live[:room])
+        elif isinstance(event, Ended) and self.clock() - self._said >= LINE_SECONDS:
             self._said = self.clock()
             parts = [f"{self.done}/{self.trials}", self.left_text(), self.best_text()]
             self.note(f"{self.label}: {', '.join(part for part in parts if part)}")
-
-    def note(self, text: str) -> None:
-        """Print a line."""
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
 
     def left_text(self) -> str:
         """The time left, if trials take as long as before; empty if unknown."""
@@ -77,50 +77,6 @@ class TuneLines:
         """The running trials with their batches."""
         shown = [f"{number} at {at}" for number, at in self.running.items()]
         return f"trial {', '.join(shown[:4])}{' ...' if len(shown) > 4 else ''}" if shown else ""
-
-
-class TuneBar(TuneLines):
-    """A bar of trials, with the time left, the running trials and the best one."""
-
-    def __init__(
-        self, study: Study, *, trials: int, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        super().__init__(study, trials=trials, clock=clock)
-        rich = import_rich()
-        self._console = rich.console.Console(stderr=True, highlight=False)
-        self._bar = rich.progress.Progress(
-            rich.progress.TextColumn("{task.description}"),
-            rich.progress.BarColumn(bar_width=24),
-            rich.progress.MofNCompleteColumn(),
-            rich.progress.TextColumn("{task.fields[live]}", markup=False),
-            console=self._console,
-        )
-        self._task = self._bar.add_task(
-            self.label, total=trials, completed=self.done, live="waiting"
-        )
-
-    def __enter__(self) -> TuneBar:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def refresh(self, event: SearchEvent) -> None:
-        """Move the bar."""
-        parts = [self.left_text(), self.running_text(), self.best_text()]
-        room = max(10, self._console.width - len(self.label) - 40)
-        live = "  ".join(part for part in parts if part)
-        self._bar.update(self._task, completed=self.done, live=live[:room])
-
-    def note(self, text: str) -> None:
-        """Print a line above the bar."""
-        self._console.print(text, markup=False)
-
-
-def make_display(study: Study, *, trials: int) -> TuneLines:
-    """A bar if standard error is a terminal, else lines."""
-    return (TuneBar if sys.stderr.isatty() else TuneLines)(study, trials=trials)
 
 
 def value_text(config: TuneConfig, value: float | None) -> str:

@@ -29,62 +29,59 @@ from ocar_lab.runs import read_run
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A run to do."""
+    """A run to do.
+
+    Attributes:
+        config: What to run.
+        out: Folder of all runs.
+        tensorboard: Whether to write TensorBoard files.
+    """
 
     config: RunConfig
-    """What to run."""
-
     out: Path
-    """Folder of all runs."""
-
     tensorboard: bool = False
-    """Whether to write TensorBoard files."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a run is, and how well it does."""
+    """How far a run is, and how well it does.
+
+    Attributes:
+        job: Index of the job.
+        done: Batches done.
+        batches: Batches in all; 0 if unknown.
+        resumed: Batches that were done when this process began.
+        accuracy: Accuracy now, on all tasks so far; None in regression.
+        aaa: Mean of that accuracy over time.
+        reported: The learner's last report: ``loss``, ``classes``, ``tau``, ...
+    """
 
     job: int
-    """Index of the job."""
-
     done: int
-    """Batches done."""
-
     batches: int
-    """Batches in all; 0 if unknown."""
-
     resumed: int
-    """Batches that were done when this process began."""
-
     accuracy: float | None = None
-    """Accuracy now, on all tasks so far; None in regression."""
-
     aaa: float | None = None
-    """Mean of that accuracy over time."""
-
     reported: Mapping[str, float] = field(default_factory=dict)
-    """The learner's last report: ``loss``, ``classes``, ``tau``, ..."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """A run has ended for now."""
+    """A run has ended for now.
+
+    Attributes:
+        job: Index of the job.
+        state: How it ended.
+        metrics: The metrics, if it finished now.
+        error: What went wrong, in a line or two, if it failed.
+        details: The traceback, if it failed.
+    """
 
     job: int
-    """Index of the job."""
-
     state: Literal["finished", "already finished", "stopped", "failed"]
-    """How it ended."""
-
     metrics: Mapping[str, float | None] = field(default_factory=dict)
-    """The metrics, if it finished now."""
-
     error: str = ""
-    """What went wrong, in a line or two, if it failed."""
-
     details: str = ""
-    """The traceback, if it failed."""
 
 
 Message = Progress | Ended

@@ -11,28 +11,25 @@ State = Literal["running", "finished", "pruned", "failed"]
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One trial of a study."""
+    """One trial of a study.
+
+    Attributes:
+        number: Its number in the journal; trials that were cut short have numbers too.
+        state: Its state.
+        settings: The settings that it tries.
+        value: Its value, if it finished.
+        scores: Its scores by batches learned.
+        seconds: How long it took.
+        error: What went wrong, if it failed.
+    """
 
     number: int
-    """Its number in the journal; trials that were cut short have numbers too."""
-
     state: State
-    """Its state."""
-
     settings: Mapping[str, Any]
-    """The settings that it tries."""
-
     value: float | None = None
-    """Its value, if it finished."""
-
     scores: Mapping[int, float] = field(default_factory=dict)
-    """Its scores by batches learned."""
-
     seconds: float | None = None
-    """How long it took."""
-
     error: str = ""
-    """What went wrong, if it failed."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ocar_lab.cli import main
-from ocar_lab.cli.tune_progress import TuneBar, TuneLines, settings_text, time_text
+from ocar_lab.cli.tune_progress import TuneDisplay, settings_text, time_text
 from ocar_lab.runs import find_runs
 from ocar_lab.tune import Ended, Moved, Study, Trial, TuneConfig
 from ocar_lab.tune.study import JOURNAL
@@ -190,15 +190,15 @@ def test_texts() -> None:
     assert [time_text(s) for s in (5.2, 65, 3725)] == ["0:05", "1:05", "1:02:05"]
 
 
-@pytest.mark.parametrize("kind", [TuneLines, TuneBar])
+@pytest.mark.parametrize("terminal", [False, True])
 def test_a_display_tells_trials_the_best_and_the_time_left(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: type[TuneLines | TuneBar]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], terminal: bool
 ) -> None:
     now = 0.0
     trial = Trial(number=0, state="finished", settings={"lr": 0.5}, value=0.75)
     config = TuneConfig(benchmark="split-digits", method="er", device="cpu")
     with Study(config, tmp_path) as study:
-        display = kind(study, trials=5, clock=lambda: now)
+        display = TuneDisplay(study, trials=5, terminal=terminal, clock=lambda: now)
     with display:
         display.show(Moved(number=0))
         display.show(Moved(number=0, done=7, batches=20))
@@ -212,5 +212,5 @@ def test_a_display_tells_trials_the_best_and_the_time_left(
     assert display.best_text() == "best 75.0% (trial 0: lr 0.5)"
     err = capsys.readouterr().err
     assert "something else\n" in err
-    if kind is TuneLines:
+    if not terminal:
         assert "split-digits er: 1/5, 4:04 left, best 75.0% (trial 0: lr 0.5)\n" in err
