@@ -30,7 +30,7 @@ class Call(Generic[T]):
         benchmark: Name of the benchmark.
         methods: Names of the methods.
         config: Fields of the configuration that were given.
-        settings: Settings that were given, for each method those that it has.
+        settings: Settings that were given, for each method its own.
     """
 
     options: T

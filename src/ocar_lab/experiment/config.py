@@ -65,7 +65,7 @@ class RunConfig:
     """Share of each task's samples that are swapped with those of other tasks."""
 
     every: int | Literal["task"] | None = None
-    """Evaluate after every so many batches, or after each task. By default after every batch, as in
+    """Evaluate after every this many batches, or after each task. By default after every batch, as in
     the protocol, but after each task for a method that trains for each prediction."""
 
     online: bool = False
@@ -75,10 +75,10 @@ class RunConfig:
     """At the end, also fit a linear classifier on the features (Probed Acc); not in regression."""
 
     max_tasks: int | None = None
-    """Stop after so many tasks; test data covers these tasks only."""
+    """Stop after this many tasks; test data covers these tasks only."""
 
     max_batches: int | None = None
-    """Stop after so many batches; test data covers the tasks that have begun."""
+    """Stop after this many batches; test data covers the tasks that have begun."""
 
     capture: bool = True
     """On a GPU, record the steps as CUDA graphs: equal up to rounding, many times faster."""
@@ -95,7 +95,7 @@ class RunConfig:
     change the last bits of a sum."""
 
     checkpoint_every: int | None = None
-    """Save after so many batches; by default as often as costs less than 2 % of the time."""
+    """Save after this many batches; by default as often as costs less than 2 % of the time."""
 
     plugins: tuple[str, ...] = field(default_factory=named_plugins)
     """Modules to import first, which register names of their own."""

@@ -59,7 +59,7 @@ def run_events(
     *,
     out: Path | str = "runs",
     stop: Callable[[], bool] | None = None,
-    beside: int | None = 0,
+    others: int | None = 0,
 ) -> Iterator[RunEvent]:
     """As :func:`run`, as a generator of events.
 
@@ -67,7 +67,7 @@ def run_events(
         config: As there.
         out: As there.
         stop: As there.
-        beside: Number of other runs at the same time, for the record; None if unknown.
+        others: Number of other runs at the same time, for the record; None if unknown.
 
     Yields:
         Either only ``AlreadyFinished``, or ``Started``, then ``Recorded`` for each evaluation,
@@ -85,7 +85,7 @@ def run_events(
         with limited_threads(document["threads"]), repeatable:
             try:
                 session = _make_session(config, folder, device)
-                folder.begin_session({**process, "beside": beside, "batch": session.position})
+                folder.begin_session({**process, "beside": others, "batch": session.position})
                 yield from session.events(stop or never)
             except (GeneratorExit, KeyboardInterrupt):
                 if folder.state != "finished":

@@ -116,12 +116,12 @@ def run_many(
     devices = (job.config.resolve_device().type for job in left.values())
     on_gpu = chosen.ray is None and all(device == "cuda" for device in devices)
     executor = chosen.executor(on_gpu=on_gpu, is_ahead=is_evaluated)
-    beside = None if chosen.count is None else min(chosen.count, len(left)) - 1
-    yield from follow_jobs(left, executor, stop=stop or never, beside=beside)
+    others = None if chosen.count is None else min(chosen.count, len(left)) - 1
+    yield from follow_jobs(left, executor, stop=stop or never, others=others)
 
 
 def follow_jobs(
-    jobs: Mapping[int, Job], executor: Executor, *, stop: Stop, beside: int | None = None
+    jobs: Mapping[int, Job], executor: Executor, *, stop: Stop, others: int | None = None
 ) -> Iterator[Message]:
     """Have an executor do some runs.
 
@@ -129,12 +129,12 @@ def follow_jobs(
         jobs: The runs, by the numbers that messages name them by.
         executor: Does the runs.
         stop: Asked often whether to save and leave.
-        beside: How many other runs are done at the same time, for the record.
+        others: How many other runs are done at the same time, for the record.
 
     Yields:
         The same as :func:`run_many`.
     """
-    works = {number: _Follow(number=number, job=job, beside=beside) for number, job in jobs.items()}
+    works = {number: _Follow(number=number, job=job, others=others) for number, job in jobs.items()}
     for number, message in do_all(executor, works, stop=stop):
         if isinstance(message, WorkError):
             error, details = message.error, message.details
@@ -162,14 +162,14 @@ class _Follow:
 
     number: int
     job: Job
-    beside: int | None
+    others: int | None
 
     def __call__(self, stop: Stop) -> Iterator[Message]:
         try:
             listener = TensorBoard() if self.job.tensorboard else None
             watch = _Watch(self.number)
             for event in run_events(
-                self.job.config, out=self.job.out, stop=stop, beside=self.beside
+                self.job.config, out=self.job.out, stop=stop, others=self.others
             ):
                 if listener is not None:
                     listener(event)

@@ -32,7 +32,7 @@ FLUSH_SECONDS = 5.0
 """Most time until the run is idle again; that a GPU learner has diverged is noticed then."""
 
 MOST_IN_A_ROW = 20
-"""With so many skipped batches in a row, the cause is not the batches."""
+"""With this many skipped batches in a row, the cause is not the batches."""
 
 
 class Session:
@@ -46,7 +46,7 @@ class Session:
         online: Also predict each batch before it is learned.
         probe: At the end, also fit a linear classifier on the features.
         seed: Seed of the probe's augmentation.
-        checkpoint_every: Save after so many batches; None to decide by the cost of saving.
+        checkpoint_every: Save after this many batches; None to decide by the cost of saving.
 
     Attributes:
         position: Batches done.

@@ -69,7 +69,7 @@ class TuneConfig:
     divided by the workers, or 1 on a Ray cluster."""
 
     max_batches: int | None = None
-    """End each trial after so many batches, for a quick look."""
+    """End each trial after this many batches, for a quick look."""
 
     plugins: tuple[str, ...] = field(default_factory=named_plugins)
     """Modules to import first, which register names of their own."""

@@ -124,7 +124,7 @@ class Cluster(Executor):
         if not room:
             raise ConfigError(
                 f"No node of the Ray cluster has {self.cpus:g} cores and {self.gpus:g} GPUs, "
-                "which each worker is to have."
+                "which each worker needs."
             )
         return room
 
