@@ -1,4 +1,4 @@
-"""When to save: after this many batches, or as often as costs little."""
+"""When to save: after a number of batches, or as often as costs little."""
 
 from __future__ import annotations
 

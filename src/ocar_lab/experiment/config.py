@@ -65,8 +65,8 @@ class RunConfig:
     """Share of each task's samples that are swapped with those of other tasks."""
 
     every: int | Literal["task"] | None = None
-    """Evaluate after every this many batches, or after each task. By default after every batch, as in
-    the protocol, but after each task for a method that trains for each prediction."""
+    """Batches between two evaluations, or task to evaluate after each task. By default after every
+    batch, as in the protocol, but after each task for a method that trains for each prediction."""
 
     online: bool = False
     """Also predict each batch before it is learned."""

@@ -11,7 +11,7 @@ from ocar.streams.base import Labelled, StreamBatch, TaskStream
 
 
 class Limited:
-    """A stream that ends after this many tasks or batches, whichever comes first.
+    """A stream that ends after a number of tasks or batches, whichever comes first.
 
     Its last batch counts as the last batch of its task.
 

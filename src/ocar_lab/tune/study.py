@@ -43,7 +43,7 @@ from ocar_lab.tune.trial import Failed, Finished, Scored, TrialWork, Working
 STUDY, JOURNAL, PRESET = "study.json", "journal.log", "preset.json"
 
 MOST_FAILURES = 10
-"""If the first this many trials all fail, the cause is not their settings."""
+"""If the first trials, at least this many, all fail, the cause is not their settings."""
 
 STATES: dict[str, State] = {
     "RUNNING": "running",
@@ -122,7 +122,7 @@ class Study:
         stop: Stop = never,
         listen: Callable[[SearchEvent], object] = lambda _: None,
     ) -> None:
-        """Search until the study has this many trials.
+        """Search until the study has a number of trials.
 
         A trial whose worker dies counts as failed. A trial that is cut short by a request to stop
         does not count.
