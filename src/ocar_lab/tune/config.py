@@ -78,6 +78,7 @@ class TuneConfig:
         load_plugins(self.plugins)
         require("tasks", self.tasks, self.tasks is None or self.tasks >= 1, "at least 1, or None")
         object.__setattr__(self, "settings", dict(self.settings))
+        object.__setattr__(self, "plugins", tuple(self.plugins))
         self.run_config(self.example())  # checks the other fields
         if not self.space:
             raise ConfigError(f"Nothing to search: all searched settings of {self.name} are given.")
