@@ -200,7 +200,8 @@ with tempfile.TemporaryDirectory() as folder:
     ocar.ER(model(), lr=0.1).learn(*batches[0])
     ocar.OCAR(model(), lr=0.1, tau_step=1e-6, ema=0.1).learn(*batches[0])
     check("ER, OCAR")
-    config = ocar_lab.RunConfig(benchmark="split-digits", method="ocar", max_batches=4, device="cpu")
+    common = {"benchmark": "split-digits", "device": "cpu"}
+    config = ocar_lab.RunConfig(**common, method="ocar", max_batches=4)
     for _ in zip(ocar.evaluate(learner, stream), range(2)):
         pass
     check("evaluate")

@@ -84,8 +84,7 @@ class Processes(Executor):
         self._processes[pipe] = process
         return pipe
 
-    @staticmethod
-    def _messages(pipe: Connection, stop: Stop) -> Generator[Any, None, Over]:
+    def _messages(self, pipe: Connection, stop: Stop) -> Generator[Any, None, Over]:
         """The messages of a worker, to which a request to stop is passed on once."""
         asked = False
         while True:
@@ -99,10 +98,12 @@ class Processes(Executor):
                 try:
                     yield message
                 except GeneratorExit:
-                    with suppress(EOFError, OSError):
+                    try:
                         pipe.send(None)
                         while not isinstance(pipe.recv(), Over):
                             pass
+                    except (EOFError, OSError):  # it died, and is not to be used again
+                        self._processes.pop(pipe).join()
                     raise
 
 
