@@ -98,15 +98,6 @@ def compare(
     """The ratio of two sides, with its spread.
 
     A turn that other load disturbed changes the spread, not the medians.
-
-    Args:
-        name: Name of the result.
-        times: Seconds of each side, one number a turn.
-        above: Side in the numerator.
-        below: Side in the denominator.
-        unit: Unit of the times.
-        note: What was measured, in words.
-        target: What the ratio should be.
     """
     ratios = [a / b for a, b in zip(times[above], times[below], strict=True)]
     time_above, time_below = median(times[above]), median(times[below])

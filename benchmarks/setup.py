@@ -93,15 +93,7 @@ def slim_resnet(setup: Setup, *, classes: int = 16, seed: int = 0) -> nn.Module:
 def slim_learner(
     method: str, *, classes: int, setup: Setup, seed: int = 0, **options: Any
 ) -> Learner:
-    """A learner of Split-CIFAR100 that has seen ``classes`` classes and has a full memory.
-
-    Args:
-        method: Name of the method.
-        classes: Number of classes.
-        setup: Device and width.
-        seed: Seed of all that is random.
-        **options: Options of the learner, such as ``guard``.
-    """
+    """A learner of Split-CIFAR100 that has seen ``classes`` classes and has a full memory."""
     values = {**preset_settings(PRESET, method), "classes": range(classes), "seed": seed}
     settings, transform = make_settings(method, **values)
     learner = Learner(slim_resnet(setup, seed=seed), settings, transform=transform, **options)

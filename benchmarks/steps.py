@@ -65,14 +65,7 @@ def measure_guard(setup: Setup) -> Iterator[Result]:
 def _compare_variants(
     setup: Setup, name: str, methods: Sequence[str], variants: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[Ratio]:
-    """The first variant over the second, for each method.
-
-    Args:
-        setup: Device and width.
-        name: Name of a result, with braces for the method.
-        methods: Names of methods.
-        variants: Options of the learner for two variants, by name.
-    """
+    """The first variant over the second, for each method; ``name`` has braces for the method."""
     classes = max(CLASSES)
     sides = {
         f"{method.upper()}, {variant}": stream_batch(

@@ -45,12 +45,7 @@ Given = dict[str, Any]
 
 
 def flags(kind: Any, *, without: Collection[str] = ()) -> Flags:
-    """The fields of a dataclass whose values can be written on a command line.
-
-    Args:
-        kind: A dataclass with a docstring under each field.
-        without: Fields to leave out.
-    """
+    """The fields of a dataclass whose values can be written on a command line."""
     hints, about = typing.get_type_hints(kind), field_docs(kind)
     return {
         f.name: Flag(
@@ -63,10 +58,6 @@ def flags(kind: Any, *, without: Collection[str] = ()) -> Flags:
 
 def shared_group(owners: Mapping[str, Flags], *, about: str) -> Any:
     """Flags of several owners as one group; the help shows the default of each owner.
-
-    Args:
-        owners: Flags by owner.
-        about: A line above them in the help.
 
     Raises:
         ConfigError: Two owners have a flag of one name with different types.
@@ -87,12 +78,7 @@ def shared_group(owners: Mapping[str, Flags], *, about: str) -> Any:
 
 
 def option_group(own: Flags, *, about: str) -> Any:
-    """Flags as a group of their own.
-
-    Args:
-        own: The flags.
-        about: A line above them in the help.
-    """
+    """Flags as a group of their own."""
     return _group({name: _option(flag) for name, flag in own.items()}, about)
 
 
@@ -127,12 +113,6 @@ def parse_groups(
     kind: type[T], arguments: Sequence[str], *, command: str, groups: Mapping[str, Any]
 ) -> tuple[T, dict[str, Given]]:
     """The dataclass as in :func:`parse`, and the flags of further groups that were given.
-
-    Args:
-        kind: A dataclass.
-        arguments: The arguments after the command.
-        command: The command, for the usage line.
-        groups: What :func:`option_group` or :func:`shared_group` made, by name.
 
     Raises:
         ConfigError: The arguments are wrong.

@@ -120,10 +120,6 @@ def method_settings(
 def check_names(benchmark: str, methods: Sequence[str]) -> None:
     """Raise if a name is unknown.
 
-    Args:
-        benchmark: Name of a benchmark.
-        methods: Names of methods.
-
     Raises:
         ConfigError: A name is unknown, or a method is named twice.
     """

@@ -120,17 +120,7 @@ def make_jobs(
     tensorboard: bool = False,
     **config: Any,
 ) -> list[Job]:
-    """One job for each seed and method.
-
-    Args:
-        benchmark: Name of the benchmark.
-        methods: Names of the methods.
-        seeds: The seeds.
-        out: Folder for the runs.
-        settings: Settings by method.
-        tensorboard: Whether to write TensorBoard files.
-        **config: Other fields of the configuration.
-    """
+    """One job for each seed and method."""
     given = settings or {}
     return [
         Job(
@@ -183,12 +173,6 @@ def stored(jobs: Sequence[Job]) -> list[Run]:
 
 def do_runs(jobs: Sequence[Job], *, workers: Workers, again: str, debug: bool) -> int:
     """Do some runs and show their progress.
-
-    Args:
-        jobs: The runs.
-        workers: Who does them.
-        again: The command that resumes them.
-        debug: Show the traceback of a run that fails.
 
     Returns:
         0 if every run is finished, else 1.

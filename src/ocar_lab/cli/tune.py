@@ -159,12 +159,7 @@ def describe(study: Study) -> dict[str, Any]:
 
 
 def print_study(study: Study, document: dict[str, Any]) -> None:
-    """Print the best trials, and what to do with them.
-
-    Args:
-        study: The study.
-        document: Its plain values, from :func:`describe`.
-    """
+    """Print the best trials, and what to do with them."""
     config, trials, ranking = study.config, study.trials(), study.ranking()
     states = Counter(trial.state for trial in trials)
     parts = [f"{count} {state}" for state, count in states.items()]

@@ -212,12 +212,7 @@ class RunConfig:
 
 
 def method_name(method: str, transform: str | None) -> str:
-    """Name of a method with another transform: a registered one if there is one.
-
-    Args:
-        method: A name in ``METHODS``.
-        transform: A name in ``TRANSFORMS``; None for the method's own.
-    """
+    """Name of a method with another transform: a registered one if there is one."""
     if transform is None:
         return method
     wanted = (METHODS[method].settings, TRANSFORMS[transform])
@@ -226,13 +221,7 @@ def method_name(method: str, transform: str | None) -> str:
 
 
 def base_settings(benchmark: str, method: str, transform: str | None = None) -> dict[str, Any]:
-    """Settings that a benchmark fixes and, if there is a preset for the method, its settings.
-
-    Args:
-        benchmark: Name of the benchmark.
-        method: A name in ``METHODS``.
-        transform: A name in ``TRANSFORMS``; None for the method's own.
-    """
+    """Settings that a benchmark fixes and, if there is a preset for the method, its settings."""
     name = method_name(method, transform)
     if name in PRESETS.get(benchmark, {}):
         return preset_settings(benchmark, name)

@@ -37,11 +37,13 @@ class Recorded:
     Attributes:
         evaluated: The evaluation.
         reported: The learner's report on the last batch: ``loss``, ``classes``, ``tau``, ...
+        aaa: Mean accuracy over all evaluations so far; NaN in regression.
         kept: Whether the metrics have a line for it; in a long stream not every evaluation has one.
     """
 
     evaluated: Evaluated
     reported: Mapping[str, float]
+    aaa: float
     kept: bool = True
 
 

@@ -185,7 +185,6 @@ class _Watch:
     def __init__(self, job: int) -> None:
         self.job = job
         self._start: Started | None = None
-        self._total, self._count = 0.0, 0
         self._sent = 0.0
 
     def messages(self, event: RunEvent) -> Iterator[Message]:
@@ -193,18 +192,15 @@ class _Watch:
             yield Ended(job=self.job, state="already finished")
         elif isinstance(event, Started):
             self._start = event
-            self._count = event.evaluated
-            self._total = event.aaa * self._count if self._count else 0.0
-            yield self._progress(event.position)
+            yield self._progress(event.position, event.aaa)
         elif isinstance(event, Recorded):
             evaluated = event.evaluated
-            self._total += evaluated.accuracy
-            self._count += 1
             if time.monotonic() - self._sent >= INTERVAL:
                 losses = {"l_p": evaluated.l_p, "l_s": evaluated.l_s}
                 reported = {name: value for name, value in losses.items() if value is not None}
                 yield self._progress(
                     evaluated.index + 1,
+                    event.aaa,
                     accuracy=_defined(evaluated.accuracy),
                     reported=reported | dict(event.reported),
                 )
@@ -214,14 +210,14 @@ class _Watch:
         elif isinstance(event, Stopped):
             yield Ended(job=self.job, state="stopped")
 
-    def _progress(self, done: int, **values: Any) -> Progress:
+    def _progress(self, done: int, aaa: float, **values: Any) -> Progress:
         assert self._start is not None
         return Progress(
             job=self.job,
             done=done,
             batches=self._start.batches,
             resumed=self._start.position,
-            aaa=_defined(self._total / self._count) if self._count else None,
+            aaa=_defined(aaa),
             **values,
         )
 

@@ -18,12 +18,7 @@ from ocar_lab.experiment.limit import Limited
 
 
 def make_config_stream(config: RunConfig, device: torch.device) -> TaskStream:
-    """The stream of a configuration, with its limits.
-
-    Args:
-        config: The configuration.
-        device: Where the data is.
-    """
+    """The stream of a configuration, with its limits."""
     stream: TaskStream = make_stream(
         config.benchmark,
         seed=config.seed,
@@ -38,12 +33,7 @@ def make_config_stream(config: RunConfig, device: torch.device) -> TaskStream:
 
 
 def make_config_learner(config: RunConfig, device: torch.device) -> Learner:
-    """The learner of a configuration, with a new model.
-
-    Args:
-        config: The configuration.
-        device: Where it learns.
-    """
+    """The learner of a configuration, with a new model."""
     benchmark = get_benchmark(config.benchmark)
     model = make_model(**benchmark.model_settings(), seed=config.seed)
     settings, transform = config.resolve()

@@ -172,7 +172,8 @@ class Session:
                 f"The loss is {reported['loss']} at batch {event.index}: the learner has "
                 "diverged. Try a smaller learning rate."
             )
-        return Recorded(evaluated=event, reported=reported, kept=kept)
+        aaa = self.history.anytime.compute()
+        return Recorded(evaluated=event, reported=reported, aaa=aaa, kept=kept)
 
     def _save(self, state: str) -> Saved:
         start = time.perf_counter()

@@ -140,9 +140,6 @@ class TuneConfig:
 
         Its value is an evaluation after the last task, so that it is evaluated after each task
         only. In regression it is evaluated after each batch, since L_s sums over batches.
-
-        Args:
-            found: A value for each setting of the space.
         """
         shared = {f.name: getattr(self, f.name) for f in fields(RunConfig) if hasattr(self, f.name)}
         return RunConfig(

@@ -67,12 +67,7 @@ class Preset:
 
 
 def write_preset(path: Path, preset: Preset) -> None:
-    """Write a preset to a file, atomically.
-
-    Args:
-        path: The file, in a folder that exists.
-        preset: The preset.
-    """
+    """Write a preset to a file, atomically."""
     document = {"format": FORMAT, "version": VERSION, **to_plain(preset)}
     write_whole(path, json.dumps(document, indent=1, ensure_ascii=False).encode() + b"\n")
 

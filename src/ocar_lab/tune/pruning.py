@@ -35,13 +35,7 @@ ERROR = "error"
 
 
 def is_hopeless(value: float, others: Sequence[float], *, lower_is_better: bool) -> bool:
-    """Whether a value is not among the best eighth.
-
-    Args:
-        value: Value of a trial after a batch.
-        others: Values of other trials after the same batch.
-        lower_is_better: The direction of the search.
-    """
+    """Whether a value is not in the best eighth of all values after the same batch."""
     better = sum(other < value if lower_is_better else other > value for other in others)
     return len(others) >= TRIALS and better >= math.ceil(KEPT * (len(others) + 1))
 

@@ -173,13 +173,7 @@ def search_space(benchmark: str, method: str, transform: str | None = None) -> d
 
 
 def suggest(trial: Any, name: str, part: Range | Choice) -> Any:
-    """Draw the value of a setting.
-
-    Args:
-        trial: An Optuna trial.
-        name: Name of the setting.
-        part: Where to draw from.
-    """
+    """Draw the value of a setting."""
     if isinstance(part, Choice):
         return trial.suggest_categorical(name, part.values)
     if part.whole:
