@@ -176,7 +176,7 @@ def whole_run(name: str, method: str, seed: int) -> dict[str, Any]:
     stream, learner = make(name, method, seed)
     last = list(ocar.evaluate(learner, stream, every=EVERY[name]))[-1]
     assert isinstance(last, Finished)
-    # Accuracy is compared here; for time see `ocar bench --only mlp`.
+    # Accuracy is compared here; for time see `python -m benchmarks --only mlp`.
     found = asdict(last.summary).items()
     metrics = {key: v for key, v in found if v is not None and "seconds" not in key}
     return {"method": method, "seed": seed, **metrics}

@@ -129,11 +129,13 @@ check("import ocar")
 for name in ocar.__all__:
     getattr(ocar, name)
     check(f"ocar.{name}")
-for module in pkgutil.walk_packages(ocar.__path__, "ocar."):
-    if module.name != "ocar_lab.__main__":
-        with contextlib.suppress(ImportError):
-            importlib.import_module(module.name)
-        check(f"import {module.name}")
+import ocar_lab
+for package in (ocar, ocar_lab):
+    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        if module.name != "ocar_lab.__main__":
+            with contextlib.suppress(ImportError):
+                importlib.import_module(module.name)
+            check(f"import {module.name}")
 
 from ocar.augment import ColorJitter, Grey, HorizontalFlip, ResizedCrop
 from ocar_lab.experiment import Job, run_many
@@ -198,7 +200,8 @@ with tempfile.TemporaryDirectory() as folder:
     ocar.ER(model(), lr=0.1).learn(*batches[0])
     ocar.OCAR(model(), lr=0.1, tau_step=1e-6, ema=0.1).learn(*batches[0])
     check("ER, OCAR")
-    config = ocar_lab.RunConfig(benchmark="split-digits", method="ocar", max_batches=4, device="cpu")
+    common = {"benchmark": "split-digits", "device": "cpu"}
+    config = ocar_lab.RunConfig(**common, method="ocar", max_batches=4)
     for _ in zip(ocar.evaluate(learner, stream), range(2)):
         pass
     check("evaluate")

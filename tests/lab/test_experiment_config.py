@@ -40,6 +40,7 @@ ELSEWHERE: dict[str, Any] = {
     "checkpoint_every": 5,
     "data_root": Path("elsewhere"),
     "device": "auto",
+    "plugins": ("json",),
 }
 """Another value of each field that does not."""
 

@@ -146,18 +146,12 @@ def test_the_command_makes_the_same_configuration(config: RunConfig) -> None:
     assert line is not None
     first, second, *rest = shlex.split(line)
     assert (first, second) == ("ocar", "run")
-    jobs = parse(rest)
+    jobs, _, _ = run_cli.plan(rest)
     assert [job.config.seed for job in jobs] == [3, 4]
     for job in jobs:
         assert job.config.hash() == config.hash()
         assert job.config.label == config.label
         assert job.config.threads == config.threads
-
-
-def parse(arguments: list[str]) -> list[Any]:
-    benchmark, methods, rest = run_cli.split_names(arguments)
-    options, settings = run_cli._parse_options(benchmark, methods, rest)
-    return run_cli.make_jobs(benchmark, methods, options, settings)
 
 
 def test_the_usual_options_are_those_of_a_configuration() -> None:

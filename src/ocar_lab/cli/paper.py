@@ -248,13 +248,15 @@ def _draw_curves(name: str, arguments: list[str], *, debug: bool) -> int:
     from ocar.methods.registry import METHODS
     from ocar.streams.benchmarks import get_benchmark
     from ocar_lab.cli import run as run_command
+    from ocar_lab.cli.flags import check_names
+    from ocar_lab.cli.workers import choose_workers
     from ocar_lab.drawing import save
     from ocar_lab.paper.figures import curves
     from ocar_lab.paper.figures.store import Wanted, gather, read_document
 
     options = parse(curves.Options, arguments, command=f"ocar paper {name}")
     labels, benchmark = options.methods, options.benchmark
-    run_command.check_names(benchmark, [m for m in labels if m.removesuffix(IID) not in METHODS])
+    check_names(benchmark, [m for m in labels if m.removesuffix(IID) not in METHODS])
     if get_benchmark(benchmark).kind == "regression":
         raise ConfigError(
             f"Invalid --benchmark {benchmark}: it has losses and no accuracy, and "
@@ -263,9 +265,7 @@ def _draw_curves(name: str, arguments: list[str], *, debug: bool) -> int:
     kept = read_document(options.file)["parts"] if options.file.exists() else {}
     jobs = _missing_runs(options, kept)
     if jobs:
-        workers = run_command.choose_workers(
-            run_command.Options(workers=options.workers), len(jobs)
-        )
+        workers, _ = choose_workers({}, workers=options.workers, jobs=len(jobs))
         again = shlex.join(["ocar", "paper", name, *arguments])
         code = run_command.do_runs(jobs, workers=workers, again=again, debug=debug)
         if code:
@@ -307,6 +307,7 @@ def _stored(options: CurvesOptions) -> dict[str, Sequence[Run]]:
 def _missing_runs(options: CurvesOptions, kept: dict[str, Any]) -> list[Job]:
     """The runs of each method that has too few seeds, both stored and in the file."""
     from ocar_lab.cli import run as run_command
+    from ocar_lab.cli.workers import choose_workers
 
     jobs: list[Job] = []
     seeds = set(options.seeds)
@@ -314,12 +315,9 @@ def _missing_runs(options: CurvesOptions, kept: dict[str, Any]) -> list[Job]:
         in_file = set(kept.get(label, {}).get("settings", {}).get("seeds", ()))
         if (own and seeds <= {run.seed for run in own}) or (in_file and seeds <= in_file):
             continue
-        common = run_command.Options(
-            seeds=options.seeds or (0,),
-            out=options.results,
-            data_root=options.data_root,
-            iid=label.endswith(IID),
-            workers=options.workers,
-        )
-        jobs += run_command.make_jobs(options.benchmark, [label.removesuffix(IID)], common, {})
+        wanted = {"data_root": options.data_root, "iid": label.endswith(IID)}
+        chosen = options.seeds or (0,)
+        _, config = choose_workers(wanted, workers=options.workers, jobs=len(chosen))
+        method, out = label.removesuffix(IID), options.results
+        jobs += run_command.make_jobs(options.benchmark, [method], seeds=chosen, out=out, **config)
     return jobs

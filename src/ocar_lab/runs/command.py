@@ -52,6 +52,8 @@ def run_command(
     for name, value in settings.items():
         words += flag_words(name, value)
     words += flag_words("device", config["device"])
+    for plugin in given.get("plugins", ()):
+        words += flag_words("plugin", plugin)
     if threads is not None and config["device"] == "cpu":
         words += flag_words("threads", threads)
     return shlex.join(words)
