@@ -157,13 +157,13 @@ def _probes(setup: Setup) -> tuple[dict[str, Callable[[], object]], Work]:
 
 def learner_work(learner: Learner) -> dict[str, Work]:
     """The work of a batch of an OCAR learner for images, by part."""
-    transform = learner._transform
+    transform = learner.transform
     assert isinstance(transform, OCARTransform)
     samples = BATCH + learner.settings.replay_batch
     logits = torch.zeros(samples, len(learner.classes), device=learner.device)
     labels = torch.zeros(samples, dtype=torch.int64, device=learner.device)
     generator = make_generator(0, "fisher", learner.device)
-    root = transform.curvature.fisher.columns(Categorical(logits), generator, labels)
+    root = transform.curvature.root.columns(Categorical(logits), generator, labels)
     return count_batch(
         layer_shapes(learner.model, torch.zeros(2, *IMAGE, device=learner.device)),
         samples=samples,

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ocar.curvature import KFAC
 from ocar.learner import Learner
 from ocar.methods.ocar import OCARTransform
 
@@ -35,10 +36,16 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 OWN: dict[str, tuple[str, ...]] = {
     "batch norm": ("forward", "backward", "join"),
     "factorization": ("begin", "divide", "subtract", "finish"),
-    "convolution": ("multiply_rows", "multiply_pixels", "begin_and_turn", "convolve"),
-    "products": ("multiply", "square_channels", "square_pixels", "add_up"),
-    "copies": ("by_channel", "by_pixel", "keep", "write_rows", "put_back"),
-    "elementwise and sums": ("answer", "sum_up", "decide", "look_for_copies", "mix", "trace"),
+    "convolution": (
+        "multiply_channels_first",
+        "multiply_channels_last",
+        "first",
+        "convolve",
+        "convolution",
+    ),
+    "products": ("multiply", "square_channels_first", "square_channels_last", "add_up"),
+    "copies": ("channels_first", "channels_last", "copy", "write_rows", "restore"),
+    "elementwise and sums": ("answer", "sum_up", "decide", "mix", "trace", "fill"),
 }
 """Whole names of the library's Triton kernels, by family."""
 
@@ -62,15 +69,17 @@ def timed_calls(learner: Learner) -> list[tuple[Any, str, str, str | None]]:
         Owner and name of each method, the part during a call, and the part after it: None for
         the part before the call.
     """
-    transform = learner._transform
+    transform = learner.transform
     assert isinstance(transform, OCARTransform)
     curvature = transform.curvature
+    assert isinstance(curvature, KFAC)
     return [
         (learner, "learn", REST, None),
         *((learner.memory, method, MEMORY, REST) for method in ("draw", "gather", "add")),
         (learner.model, "forward", FORWARD, FORWARD),
         (transform, "observe", FACTORS, BACKWARD),
-        (curvature.capture(), "pull_back", PULL_BACK, None),
+        (curvature.record(), "pull_back", PULL_BACK, None),
+        (transform, "prepare", INVERSES, None),
+        *((block, "estimate", FACTORS, None) for block in curvature.blocks),
         (transform, "rewrite_", PRECONDITIONING, UPDATE),
-        (curvature, "refresh", INVERSES, None),
     ]

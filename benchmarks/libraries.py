@@ -28,13 +28,12 @@ def measure_nngeometry(setup: Setup) -> Iterator[Result]:
     kfac = KFAC(model, damping=DAMPING, ema=0.1)
 
     def ours() -> None:
-        with kfac.capture():
+        with kfac.record():
             logits = model(x)
         kfac.update(logits)
-        kfac.refresh()
 
     try:
-        theirs = _nngeometry(model, x, layers=kfac.blocks)
+        theirs = _nngeometry(model, x, layers=kfac.layers)
     except ImportError:
         yield Skipped(name="nngeometry", reason="not installed: pip install nngeometry==0.4")
         return
@@ -48,7 +47,7 @@ def measure_nngeometry(setup: Setup) -> Iterator[Result]:
         "nngeometry's FIM and inverse",
         "ours",
         unit="s from the forward pass to the inverses",
-        note=f"{setup.network}, {setup.library_classes} classes, 20 images; ours not captured",
+        note=f"{setup.network}, {setup.library_classes} classes, 20 images; ours not recorded",
         target=Target(relation="at least", value=15) if has_target else None,
     )
 

@@ -97,7 +97,8 @@ def slim_learner(
     values = {**preset_settings(PRESET, method), "classes": range(classes), "seed": seed}
     settings, transform = make_settings(method, **values)
     learner = Learner(slim_resnet(setup, seed=seed), settings, transform=transform, **options)
-    learner.remember(*noise(settings.memory, classes=classes, device=setup.device, seed=seed))
+    capacity = learner.memory.capacity
+    learner.remember(*noise(capacity, classes=classes, device=setup.device, seed=seed))
     return learner
 
 

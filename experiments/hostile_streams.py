@@ -28,7 +28,8 @@ from torch import Tensor, nn
 
 from ocar.guard import Guard, GuardWarning
 from ocar.learner import Learner
-from ocar.methods.registry import make_learner, preset_settings
+from ocar.make import make_learner
+from ocar.methods.registry import preset_settings
 from ocar.models import make_model
 from ocar.streams.benchmarks import make_stream
 from ocar_lab.runs import describe_process, mean_interval

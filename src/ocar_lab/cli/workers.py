@@ -62,6 +62,6 @@ def cores() -> int:
 
 
 def _most_at_once(device: str) -> int:
-    import torch
+    from ocar import accel
 
-    return MOST_ON_GPU if device != "cpu" and torch.cuda.is_available() else cores()
+    return MOST_ON_GPU if device != "cpu" and accel.has_gpu() else cores()

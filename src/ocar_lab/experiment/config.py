@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 
+from ocar import accel
 from ocar.config import CUSTOM, require, require_one_of, to_plain
 from ocar.errors import ConfigError
 from ocar.methods.presets import PRESETS
@@ -80,7 +81,7 @@ class RunConfig:
     max_batches: int | None = None
     """Stop after this many batches; test data covers the tasks that have begun."""
 
-    capture: bool = True
+    record: bool = True
     """On a GPU, record the steps as CUDA graphs: equal up to rounding, many times faster."""
 
     deterministic: bool = False
@@ -158,11 +159,7 @@ class RunConfig:
         Raises:
             ConfigError: There is no such device.
         """
-        available = torch.cuda.is_available()
-        if self.device == "cuda" and not available:
-            raise ConfigError("Invalid device='cuda'. PyTorch finds no CUDA device here.")
-        use = "cuda" if available and self.device != "cpu" else "cpu"
-        return torch.device(use)
+        return accel.choose_device(self.device)
 
     def identity(self) -> dict[str, Any]:
         """All that decides the numbers except the seed, in plain values."""

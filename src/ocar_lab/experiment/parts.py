@@ -9,7 +9,6 @@ import torch
 
 from ocar.guard import Guard
 from ocar.learner import Learner
-from ocar.methods.registry import METHODS
 from ocar.models import make_model
 from ocar.streams.base import TaskStream
 from ocar.streams.benchmarks import get_benchmark, make_stream
@@ -37,12 +36,11 @@ def make_config_learner(config: RunConfig, device: torch.device) -> Learner:
     benchmark = get_benchmark(config.benchmark)
     model = make_model(**benchmark.model_settings(), seed=config.seed)
     settings, transform = config.resolve()
-    kind = METHODS[config.method].learner
-    return kind(
+    return Learner(
         model.to(device),
         settings,
         transform=transform,
-        capture=config.capture,
+        record=config.record,
         guard=Guard() if config.guard else None,
     )
 

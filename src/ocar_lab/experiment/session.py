@@ -167,7 +167,7 @@ class Session:
             numbered = {} if self.history.whole else {"evaluations": count}
             self.folder.append(evaluation_record(event, reported | numbered))
         self.position = event.index + 1
-        if not math.isfinite(reported.get("loss", 0.0)) and not self.learner.has_guard:
+        if not math.isfinite(reported.get("loss", 0.0)) and self.learner.guard_settings is None:
             raise NumericalError(
                 f"The loss is {reported['loss']} at batch {event.index}: the learner has "
                 "diverged. Try a smaller learning rate."
@@ -215,9 +215,9 @@ def _give_up(event: Guarded) -> None:
     """Raise if one batch after another is skipped."""
     if event.in_a_row >= MOST_IN_A_ROW:
         raise NumericalError(
-            f"The last {event.in_a_row} batches by batch {event.index} had a loss or weights that "
-            "are not finite, and were skipped: the learner has diverged. Try a smaller learning "
-            "rate."
+            f"The last {event.in_a_row} batches by batch {event.index} were skipped: their loss "
+            "or weights were not finite, or their inputs were out of scale. Try a smaller "
+            "learning rate, and check the inputs."
         )
 
 

@@ -46,9 +46,9 @@ def versions() -> dict[str, str]:
 def describe_device(device: torch.device) -> dict[str, str]:
     """Type and name of a device."""
     if device.type == "cuda":
-        import torch
+        from ocar import accel
 
-        return {"type": "cuda", "name": torch.cuda.get_device_name(device)}
+        return {"type": "cuda", "name": str(accel.gpu_name(device))}
     return {"type": device.type, "name": _processor(), "machine": platform.machine()}
 
 

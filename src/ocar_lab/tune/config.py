@@ -61,7 +61,7 @@ class TuneConfig:
     prune: bool = True
     """Stop trials early that are worse than most after the same batch."""
 
-    capture: bool = True
+    record: bool = True
     """On a GPU, record the steps as CUDA graphs."""
 
     threads: int | None = None

@@ -23,8 +23,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import torch
-
+from ocar import accel
 from ocar.errors import MissingPackageError, OcarError, RunError
 from ocar.files import write_whole
 from ocar.rng import derive_seed
@@ -267,7 +266,7 @@ class Study:
         path = self.folder / STUDY
         wanted = json.loads(json.dumps(self.config.identity()))
         if not path.exists():
-            device = torch.device(wanted["device"] if torch.cuda.is_available() else "cpu")
+            device = accel.choose_device(wanted["device"] if accel.has_gpu() else "cpu")
             plugins = {"plugins": self.config.plugins} if self.config.plugins else {}
             document = {"config": wanted, **plugins, **describe_process(device)}
             write_whole(path, json.dumps(document, indent=1, ensure_ascii=False).encode() + b"\n")

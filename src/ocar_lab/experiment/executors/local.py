@@ -10,8 +10,7 @@ import traceback
 from collections.abc import Callable, Generator
 from typing import Any
 
-import torch
-
+from ocar import accel
 from ocar.accel.streams import share_device
 from ocar_lab.experiment.executors.base import Executor, Stop, Work, WorkError, say
 
@@ -51,7 +50,7 @@ class Threads(Inline):
         try:
             if stop():
                 return
-            with torch.cuda.stream(torch.cuda.Stream()):
+            with accel.own_stream():
                 for message in super().run(work, stop):
                     if ahead and self.is_ahead(message):
                         self._loaded.set()
