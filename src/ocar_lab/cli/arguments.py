@@ -47,12 +47,13 @@ Given = dict[str, Any]
 def flags(kind: Any, *, without: Collection[str] = ()) -> Flags:
     """The fields of a dataclass whose values can be written on a command line."""
     hints, about = typing.get_type_hints(kind), field_docs(kind)
+    written = {name: _written_type(hint) for name, hint in hints.items()}
     return {
         f.name: Flag(
-            name=f.name, kind=hints[f.name], about=about.get(f.name, ""), default=f.default
+            name=f.name, kind=written[f.name], about=about.get(f.name, ""), default=f.default
         )
         for f in dataclasses.fields(kind)
-        if f.name not in without and _can_be_flag(hints[f.name])
+        if f.name not in without and written[f.name] is not None
     }
 
 
@@ -168,6 +169,14 @@ def _written(value: Any) -> str:
     if isinstance(value, (tuple, list)):
         return " ".join(map(str, value)) or "none"
     return str(value)
+
+
+def _written_type(kind: Any) -> Any:
+    """The part of a type whose values can be written on a command line; None if there is none."""
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
+        parts = [part for part in typing.get_args(kind) if _can_be_flag(part)]
+        return typing.Union[tuple(parts)] if set(parts) - {type(None)} else None  # noqa: UP007
+    return kind if _can_be_flag(kind) else None
 
 
 def _can_be_flag(kind: Any) -> bool:
