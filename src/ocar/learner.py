@@ -14,7 +14,7 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -37,8 +37,15 @@ from ocar.rng import make_generator
 from ocar.steps import Steps
 from ocar.synchronized import synchronized
 
-if TYPE_CHECKING:
-    from ocar.serving import Serving
+
+class Listener(Protocol):
+    """What follows a learner, such as :class:`ocar.Serving`."""
+
+    def learned(self) -> None:
+        """A batch has been learned."""
+
+    def publish(self) -> None:
+        """The learner has other weights than before."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -95,7 +102,7 @@ class Learner:
             raise ConfigError(reason)
         accel.lay_out_(model)
         self.lock = threading.RLock()
-        self.servings: weakref.WeakSet[Serving] = weakref.WeakSet()
+        self.servings: weakref.WeakSet[Listener] = weakref.WeakSet()
         self.model = model
         self.settings = settings
         self.transform_settings = transform
