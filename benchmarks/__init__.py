@@ -45,7 +45,7 @@ __all__ = [
 GROUPS: dict[str, Callable[[Setup], Iterator[Result]]] = {
     "steps": measure_steps,
     "nngeometry": measure_nngeometry,
-    "captured": measure_graphs,
+    "recorded": measure_graphs,
     "concurrent": measure_concurrent,
     "mlp": measure_mlp,
     "serving": measure_serving,

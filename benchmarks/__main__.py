@@ -34,7 +34,7 @@ class Options:
     """Small networks and two turns: whether it works, not how fast it is."""
 
     only: tuple[str, ...] = ()
-    """What to measure: steps, nngeometry, captured, concurrent, mlp, serving, parts, floor, guard,
+    """What to measure: steps, nngeometry, recorded, concurrent, mlp, serving, parts, floor, guard,
     saving. All by default."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"

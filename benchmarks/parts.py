@@ -109,7 +109,7 @@ def _kernels(call: Callable[[], object], setup: Setup) -> Breakdown:
         unit="s of kernels a stream batch",
         note=(
             f"{len(kernels)} kernels and copies, some in parallel, in a batch of "
-            f"{1e3 * median(times):.2f} ms; {CLASSES} classes, captured"
+            f"{1e3 * median(times):.2f} ms; {CLASSES} classes, recorded"
         ),
     )
 

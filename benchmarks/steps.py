@@ -47,10 +47,10 @@ def measure_steps(setup: Setup) -> Iterator[Result]:
 def measure_graphs(setup: Setup) -> Iterator[Result]:
     """Eager steps over steps recorded as CUDA graphs, for ER and OCAR."""
     if not setup.on_gpu:
-        yield Skipped(name="captured", reason="needs a GPU: CUDA graphs are for CUDA devices")
+        yield Skipped(name="recorded", reason="needs a GPU: CUDA graphs are for CUDA devices")
         return
-    variants = {"eager": {"capture": False}, "captured": {"capture": True}}
-    yield from _compare_variants(setup, "captured {}", ("er", "ocar"), variants)
+    variants = {"eager": {"record": False}, "recorded": {"record": True}}
+    yield from _compare_variants(setup, "recorded {}", ("er", "ocar"), variants)
 
 
 def measure_guard(setup: Setup) -> Iterator[Result]:

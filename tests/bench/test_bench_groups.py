@@ -85,7 +85,7 @@ class _Refuse:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
-@pytest.mark.parametrize("group", ["captured", "concurrent"])
+@pytest.mark.parametrize("group", ["recorded", "concurrent"])
 def test_what_needs_a_gpu_is_skipped_without_one(group: str) -> None:
     (result,) = found(group).values()
     assert isinstance(result, Skipped)

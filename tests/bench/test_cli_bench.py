@@ -104,15 +104,15 @@ def test_times_for_people() -> None:
 
 def test_json_is_printed_and_saved(tmp_path: Path, capsys: Captured) -> None:
     file = tmp_path / "new" / "bench.json"
-    call = ["--quick", "--only", "mlp", "captured", "--device", "cpu"]
+    call = ["--quick", "--only", "mlp", "recorded", "--device", "cpu"]
     assert main([*call, "--json", "--save", str(file)]) == 0
     captured = capsys.readouterr()
     said = json.loads(captured.out)
     assert file.read_text(encoding="utf-8") == captured.out
     assert said["command"].startswith(
-        "python -m benchmarks --quick --only mlp captured --device cpu"
+        "python -m benchmarks --quick --only mlp recorded --device cpu"
     )
-    assert [result["name"] for result in said["results"]][:2] == ["captured", "mlp, the floor"]
+    assert [result["name"] for result in said["results"]][:2] == ["recorded", "mlp, the floor"]
     assert "Measuring mlp: " in captured.err
 
 
