@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: speed, as ratios of two sides that take turns in one run."""
+"""``python -m benchmarks``: the speed of the package, as ratios."""
 
 from __future__ import annotations
 
@@ -10,18 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from benchmarks import (
-    GROUPS,
-    Breakdown,
-    Ratio,
-    Result,
-    Setup,
-    Skipped,
-    check_names,
-    choose_device,
-    document,
-    measure,
-)
+import benchmarks
+from benchmarks import GROUPS, Breakdown, Ratio, Result, Setup, Skipped
+from ocar.errors import ConfigError
 from ocar_lab.cli.arguments import parse
 from ocar_lab.cli.tables import print_table
 
@@ -30,10 +21,10 @@ COMMAND = "python -m benchmarks"
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Measure the speed, as ratios of two sides that take turns in one run.
+    """Measure the speed, as ratios of two sides that take turns in one process.
 
-    Each ratio is of the medians; beside it stand the smallest and the largest of a turn. Set
-    OMP_NUM_THREADS for the threads of the CPU.
+    Each ratio is of the medians; the smallest and the largest ratio of a turn follow it. Set
+    OMP_NUM_THREADS to choose the threads of the CPU.
     """
 
     json: bool = False
@@ -43,7 +34,7 @@ class Options:
     """Small networks and two turns: whether it works, not how fast it is."""
 
     only: tuple[str, ...] = ()
-    """What to measure: steps, nngeometry, captured, concurrent, mlp, serving, parts, floor, guard,
+    """What to measure: steps, nngeometry, recorded, concurrent, mlp, serving, parts, floor, guard,
     saving. All by default."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
@@ -54,17 +45,30 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure and say what was found."""
-    options = parse(Options, list(arguments), command=COMMAND)
-    names, device = check_names(options.only), choose_device(options.device)
+    """Measure and print the results.
+
+    Returns:
+        The exit code: 2 for a wrong call.
+    """
+    try:
+        options = parse(Options, list(arguments), command=COMMAND)
+        names, device = (
+            benchmarks.check_names(options.only),
+            benchmarks.choose_device(options.device),
+        )
+    except ConfigError as error:
+        sys.stderr.write(f"{COMMAND}: {error}\n")
+        return 2
     setup = Setup.quick(device) if options.quick else Setup(device=device)
     results: list[Result] = []
     for name in names:
-        sys.stderr.write(f"Measuring {name}: {GROUPS[name].about}\n")
+        about = (GROUPS[name].__doc__ or "").partition("\n")[0]
+        sys.stderr.write(f"Measuring {name}: {about}\n")
         sys.stderr.flush()
-        results += measure(setup, [name])
-    said = document(results, setup=setup, command=shlex.join([*COMMAND.split(), *arguments]))
-    text = json.dumps(said, indent=1, ensure_ascii=False) + "\n"
+        results += benchmarks.measure(setup, [name])
+    command = shlex.join([*COMMAND.split(), *arguments])
+    document = benchmarks.document(results, setup=setup, command=command)
+    text = json.dumps(document, indent=1, ensure_ascii=False) + "\n"
     if options.save is not None:
         options.save.parent.mkdir(parents=True, exist_ok=True)
         options.save.write_text(text, encoding="utf-8")
@@ -77,28 +81,26 @@ def main(arguments: Sequence[str]) -> int:
 
 def print_results(results: Sequence[Result]) -> None:
     """Print a table of the ratios, one of each breakdown, and a line for what was skipped."""
-    ratios = [result for result in results if isinstance(result, Ratio)]
+    ratios = [ratio_row(result) for result in results if isinstance(result, Ratio)]
     if ratios:
         header = ["measured", "above / below", "ratio", "spread", "times", "wanted"]
-        print_table(header, [ratio_row(ratio) for ratio in ratios], title="Ratios of times")
+        print_table(header, ratios, title="Ratios of times")
+    notes: list[str] = []
     for result in results:
         if isinstance(result, Breakdown):
-            rows = [
-                [part.name, f"{100 * part.share:.1f} %", f"{part.amount:.3g}"]
-                for part in result.parts
-            ]
+            rows = [[p.name, f"{100 * p.share:.1f} %", f"{p.amount:.3g}"] for p in result.parts]
             rows.append(["together", "100.0 %", f"{result.total:.3g}"])
             header = ["part", "share", result.unit]
             print_table(header, rows, title=f"\n{result.name}", numbers=True)
-    notes = {r.note: None for r in results if not isinstance(r, Skipped) and r.note}
-    notes |= {
-        f"Not measured: {r.name}: {r.reason}": None for r in results if isinstance(r, Skipped)
-    }
-    sys.stdout.write("".join(f"\n{note}" for note in notes) + "\n")
+        if isinstance(result, Skipped):
+            notes.append(f"Not measured: {result.name}: {result.reason}")
+        elif result.note:
+            notes.append(result.note)
+    sys.stdout.write("".join(f"\n{note}" for note in dict.fromkeys(notes)) + "\n")
 
 
 def ratio_row(ratio: Ratio) -> list[str]:
-    """The texts of a ratio's row."""
+    """The cells of a ratio's row."""
     wanted, per = "", ratio.unit.removeprefix("s ")
     if ratio.target is not None:
         wanted = f"{ratio.target}: {'yes' if ratio.target.met(ratio.ratio) else 'no'}"
@@ -107,13 +109,13 @@ def ratio_row(ratio: Ratio) -> list[str]:
         f"{ratio.above} / {ratio.below}",
         f"{ratio.ratio:.2f}",
         f"{ratio.smallest:.2f} to {ratio.largest:.2f}",
-        f"{milliseconds(ratio.time_above)} / {milliseconds(ratio.time_below)} {per}",
+        f"{time_text(ratio.time_above)} / {time_text(ratio.time_below)} {per}",
         wanted,
     ]
 
 
-def milliseconds(seconds: float) -> str:
-    """A time for people to read."""
+def time_text(seconds: float) -> str:
+    """A time in milliseconds or seconds."""
     return f"{1e3 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 

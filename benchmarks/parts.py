@@ -1,50 +1,69 @@
-"""Where the time of an OCAR batch goes, by part, on the CPU.
-
-A stopwatch follows the learner through its batch: at each moment one part is on, and the calls
-that the learner makes of its own parts switch it.
-"""
+"""Where the time of an OCAR batch goes: by part of the work on a CPU, by kernel on a GPU."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from statistics import median
 from typing import Any
 
-from benchmarks.kernels import measure_kernels
+import torch
+
+from benchmarks.inside import REST, family, timed_calls
 from benchmarks.mlp import mlp_batch, mlp_learner
-from benchmarks.results import Result, take_apart
+from benchmarks.results import Breakdown, Result, take_apart
 from benchmarks.setup import Setup, slim_learner, stream_batch
-from benchmarks.timing import Clock
-from ocar.learner import Learner
-from ocar.methods.ocar import OCARTransform
+from benchmarks.timing import Clock, synchronize, take_turns, warm_up_calls
 
 CLASSES = 100
-FORWARD, BACKWARD, PULL_BACK = "forward and loss", "backward", "pull-back of the Fisher's root"
-FACTORS, INVERSES, PRECONDITIONING = "factors", "inverses", "preconditioning"
-UPDATE, MEMORY, REST = "update", "memory", "augmentation and the rest"
+
+
+def measure_parts(setup: Setup) -> Iterator[Result]:
+    """Shares of an OCAR batch."""
+    slim = slim_learner("ocar", classes=CLASSES, setup=setup)
+    call = stream_batch(slim, classes=CLASSES)
+    if setup.on_gpu:
+        yield _kernels(call, setup)
+        return
+    mlp = mlp_learner("ocar")
+    for name, learner, learn, batches in (
+        (setup.network, slim, call, setup.turns),
+        ("MLP 784-100-100", mlp, mlp_batch(mlp), 10 * setup.turns),
+    ):
+        learn()  # the first batch has no curvature yet
+        parts = Parts()
+        for owner, method, part, then in timed_calls(learner):
+            parts.follow(owner, method, part, then=then)
+        for _ in range(batches):
+            learn()
+        yield take_apart(
+            f"parts of an OCAR batch, {name}",
+            {part: seconds / batches for part, seconds in parts.seconds.items()},
+            unit="s a stream batch",
+            note=f"{len(learner.classes)} classes, three passes, mean of {batches} batches",
+        )
 
 
 class Parts:
-    """A stopwatch with several hands, one of which runs.
+    """A stopwatch that counts each moment for one part of the work.
 
     Args:
-        clock: Tells the time in seconds.
+        clock: Returns the time in seconds.
 
     Attributes:
-        seconds: How long each part was on.
+        seconds: Time of each part so far.
     """
 
     def __init__(self, clock: Clock = time.perf_counter) -> None:
         self.seconds: dict[str, float] = {}
         self._clock = clock
-        self._part = REST
-        self._since = clock()
+        self._part, self._since = REST, clock()
 
     def switch(self, part: str) -> str:
-        """From now on another part is on.
+        """Count for another part from now on.
 
         Returns:
-            The one that was.
+            The part before.
         """
         now, before = self._clock(), self._part
         self.seconds[before] = self.seconds.get(before, 0.0) + now - self._since
@@ -52,13 +71,13 @@ class Parts:
         return before
 
     def follow(self, owner: Any, method: str, part: str, *, then: str | None = None) -> None:
-        """Let calls of a method switch to a part, and back afterwards.
+        """Switch to a part during the calls of one object's method.
 
         Args:
-            owner: Whose method; no other object of its class is changed.
-            method: Its name.
-            part: What is on during a call.
-            then: What is on after it, if not what was before.
+            owner: The object.
+            method: Name of the method.
+            part: Part during a call.
+            then: Part after a call; by default the part before it.
         """
         call: Callable[..., Any] = getattr(owner, method)
 
@@ -72,40 +91,42 @@ class Parts:
         setattr(owner, method, followed)
 
 
-def follow_learner(learner: Learner, parts: Parts) -> None:
-    """Switch the parts of a stopwatch as an OCAR learner goes through its batches."""
-    transform = learner._transform
-    assert isinstance(transform, OCARTransform)
-    curvature = transform.curvature
-    parts.follow(learner, "learn", REST)
-    for method in ("draw", "gather", "add"):
-        parts.follow(learner.memory, method, MEMORY, then=REST)
-    parts.follow(learner.model, "forward", FORWARD, then=FORWARD)
-    parts.follow(transform, "observe", FACTORS, then=BACKWARD)
-    parts.follow(curvature.capture(), "pull_back", PULL_BACK)
-    parts.follow(transform, "rewrite_", PRECONDITIONING, then=UPDATE)
-    parts.follow(curvature, "refresh", INVERSES)
+def by_family(kernels: Sequence[tuple[str, float]]) -> dict[str, float]:
+    """Time of each family of kernels, from the name and the time of each kernel."""
+    totals: dict[str, float] = {}
+    for name, duration in kernels:
+        totals[family(name)] = totals.get(family(name), 0.0) + duration
+    return totals
 
 
-def measure_parts(setup: Setup) -> Iterator[Result]:
-    """Shares of an OCAR batch: by part on a CPU, by kernel on a GPU."""
-    if setup.device.type == "cuda":
-        yield from measure_kernels(setup)
-        return
-    slim = slim_learner("ocar", classes=CLASSES, setup=setup)
-    mlp = mlp_learner("ocar")
-    for name, learner, call, batches in (
-        (setup.network, slim, stream_batch(slim, classes=CLASSES), setup.turns),
-        ("MLP 784-100-100", mlp, mlp_batch(mlp), 10 * setup.turns),
-    ):
-        call()  # the first batch finds no curvature yet
-        parts = Parts()
-        follow_learner(learner, parts)
-        for _ in range(batches):
-            call()
-        yield take_apart(
-            f"parts of an OCAR batch, {name}",
-            {part: seconds / batches for part, seconds in parts.seconds.items()},
-            unit="s a stream batch",
-            note=f"{len(learner.classes)} classes, three passes, mean of {batches} batches",
-        )
+def _kernels(call: Callable[[], object], setup: Setup) -> Breakdown:
+    """Time of all kernels of one batch by family; kernels that run in parallel count in full."""
+    times = take_turns({"batch": call}, setup)["batch"]
+    kernels = _profile(call, setup.device)
+    return take_apart(
+        f"kernels of an OCAR batch, {setup.network}",
+        by_family(kernels),
+        unit="s of kernels a stream batch",
+        note=(
+            f"{len(kernels)} kernels and copies, some in parallel, in a batch of "
+            f"{1e3 * median(times):.2f} ms; {CLASSES} classes, recorded"
+        ),
+    )
+
+
+def _profile(call: Callable[[], object], device: torch.device) -> list[tuple[str, float]]:
+    """Name and seconds of each kernel and copy of one call after a warm-up."""
+    from torch.profiler import ProfilerActivity, profile
+
+    for _ in range(warm_up_calls(device)):
+        call()
+    synchronize(device)
+    activities = [ProfilerActivity.CPU, ProfilerActivity.CUDA]
+    with profile(activities=activities, acc_events=True) as found:
+        call()
+        synchronize(device)
+    return [
+        (event.name, 1e-6 * event.time_range.elapsed_us())
+        for event in found.events()
+        if event.device_type == torch.autograd.DeviceType.CUDA
+    ]

@@ -1,14 +1,24 @@
-"""What a measurement says: a ratio, a whole by its parts, or why there is nothing to say."""
+"""What a measurement finds: a ratio, a breakdown into parts, or why it was skipped."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+import importlib.metadata
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Literal
+from typing import Any, Literal
+
+import torch
+
+from benchmarks.setup import Setup
+from ocar_lab.runs import describe_process
+
+SCHEMA = 1
+"""Version of the JSON; to be raised when a reader of this version would misread a new one."""
 
 BATCH = "s a stream batch"
-"""The unit of nearly all times here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,13 +26,10 @@ class Target:
     """What a ratio should be."""
 
     relation: Literal["at most", "at least"]
-    """On which side of the value."""
-
     value: float
-    """The value."""
 
     def met(self, ratio: float) -> bool:
-        """Whether a ratio is as it should be."""
+        """Whether a ratio reaches the target."""
         return ratio <= self.value if self.relation == "at most" else ratio >= self.value
 
     def __str__(self) -> str:
@@ -31,49 +38,58 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """Two sides that were measured in turns."""
+    """Median time of one side over median time of another, measured in turns."""
 
     name: str
-    """What is compared, in a word or two."""
-
     above: str
-    """What stands above the line."""
-
     below: str
-    """What stands below the line."""
-
     ratio: float
-    """Median time of the one over median time of the other."""
-
-    smallest: float
-    """The smallest ratio of a turn."""
-
+    smallest: float  # ratio of one turn
     largest: float
-    """The largest ratio of a turn."""
-
     time_above: float
-    """Median time of what stands above."""
-
     time_below: float
-    """Median time of what stands below."""
-
     turns: int
-    """How many turns each side had."""
-
     unit: str = BATCH
-    """What the times are."""
-
     note: str = ""
-    """What one should know to read it."""
-
     target: Target | None = None
-    """What the ratio should be, if that was ever said."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One part of a breakdown; ``share`` is between 0 and 1."""
+
+    name: str
+    amount: float
+    share: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Breakdown:
+    """A total and its parts, largest first."""
+
+    name: str
+    parts: tuple[Part, ...]
+    total: float
+    unit: str
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Skipped:
+    """A measurement that is not possible here, and why."""
+
+    name: str
+    reason: str
+
+
+Result = Ratio | Breakdown | Skipped
 
 
 def compare(
     name: str,
-    above: tuple[str, Sequence[float]],
-    below: tuple[str, Sequence[float]],
+    times: Mapping[str, Sequence[float]],
+    above: str,
+    below: str,
     *,
     unit: str = BATCH,
     note: str = "",
@@ -81,26 +97,19 @@ def compare(
 ) -> Ratio:
     """The ratio of two sides, with its spread.
 
-    A turn that something else disturbed moves the spread, not the medians.
-
-    Args:
-        name: What is compared.
-        above: What stands above the line, and its time in each turn.
-        below: What stands below the line, and its time in each turn.
-        unit: What the times are.
-        note: What one should know to read it.
-        target: What the ratio should be.
+    A turn that other load disturbed changes the spread, not the medians.
     """
-    ratios = [a / b for a, b in zip(above[1], below[1], strict=True)]
+    ratios = [a / b for a, b in zip(times[above], times[below], strict=True)]
+    time_above, time_below = median(times[above]), median(times[below])
     return Ratio(
         name=name,
-        above=above[0],
-        below=below[0],
-        ratio=median(above[1]) / median(below[1]),
+        above=above,
+        below=below,
+        ratio=time_above / time_below,
         smallest=min(ratios),
         largest=max(ratios),
-        time_above=median(above[1]),
-        time_below=median(below[1]),
+        time_above=time_above,
+        time_below=time_below,
         turns=len(ratios),
         unit=unit,
         note=note,
@@ -108,67 +117,54 @@ def compare(
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Part:
-    """A part of a whole."""
-
-    name: str
-    """What it is."""
-
-    amount: float
-    """How much, in the unit of the whole."""
-
-    share: float
-    """Its part of the sum of all parts, from 0 to 1."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Breakdown:
-    """A whole by its parts."""
-
-    name: str
-    """What is taken apart."""
-
-    parts: tuple[Part, ...]
-    """The parts, the largest first."""
-
-    total: float
-    """Their sum."""
-
-    unit: str
-    """What the amounts are."""
-
-    note: str = ""
-    """What one should know to read it."""
-
-
-def take_apart(name: str, amounts: dict[str, float], *, unit: str, note: str = "") -> Breakdown:
-    """A whole by its parts, the largest first.
-
-    Args:
-        name: What is taken apart.
-        amounts: How much each part is.
-        unit: What the amounts are.
-        note: What one should know to read it.
-    """
+def take_apart(name: str, amounts: Mapping[str, float], *, unit: str, note: str = "") -> Breakdown:
+    """A breakdown from the amount of each part."""
     total = sum(amounts.values())
-    ordered = sorted(amounts.items(), key=lambda item: -item[1])
     parts = tuple(
         Part(name=part, amount=amount, share=amount / total if total else 0.0)
-        for part, amount in ordered
+        for part, amount in sorted(amounts.items(), key=lambda item: -item[1])
     )
     return Breakdown(name=name, parts=parts, total=total, unit=unit, note=note)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Skipped:
-    """What could not be measured here."""
+def document(results: Sequence[Result], *, setup: Setup, command: str) -> dict[str, Any]:
+    """Results with their provenance, in plain values, as ``--json`` prints them."""
+    process = describe_process(setup.device)
+    chosen = dataclasses.asdict(setup)
+    del chosen["device"]
+    return {
+        "schema": SCHEMA,
+        "command": command,
+        "time": process["time"],
+        "device": process["device"],
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "versions": process["versions"] | _compared_versions(),
+        "git": process["git"],
+        "setup": chosen,
+        "results": [_plain(result) for result in results],
+    }
 
-    name: str
-    """What would have been measured."""
 
-    reason: str
-    """Why it was not, and what would help."""
+def _plain(result: Result) -> dict[str, Any]:
+    kind = {Ratio: "ratio", Breakdown: "breakdown"}.get(type(result), "skipped")
+    values = {"kind": kind, **dataclasses.asdict(result)}
+    if isinstance(result, Ratio) and result.target is not None:
+        values["target"]["met"] = result.target.met(result.ratio)
+    return {name: _rounded(value) for name, value in values.items()}
 
 
-Result = Ratio | Breakdown | Skipped
+def _rounded(value: Any) -> Any:
+    """Floats with four significant digits, at any depth."""
+    if isinstance(value, float):
+        return float(f"{value:.4g}")
+    if isinstance(value, dict):
+        return {name: _rounded(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_rounded(one) for one in value]
+    return value
+
+
+def _compared_versions() -> dict[str, str]:
+    installed = {d.name: d.version for d in importlib.metadata.distributions()}
+    return {n: installed[n] for n in ("nngeometry", "avalanche-lib") if n in installed}

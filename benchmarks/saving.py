@@ -1,8 +1,7 @@
-"""What saving costs a run: the part of its time that goes into checkpoints, as often as by default.
+"""The share of a run's time that goes into checkpoints, saved as often as by default.
 
-The runs are those of ``ocar run``, from their beginning, learned, evaluated and written into a
-folder that is removed afterwards: the fastest steps there are, a small network with large factors,
-and Slim-ResNet18 with a memory of 2,000 images.
+Three runs as ``ocar run`` does them: the fastest steps, a small network with large factors, and
+Slim-ResNet18 with a memory of 2,000 images.
 """
 
 from __future__ import annotations
@@ -19,11 +18,9 @@ from ocar_lab.experiment import RunConfig, Saved, Started, run_events
 CASES = (("split-digits", "er", 1), ("split-mnist", "ocar", 1), ("split-cifar100", "er", 10))
 """Benchmark, method, and batches between two evaluations."""
 
-SAVING, REST = "saving", "learning and evaluating"
-
 
 def measure_saving(setup: Setup) -> Iterator[Result]:
-    """Seconds of saving beside those of everything else in a run."""
+    """Seconds of saving, and of everything else in a run."""
     for benchmark, method, every in CASES:
         name = f"saving, {benchmark} {method.upper()}"
         config = RunConfig(
@@ -32,7 +29,7 @@ def measure_saving(setup: Setup) -> Iterator[Result]:
             every=every,
             max_batches=setup.run_batches,
             probe=False,
-            device="cuda" if setup.device.type == "cuda" else "cpu",
+            device="cuda" if setup.on_gpu else "cpu",
         )
         try:
             yield _measure(name, config)
@@ -42,15 +39,16 @@ def measure_saving(setup: Setup) -> Iterator[Result]:
 
 def _measure(name: str, config: RunConfig) -> Breakdown:
     saving, count, batches = 0.0, 0, 0
-    begun = time.perf_counter()
     with tempfile.TemporaryDirectory(prefix="ocar-saving-") as out:
         for event in run_events(config, out=out):
             if isinstance(event, Started):
-                begun = time.perf_counter()  # reading the data set is no part of it
+                begun = time.perf_counter()  # reading the data set does not count
             elif isinstance(event, Saved):
                 saving += event.seconds
                 count += 1
                 batches = event.index + 1
         rest = time.perf_counter() - begun - saving
     note = f"{batches} batches, saved {count} times, evaluated after every {config.interval}"
-    return take_apart(name, {SAVING: saving, REST: rest}, unit="s", note=note)
+    return take_apart(
+        name, {"saving": saving, "learning and evaluating": rest}, unit="s", note=note
+    )

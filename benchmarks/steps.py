@@ -1,42 +1,81 @@
-"""A stream batch of OCAR against one of ER, and what more classes cost."""
+"""A stream batch on Slim-ResNet18: OCAR against ER, CUDA graphs against eager steps, the guard."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from benchmarks.results import Result, Target, compare
+from benchmarks.results import Ratio, Result, Skipped, Target, compare
 from benchmarks.setup import Setup, slim_learner, stream_batch
-from benchmarks.timing import Side, take_turns
+from benchmarks.timing import take_turns
+from ocar.guard import Guard
 
 CLASSES = (5, 50, 100)
 
 
 def measure_steps(setup: Setup) -> Iterator[Result]:
     """OCAR over ER at 5, 50 and 100 classes, and OCAR at 100 classes over OCAR at 5."""
-    sides = []
-    for classes in CLASSES:
-        for method in ("er", "ocar"):
-            learner = slim_learner(method, classes=classes, setup=setup)
-            name = f"{method.upper()} at {classes} classes"
-            sides.append(Side(name, stream_batch(learner, classes=classes)))
-    times = take_turns(sides, turns=setup.turns, least=setup.least, device=setup.device)
+    sides = {
+        f"{method.upper()} at {classes} classes": stream_batch(
+            slim_learner(method, classes=classes, setup=setup), classes=classes
+        )
+        for classes in CLASSES
+        for method in ("er", "ocar")
+    }
+    times = take_turns(sides, setup)
     note = f"{setup.network}, 10 new and 10 replayed images, three passes, memory 2000"
-    on_gpu = setup.device.type == "cuda"
     for classes in CLASSES:
-        above, below = (f"{method} at {classes} classes" for method in ("OCAR", "ER"))
-        stated = setup.usual and (on_gpu or classes == max(CLASSES))
+        has_target = setup.usual and (setup.on_gpu or classes == max(CLASSES))
         yield compare(
             f"step, {classes} classes",
-            (above, times[above]),
-            (below, times[below]),
+            times,
+            f"OCAR at {classes} classes",
+            f"ER at {classes} classes",
             note=note,
-            target=Target(relation="at most", value=2) if stated else None,
+            target=Target(relation="at most", value=2) if has_target else None,
         )
-    few, many = (f"OCAR at {classes} classes" for classes in (min(CLASSES), max(CLASSES)))
     yield compare(
         "more classes",
-        (many, times[many]),
-        (few, times[few]),
+        times,
+        f"OCAR at {max(CLASSES)} classes",
+        f"OCAR at {min(CLASSES)} classes",
         note=note,
-        target=Target(relation="at most", value=1.1) if setup.usual and on_gpu else None,
+        target=Target(relation="at most", value=1.1) if setup.usual and setup.on_gpu else None,
     )
+
+
+def measure_graphs(setup: Setup) -> Iterator[Result]:
+    """Eager steps over steps recorded as CUDA graphs, for ER and OCAR."""
+    if not setup.on_gpu:
+        yield Skipped(name="recorded", reason="needs a GPU: CUDA graphs are for CUDA devices")
+        return
+    variants = {"eager": {"record": False}, "recorded": {"record": True}}
+    yield from _compare_variants(setup, "recorded {}", ("er", "ocar"), variants)
+
+
+def measure_guard(setup: Setup) -> Iterator[Result]:
+    """With the guard over without it, for methods with and without a bound on their steps."""
+    variants: dict[str, dict[str, Guard | None]] = {
+        "guarded": {"guard": Guard()},
+        "not guarded": {"guard": None},
+    }
+    yield from _compare_variants(setup, "guard of {}", ("er", "ocar", "ocar-ace"), variants)
+
+
+def _compare_variants(
+    setup: Setup, name: str, methods: Sequence[str], variants: Mapping[str, Mapping[str, Any]]
+) -> Iterator[Ratio]:
+    """The first variant over the second, for each method; ``name`` has braces for the method."""
+    classes = max(CLASSES)
+    sides = {
+        f"{method.upper()}, {variant}": stream_batch(
+            slim_learner(method, classes=classes, setup=setup, **options), classes=classes
+        )
+        for method in methods
+        for variant, options in variants.items()
+    }
+    times = take_turns(sides, setup)
+    for method in map(str.upper, methods):
+        above, below = (f"{method}, {variant}" for variant in variants)
+        note = f"{setup.network}, {classes} classes"
+        yield compare(name.format(method), times, above, below, note=note)

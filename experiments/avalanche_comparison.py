@@ -34,8 +34,7 @@ from ocar.learner import Report
 from ocar.methods.ocar import OCARSettings
 from ocar.methods.registry import make_settings, preset_settings
 from ocar.methods.settings import LearnerSettings
-from ocar.streams.benchmark import Benchmark
-from ocar.streams.benchmarks import get_benchmark
+from ocar.streams import Benchmark, get_benchmark
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 NAMES = {"er": "Naive + ReplayPlugin", "ocar": "Naive + ReplayPlugin + OCARPlugin"}
@@ -177,7 +176,7 @@ def whole_run(name: str, method: str, seed: int) -> dict[str, Any]:
     stream, learner = make(name, method, seed)
     last = list(ocar.evaluate(learner, stream, every=EVERY[name]))[-1]
     assert isinstance(last, Finished)
-    # Accuracy is compared here; for time see `ocar bench --only mlp`.
+    # Accuracy is compared here; for time see `python -m benchmarks --only mlp`.
     found = asdict(last.summary).items()
     metrics = {key: v for key, v in found if v is not None and "seconds" not in key}
     return {"method": method, "seed": seed, **metrics}

@@ -24,11 +24,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ocar.metrics import mean_interval
 from ocar.streams import get_benchmark
 from ocar_lab.experiment import RunConfig
 from ocar_lab.experiment.many import Ended, Job, run_many
-from ocar_lab.runs import Run, read_run
+from ocar_lab.runs import Run, mean_interval, read_run
 
 RESULTS = Path("results/fisher-roots")
 EXACT = "exact"

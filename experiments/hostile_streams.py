@@ -30,10 +30,9 @@ from ocar.guard import Guard, GuardWarning
 from ocar.learner import Learner
 from ocar.make import make_learner
 from ocar.methods.registry import preset_settings
-from ocar.metrics import mean_interval
 from ocar.models import make_model
 from ocar.streams.benchmarks import make_stream
-from ocar_lab.runs import describe_process
+from ocar_lab.runs import describe_process, mean_interval
 
 BENCHMARK = "split-digits"
 RESULTS = Path(__file__).parents[1] / "results" / "reliability" / "hostile-streams.json"

@@ -16,20 +16,20 @@ from pathlib import Path
 from statistics import mean
 
 from ocar.events import Evaluated
-from ocar.metrics.running import Worst, compute_worst_case, update_worst_case
-from ocar_lab.runs.reading import Run, find_runs
+from ocar.metrics import WorstCaseAccuracy
+from ocar_lab.runs import Run, find_runs
 
 INTERVALS = (1, 2, 5, 10, 20, 50, 100, 0)
 
 
 def worst_case(history: Sequence[Evaluated], every: int) -> float:
     """WC-Acc from every so many-th evaluation, 0 for the ends of tasks alone."""
-    state = Worst()
+    metric = WorstCaseAccuracy()
     for place, event in enumerate(history):
         ends = place + 1 == len(history) or history[place + 1].task > event.task
         if ends or (every and place % every == 0):
-            state = update_worst_case(state, event.accuracies)
-    return compute_worst_case(state)
+            metric.update(event.accuracies)
+    return metric.compute()
 
 
 def measure(runs: Sequence[Run]) -> dict[str, dict[str, float]]:

@@ -161,7 +161,9 @@ def test_the_one_before_is_used_and_that_is_said(tmp_path: Path, how: str) -> No
     assert said[0].filename == __file__
     assert restored.batches == 1
     previous(path).write_bytes(b"")
-    with pytest.raises(CheckpointError, match=f"{reason}.*is no help: .*not a whole checkpoint"):
+    with pytest.raises(
+        CheckpointError, match=f"{reason}.*cannot be read either: .*not a whole checkpoint"
+    ):
         ocar.load(path, net())
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from ocar.augment.images import CropFlip, Normalize
+from ocar.augment import CropFlip, Normalize
 from ocar.config import from_plain, to_plain
 from ocar.errors import CheckpointError, ConfigError
 from ocar.methods.er import ERSettings

@@ -130,10 +130,9 @@ for name in ocar.__all__:
     getattr(ocar, name)
     check(f"ocar.{name}")
 import ocar_lab
-
 for package in (ocar, ocar_lab):
     for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        if not module.name.endswith("__main__"):
+        if module.name != "ocar_lab.__main__":
             with contextlib.suppress(ImportError):
                 importlib.import_module(module.name)
             check(f"import {module.name}")
@@ -177,7 +176,7 @@ for memory in (ocar.ReservoirMemory(3), ocar.ClassBalancedMemory(3)):
 for curvature in (ocar.KFAC(model(), damping=0.1, ema=0.1, fisher="sampled(1)"),
                   ocar.DenseFisher(ocar.make_model("linear", image_shape=(1, 8, 8), classes=10),
                                    damping=0.1, ema=0.1)):
-    with curvature.record():
+    with curvature.capture():
         logits = curvature.model(batches[0][0].float())
     curvature.update(logits)
     logits.sum().backward()
@@ -201,8 +200,8 @@ with tempfile.TemporaryDirectory() as folder:
     ocar.ER(model(), lr=0.1).learn(*batches[0])
     ocar.OCAR(model(), lr=0.1, tau_step=1e-6, ema=0.1).learn(*batches[0])
     check("ER, OCAR")
-    options = {"max_batches": 4, "device": "cpu"}
-    config = ocar_lab.RunConfig(benchmark="split-digits", method="ocar", **options)
+    common = {"benchmark": "split-digits", "device": "cpu"}
+    config = ocar_lab.RunConfig(**common, method="ocar", max_batches=4)
     for _ in zip(ocar.evaluate(learner, stream), range(2)):
         pass
     check("evaluate")

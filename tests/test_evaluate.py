@@ -11,11 +11,11 @@ import torch
 from ocar.datasets import Arrays
 from ocar.errors import ConfigError, InputError, ModelError
 from ocar.evaluate import (
-    AtRest,
     Counts,
     Evaluated,
     Event,
     Finished,
+    Idle,
     Learned,
     Summary,
     TaskEnded,
@@ -165,7 +165,7 @@ def test_events_calls_and_metrics_of_a_whole_run() -> None:
         assert event.accuracy == sum(event.correct) / sum(sizes)
         assert event.accuracies == tuple(c / n for c, n in zip(event.correct, sizes, strict=True))
         rows.append((list(event.correct), sizes))
-        assert next(events) == AtRest(index=batch.index)
+        assert next(events) == Idle(index=batch.index)
         if batch.last:
             event = next(events)
             assert isinstance(event, TaskEnded)
@@ -194,52 +194,52 @@ def test_classes_not_yet_seen_count_as_wrong() -> None:
 
 
 @pytest.mark.parametrize("block", [2, 3, 100])
-def test_told_in_blocks_it_is_the_same(block: int) -> None:
+def test_blocks_emit_the_same_events(block: int) -> None:
     whole = [without_seconds(e) for e in evaluate(NearestMean(), make_stream())]
-    stream, waiting, told = make_stream(), 0, []
+    stream, waiting, emitted = make_stream(), 0, []
     for event in evaluate(NearestMean(), stream, block=block):
-        told.append(without_seconds(event))
+        emitted.append(without_seconds(event))
         if isinstance(event, Evaluated):
             waiting += 1
-        if isinstance(event, AtRest):
+        if isinstance(event, Idle):
             assert stream.position == event.index + 1
             assert 1 <= waiting <= block
             waiting = 0
     for kind in ("learned", "evaluated", "ended", "finished"):
-        assert [e for e in told if e[0] == kind] == [e for e in whole if e[0] == kind]
-    assert told[-1] == whole[-1]
-    assert len(told) < len(whole)  # fewer rests
+        assert [e for e in emitted if e[0] == kind] == [e for e in whole if e[0] == kind]
+    assert emitted[-1] == whole[-1]
+    assert len(emitted) < len(whole)  # fewer flushes
 
 
 @pytest.mark.parametrize("block", [2, 3])
 @pytest.mark.parametrize("interval", [1, 7, 1000])
-def test_told_while_the_next_block_is_learned_it_is_the_same(block: int, interval: int) -> None:
+def test_blocks_emitted_one_later_have_the_same_events(block: int, interval: int) -> None:
     whole = [without_seconds(e) for e in evaluate(NearestMean(), make_stream())]
-    stream, told, asked = make_stream(), [], []
+    stream, emitted, asked = make_stream(), [], []
 
-    def rest(index: int) -> bool:
+    def flush(index: int) -> bool:
         asked.append(index)
         return len(asked) % interval == 0
 
-    evaluated, ended, rests, ahead = -1, -1, [], 0
-    for event in evaluate(NearestMean(), stream, block=block, rest=rest):
-        told.append(without_seconds(event))
+    evaluated, ended, idle, ahead = -1, -1, [], 0
+    for event in evaluate(NearestMean(), stream, block=block, flush=flush):
+        emitted.append(without_seconds(event))
         if isinstance(event, Evaluated):
             evaluated = event.index
             ahead = max(ahead, stream.position - 1 - evaluated)
-        if isinstance(event, AtRest):
+        if isinstance(event, Idle):
             assert evaluated == event.index == stream.position - 1
-            rests.append(event.index)
+            idle.append(event.index)
         if isinstance(event, TaskEnded):
             ended = event.index
-            assert rests[-1] == ended
+            assert idle[-1] == ended
     for kind in ("learned", "evaluated", "ended", "finished"):
-        assert [e for e in told if e[0] == kind] == [e for e in whole if e[0] == kind]
+        assert [e for e in emitted if e[0] == kind] == [e for e in whole if e[0] == kind]
     wanted = asked[interval - 1 :: interval]
-    assert set(wanted) <= set(rests)
+    assert set(wanted) <= set(idle)
     ends = [event.index for event in make_stream() if event.last]
-    assert sorted({*wanted, *ends}) == rests
-    assert ahead == 2 * block - 1  # the first of a block is told when the next has been learned
+    assert sorted({*wanted, *ends}) == idle
+    assert ahead == 2 * block - 1  # a block is emitted when the next has been learned
 
 
 def test_every_kth_batch_and_each_task_end() -> None:
@@ -262,8 +262,8 @@ def without_seconds(event: Event) -> tuple[object, ...]:
             return ("learned", event.index, event.task)
         case TaskEnded():
             return ("ended", event.index, event.task)
-        case AtRest():
-            return ("at rest", event.index)
+        case Idle():
+            return ("idle", event.index)
         case Finished():
             return ("finished", event.correct, summary_values(event.summary))
 
@@ -277,7 +277,7 @@ def test_a_run_stopped_at_any_evaluation_goes_on_the_same() -> None:
         for event in evaluate(learner, stream):
             if isinstance(event, Evaluated):
                 history.append(event)
-            if isinstance(event, AtRest) and len(history) == stop:
+            if isinstance(event, Idle) and len(history) == stop:
                 break
         resumed = make_stream()
         resumed.load_state_dict(stream.state_dict())
@@ -326,7 +326,7 @@ def test_one_task_of_all_classes() -> None:
     assert len(finished.correct) == 1
     assert finished.summary.wc_acc == finished.summary.plasticity
     assert finished.summary.forgetting == 0
-    # Of what there is not: a boundary, a task before the last, a probe, ...
+    # One task has no boundary and no earlier task, and nothing else was measured.
     undefined = {
         "forgetting_mean",
         "stability_gap",
@@ -348,11 +348,11 @@ def test_test_data_is_predicted_in_pieces() -> None:
 
 
 def test_a_learner_that_knows_nothing_is_always_wrong() -> None:
-    class Idle(NearestMean):
+    class Forgetful(NearestMean):
         def learn(self, x: torch.Tensor, y: torch.Tensor) -> Report:
             return Report(loss=torch.tensor(0.0))
 
-    *_, finished = evaluate(Idle(), make_stream())
+    *_, finished = evaluate(Forgetful(), make_stream())
     assert isinstance(finished, Finished)
     assert set(summary_values(finished.summary).values()) == {0.0}
 
@@ -378,15 +378,15 @@ def test_errors_name_what_is_allowed() -> None:
 # --- what a learner may ask for ---
 
 
-def test_boundaries_are_told_to_those_who_want_them() -> None:
+def test_a_learner_that_wants_boundaries_gets_them() -> None:
     @dataclass
-    class Told(NearestMean):
+    class Bounded(NearestMean):
         wants_boundaries: bool = True
 
         def boundary(self) -> None:
             self.calls.append(("boundary", 0))
 
-    learner = Told()
+    learner = Bounded()
     list(evaluate(learner, make_stream(), every=1000))
     kinds = [kind for kind, _ in learner.calls]
     assert kinds.count("boundary") == 2  # between three tasks
@@ -394,12 +394,12 @@ def test_boundaries_are_told_to_those_who_want_them() -> None:
         # After the task's last batch and before the evaluation, on which it may be saved.
         assert kinds[place - 1] in ("learn", "remember")
         assert kinds[place + 1] == "predict"
-    quiet = Told(wants_boundaries=False)
+    quiet = Bounded(wants_boundaries=False)
     list(evaluate(quiet, make_stream()))
     assert ("boundary", 0) not in quiet.calls
-    alone = Told()
-    list(evaluate(alone, make_stream(iid=True)))
-    assert ("boundary", 0) not in alone.calls
+    one_task = Bounded()
+    list(evaluate(one_task, make_stream(iid=True)))
+    assert ("boundary", 0) not in one_task.calls
 
 
 def test_memory_is_given_back_between_the_last_evaluation_and_the_test() -> None:
@@ -422,13 +422,13 @@ def test_a_boundary_counts_as_training(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: now[0])
 
-    class Told(NearestMean):
+    class Bounded(NearestMean):
         wants_boundaries = True
 
         def boundary(self) -> None:
             now[0] += 3
 
-    *_, finished = evaluate(Told(), make_stream())
+    *_, finished = evaluate(Bounded(), make_stream())
     assert isinstance(finished, Finished)
     assert finished.summary.seconds == pytest.approx(6)
 
@@ -613,7 +613,7 @@ def test_regression_outputs_must_fit() -> None:
         list(evaluate(Wide(), make_regression()))
 
 
-# --- the metrics from the events alone ---
+# --- metrics from events ---
 
 
 def test_summaries_follow_from_the_events() -> None:

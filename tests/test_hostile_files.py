@@ -27,13 +27,11 @@ from safetensors.torch import save_file
 from torch import nn
 
 import ocar
-from ocar.augment.images import CropFlip, Normalize
+from ocar.augment import CropFlip, Normalize
 from ocar.config import from_plain
-from ocar.datasets.idx import read_idx
-from ocar.datasets.tar import read_tar
-from ocar.datasets.tree import Zip
-from ocar.datasets.unpickle import load_plain
-from ocar.datasets.unpickle_check import check_pickle
+from ocar.datasets.archives import Zip, read_tar
+from ocar.datasets.mnist import read_idx
+from ocar.datasets.pickles import check_pickle, load_plain
 from ocar.errors import CheckpointError, ConfigError, DataError
 from ocar.methods.registry import METHODS
 from ocar.state import load_state, save_state
@@ -41,12 +39,16 @@ from ocar_lab.tune.preset import read_preset
 
 TESTS = Path(__file__).parent
 SOURCE = TESTS.parent / "src" / "ocar"
+ENVIRONMENT = os.environ | {
+    "PYTHONPATH": os.pathsep.join([str(TESTS), str(SOURCE.parent)]),
+    "OMP_NUM_THREADS": "1",
+}
 
 
 def fuzz(*args: str, out: Path) -> list[dict[str, Any]]:
     ended = subprocess.run(
         [sys.executable, "-m", "fuzz", *args, "--json", "--out", str(out)],
-        env=os.environ | {"PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"},
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
         check=False,
@@ -113,7 +115,7 @@ def test_the_harness_sees_what_must_not_be(tmp_path: Path) -> None:
     code = "import fuzz.guard\n" + BAD
     ended = subprocess.run(
         [sys.executable, "-c", code, "--count", "13", "--json", "--out", str(tmp_path)],
-        env=os.environ | {"PYTHONPATH": str(TESTS), "OMP_NUM_THREADS": "1"},
+        env=ENVIRONMENT,
         capture_output=True,
         text=True,
         check=False,
@@ -392,7 +394,7 @@ def test_only_the_restricted_reader_loads_pickles() -> None:
         for path in SOURCE.rglob("*.py")
         for name, _ in calls(ast.parse(path.read_text(encoding="utf-8")))
     }
-    assert found == {("datasets/unpickle.py", "pickle.Unpickler")}
+    assert found == {("datasets/pickles.py", "pickle.Unpickler")}
 
 
 @pytest.mark.parametrize(

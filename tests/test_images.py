@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ocar.augment.images import CropFlip, Normalize, crop_flip
+from ocar.augment import CropFlip, Normalize, crop_flip
 from ocar.errors import ConfigError, InputError
 from ocar.rng import make_generator
 

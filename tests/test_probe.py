@@ -12,17 +12,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 import ocar
-from ocar.augment.images import CropFlip
+from ocar.augment import CropFlip
 from ocar.datasets import load_digits
 from ocar.errors import ConfigError, InputError, ModelError
-from ocar.evaluate.probe import (
-    LinearProbe,
-    fit_probe,
-    logistic_objective,
-    probe_accuracy,
-    probe_stream,
-    standardization,
-)
+from ocar.evaluate.logistic import LinearProbe, fit_probe, logistic_objective, standardization
+from ocar.evaluate.probe import probe_accuracy, probe_stream
 from ocar.models import make_model
 from ocar.streams import make_stream
 
@@ -185,7 +179,7 @@ def trained_net() -> Net:
 def test_a_module_is_probed_before_its_head_in_eval_mode() -> None:
     train, test = digits()
     net = trained_net()
-    net.body.eval()  # a mixture of modes, which must be left as it is
+    net.body.eval()  # a mixture of modes, which must not change
     modes = {name: module.training for name, module in net.named_modules()}
     weights = {name: value.clone() for name, value in net.state_dict().items()}
     got = probe_accuracy(net, train, test, passes=3, normalize=unit, head="top", chunk=77)
@@ -237,7 +231,7 @@ def test_a_learner_is_probed_with_its_own_preparation_and_augmentation() -> None
     augment.calls.clear()
     got = probe_accuracy(learner, train, test, passes=3, seed=4, chunk=500)
     rows = [500] * (len(train[1]) // 500) + [len(train[1]) % 500]
-    assert [count for count, _ in augment.calls] == rows * 3  # training data alone, three times
+    assert [count for count, _ in augment.calls] == rows * 3  # only training data, three times
     after = learner.state()[0]
     assert all(torch.equal(state[name], after[name]) for name in state)
     assert torch.equal(before, learner.predict(test[0][:20]))
@@ -289,7 +283,7 @@ def test_a_stream_is_probed_with_all_its_training_data() -> None:
 
     pieces = probe_accuracy(learner, iter(parts[0]), iter(parts[1]), seed=1, augment=counted)
     assert pieces == pytest.approx(whole, abs=1.5 / 359)
-    assert counts == [len(y) for _, y in parts[0]] * 3  # an iterator too is gone through thrice
+    assert counts == [len(y) for _, y in parts[0]] * 3  # an iterator is read three times, too
 
 
 def test_labels_that_were_not_trained_on_count_as_wrong() -> None:

@@ -10,7 +10,7 @@ import torch
 import ocar
 from ocar.datasets import Arrays
 from ocar.evaluate import Evaluated, Finished
-from ocar.evaluate.probe import fit_probe
+from ocar.evaluate.logistic import fit_probe
 from ocar.streams import ArrayStream, ConvexStream, DomainIncremental, TaskArrays
 from ocar.streams.views import Permute, Rotate
 

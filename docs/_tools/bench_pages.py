@@ -1,4 +1,4 @@
-"""What ``ocar bench`` measured, from the files under ``results/bench``."""
+"""What ``python -m benchmarks`` measured, from the files under ``results/bench``."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def targets(bench: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def bench_tables(bench: Mapping[str, Mapping[str, Any]]) -> str:
-    """What ``ocar bench`` measured, file by file."""
+    """What ``python -m benchmarks`` measured, file by file."""
     parts = []
     for name, document in bench.items():
         device = _device(document)

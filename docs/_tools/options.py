@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ocar_lab.cli import COMMANDS
-from ocar_lab.cli.docs import field_docs, plain_text
+from ocar_lab.cli.arguments import Flags, flags
+from ocar_lab.cli.docs import plain_text
 
 
 def command_line() -> str:
@@ -22,23 +23,23 @@ def command_line() -> str:
         parts.append(f"## ocar {name}\n\n{about[0].upper()}{about[1:]}.\n")
         kind = getattr(home, "Options", None)
         if kind is not None:
-            parts.append(_options(kind))
+            own = flags(kind)
+            if hasattr(home, "CONFIGURATION"):
+                own = flags(home.CONFIGURATION, without=home.NO_FLAGS) | own
+            parts.append(_options(kind.__doc__ or "", own))
     return "\n".join(parts)
 
 
-def _options(kind: Any) -> str:
-    """The rest of what the command says of itself, and a table."""
-    _, _, rest = (kind.__doc__ or "").partition("\n\n")
-    hints, about = typing.get_type_hints(kind), field_docs(kind)
+def _options(doc: str, own: Flags) -> str:
+    """The rest of the command's docstring, and a table of its options."""
+    rest = doc.partition("\n\n")[2]
     lines = ["| option | default | what it is |", "|---|---|---|"]
-    for field in dataclasses.fields(kind):
-        needed = (
-            field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
-        )
-        flag = field.name.upper() if needed else _flag(field.name, hints[field.name], field.default)
-        default = "needed" if needed else _default(field.default)
-        text = _code_flags(about.get(field.name, "").replace("|", "\\|"))
-        lines.append(f"| `{flag}` | {default} | {text} |")
+    for flag in own.values():
+        needed = flag.default is dataclasses.MISSING
+        name = flag.name.upper() if needed else _flag(flag.name, flag.kind, flag.default)
+        default = "needed" if needed else _default(flag.default)
+        text = _code_flags(flag.about.replace("|", "\\|"))
+        lines.append(f"| `{name}` | {default} | {text} |")
     said = f"{_code_flags(plain_text(rest))}\n\n" if rest.strip() else ""
     return said + "\n".join(lines) + "\n"
 

@@ -21,13 +21,13 @@ from typing import Any
 
 from PIL import Image, PngImagePlugin
 
-from ocar_lab.paper.figures.style import clean, looks, mark_boundaries, new_figure, shown
+from ocar_lab.drawing import clean, mark_boundaries, method_styles, new_figure, shown
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURE = ROOT / "docs" / "_static" / "accuracy-over-time.png"
 FIGURES = ROOT / "results" / "figures"
 METHODS = ("er", "ocar")
-LOOKS = looks(METHODS)
+STYLES = method_styles(METHODS)
 KEY = "Numbers"
 """Where a PNG says what it was drawn from."""
 
@@ -79,7 +79,7 @@ def draw(numbers: Mapping[str, Any]) -> Any:
     figure = new_figure(9.0, 3.3)
     left, right = figure.subplots(1, 2, sharey=True)
     for method in METHODS:
-        colour, line, _ = LOOKS[method]
+        colour, line, _ = STYLES[method]
         mnist, cifar = (numbers[name][method] for name in ("split-mnist", "split-cifar100"))
         name = shown(method)
         left.plot(mnist["times"], _per_cent(mnist["first"]), color=colour, ls=line, label=name)

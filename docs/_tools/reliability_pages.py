@@ -9,8 +9,7 @@ from typing import Any
 
 from tables import table
 
-from ocar.metrics import mean_interval
-from ocar_lab.runs.results import KeptRun, read_result, result_files
+from ocar_lab.runs import KeptRun, mean_interval, read_result, result_files
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 RELIABILITY = RESULTS / "reliability"

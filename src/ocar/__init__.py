@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ocar.version import __version__
 
 if TYPE_CHECKING:
-    from ocar.augment.images import CropFlip, Normalize
+    from ocar.augment import CropFlip, Normalize
     from ocar.checkpoint import load
     from ocar.curvature import KFAC, DenseFisher
     from ocar.errors import OcarError
@@ -57,7 +57,7 @@ _HOMES = {
     "ocar.curvature": ("KFAC", "DenseFisher"),
     "ocar.errors": ("OcarError",),
     "ocar.evaluate": ("evaluate",),
-    "ocar.augment.images": ("CropFlip", "Normalize"),
+    "ocar.augment": ("CropFlip", "Normalize"),
     "ocar.checkpoint": ("load",),
     "ocar.learner": ("Learner",),
     "ocar.make": ("ER", "OCAR", "make_learner", "register"),

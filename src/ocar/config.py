@@ -1,8 +1,7 @@
 """Frozen dataclasses to plain values and back.
 
-A configuration is a frozen, keyword-only dataclass that checks itself. Its
-plain form is a dictionary that JSON and TOML can hold. A field whose value is
-itself a dataclass becomes a dictionary with a ``kind`` that names its class.
+The plain form of a configuration is a dictionary that JSON and TOML can hold. A value that is a
+dataclass itself becomes a dictionary with a ``kind`` that names its class.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from ocar.registry import describe, rebuild
 T = TypeVar("T")
 
 CUSTOM = "custom"
-"""The kind of a value that has no plain form, such as a function of the user's."""
+"""The kind of a value without a plain form, such as a user's function."""
 
 WRONG_KIND = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError)
-"""What a class may raise that is given a value of another kind than it expects."""
+"""The errors that a class may raise for a value of an unexpected type."""
 
 
 def to_plain(config: Any) -> dict[str, Any]:
@@ -43,7 +42,7 @@ def _plain(value: Any) -> Any:
 
 
 def from_plain(cls: type[T], values: Mapping[str, Any], *, kinds: Iterable[type] = ()) -> T:
-    """The dataclass that a plain form stands for.
+    """The dataclass of a plain form.
 
     Args:
         cls: The dataclass to make.
@@ -51,7 +50,7 @@ def from_plain(cls: type[T], values: Mapping[str, Any], *, kinds: Iterable[type]
         kinds: Dataclasses that may occur as values.
 
     Raises:
-        ConfigError: A field or a kind is unknown, or the class refuses a value.
+        ConfigError: A field or a kind is unknown, or a value is invalid.
     """
     if not isinstance(values, Mapping):
         raise ConfigError(f"{cls.__name__} cannot be made of a {type(values).__name__}.")
@@ -80,11 +79,7 @@ def _from_plain(name: str, value: Any, kinds: Mapping[str, type]) -> Any:
 
 
 def reject_unknown(cls: Any, values: Iterable[str]) -> None:
-    """Refuse names that are not fields of a dataclass.
-
-    Raises:
-        ConfigError: A name is not a field.
-    """
+    """Raise a ``ConfigError`` if a name is not a field of a dataclass."""
     known = [f.name for f in dataclasses.fields(cls)]
     unknown = sorted(set(values) - set(known))
     if unknown:
@@ -94,20 +89,12 @@ def reject_unknown(cls: Any, values: Iterable[str]) -> None:
 
 
 def require(name: str, value: Any, valid: bool, allowed: str) -> None:
-    """Refuse a value out of its range.
-
-    Raises:
-        ConfigError: ``valid`` is false.
-    """
+    """Raise a ``ConfigError`` that says what is allowed, unless ``valid``."""
     if not valid:
         raise ConfigError(f"Invalid {name}={value!r}. Must be {allowed}.")
 
 
 def require_one_of(name: str, value: Any, allowed: Iterable[str]) -> None:
-    """Refuse a value that is none of the named options.
-
-    Raises:
-        ConfigError: ``value`` is not among ``allowed``.
-    """
+    """Raise a ``ConfigError`` that lists the options, unless ``value`` is one of them."""
     options = tuple(allowed)
     require(name, value, value in options, f"one of {', '.join(map(repr, options))}")

@@ -1,8 +1,7 @@
-"""What the package raises when something is wrong, one class a cause.
+"""The errors that the package raises, one class a cause.
 
-Every message says what was wrong, what was given and what is allowed. All
-errors derive from :class:`OcarError`, so one ``except`` catches them, and also
-from the built-in error that a caller would expect.
+Every message says what was wrong, what was given and what is allowed. All errors derive from
+:class:`OcarError`, so one ``except`` catches them, and from the built-in error that fits.
 """
 
 
@@ -19,15 +18,15 @@ class InputError(OcarError, ValueError):
 
 
 class ModelError(OcarError, ValueError):
-    """A model cannot be used as it is: no parameters, no linear head, shared layers."""
+    """A model cannot be used: no parameters, no linear head, shared layers."""
 
 
 class NumericalError(OcarError, ArithmeticError):
-    """A computation has no finite answer, even after damping and in double precision."""
+    """A computation has no finite result, even after damping and in double precision."""
 
 
 class DataError(OcarError, ValueError):
-    """A data file is missing, damaged or not what it should be."""
+    """A data file is missing, damaged or of the wrong kind."""
 
 
 class CheckpointError(OcarError, ValueError):
@@ -35,7 +34,7 @@ class CheckpointError(OcarError, ValueError):
 
 
 class CheckpointWarning(UserWarning):
-    """A checkpoint was refused, and the one saved before it was used instead."""
+    """A checkpoint was refused, and the one before it was used instead."""
 
 
 class RunError(OcarError, RuntimeError):
@@ -43,4 +42,4 @@ class RunError(OcarError, RuntimeError):
 
 
 class MissingPackageError(OcarError, ImportError):
-    """An optional package is needed; the message gives the command that installs it."""
+    """An optional package is missing; the message gives the command that installs it."""

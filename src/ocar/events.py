@@ -1,7 +1,7 @@
-"""What :func:`ocar.evaluate.evaluate` tells while a learner goes through a stream.
+"""The events that :func:`ocar.evaluate.evaluate` emits while a learner goes through a stream.
 
-Events are values: what counts of an evaluation is in it, so the metrics of a run can be computed
-from its events alone, and a run that goes on needs no more than those of before.
+An evaluation holds its counts. So the metrics of a run follow from its events, and a resumed run
+needs nothing but the earlier events.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, SupportsFloat
 
-if TYPE_CHECKING:  # whoever only reads what was told does not wait for PyTorch
+if TYPE_CHECKING:  # reading stored events must not import PyTorch
     from torch import Tensor
 
 
 class StepReport(Protocol):
-    """What a learner says about a batch that it has learned."""
+    """What a learner returns for a learned batch."""
 
     @property
     def loss(self) -> Tensor:
@@ -25,28 +25,18 @@ class StepReport(Protocol):
 class Learned:
     """A complete batch has been learned."""
 
-    index: int
-    """Its place in the stream."""
-
-    task: int
-    """Its task."""
-
-    loss: SupportsFloat
-    """What the learner reported; on a GPU ``float(loss)`` waits for it."""
-
-    report: StepReport
-    """All that the learner reported."""
+    index: int  #: Index of the batch in the stream.
+    task: int  #: Its task.
+    loss: SupportsFloat  #: The learner's loss; on a GPU ``float(loss)`` waits for the device.
+    report: StepReport  #: The learner's whole report.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Counts:
-    """How often a learner was right on each of some tasks."""
+    """Correct predictions on some tasks; empty if none were counted, as in regression."""
 
-    correct: tuple[int, ...]
-    """Correct predictions for each task; empty where none were counted, as in regression."""
-
-    sizes: tuple[int, ...]
-    """Samples of each task."""
+    correct: tuple[int, ...]  #: Correct predictions of each task.
+    sizes: tuple[int, ...]  #: Samples of each task.
 
     @property
     def accuracies(self) -> tuple[float, ...]:
@@ -56,151 +46,99 @@ class Counts:
 
     @property
     def accuracy(self) -> float:
-        """Accuracy on the samples of all these tasks together; NaN without samples."""
+        """Accuracy on the samples of all tasks together; NaN without samples."""
         total = sum(self.sizes)
         return sum(self.correct) / total if total else float("nan")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluated(Counts):
-    """The learner has been tried on the validation data of each task up to the current one.
+    """The learner was evaluated on the validation data of each task up to the current one.
 
-    In regression it has been tried on all data so far instead.
+    In regression it was evaluated on all data so far instead.
     """
 
-    index: int
-    """Index of the batch before it."""
-
-    task: int
-    """Task of that batch."""
-
-    seconds: float
-    """Seconds of training since the stream began, evaluation left out."""
-
-    seen: int = 0
-    """Samples that the stream has given so far."""
-
+    index: int  #: Index of the last learned batch.
+    task: int  #: Task of that batch.
+    seconds: float  #: Seconds of training since the stream began, without evaluation.
+    seen: int = 0  #: Samples that the stream has given so far.
+    #: How many of these were predicted right before they were learned; None if not measured.
     online_correct: int | None = None
-    """How many of these were predicted right before they were learned; None if not measured."""
-
+    #: L_p of a regression: the losses of incoming batches before they were learned, summed.
     l_p: float | None = None
-    """L_p so far, of regression: losses of incoming batches before they were learned, summed."""
-
+    #: L_s of a regression: the losses on all data so far at each evaluation, summed.
     l_s: float | None = None
-    """L_s so far, of regression: losses on all data so far at each evaluation, summed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Guarded:
-    """The learner's guard has backed off from batches since it was last asked.
+    """The learner's guard has backed off from batches since the last flush."""
 
-    On a GPU it is asked when evaluations are waited for.
-    """
-
-    index: int
-    """Index of the last batch by then."""
-
-    not_finite: int
-    """Batches skipped because their loss or the weights after them were not finite."""
-
-    out_of_scale: int
-    """Batches skipped because their inputs were far larger than any before."""
-
-    shortened: int
-    """Batches whose steps were shortened, because they changed predictions too much."""
-
-    copies: int
-    """Batches not remembered because all of their samples were the same."""
-
-    in_a_row: int
-    """Batches up to this one, without one between, that were not finite."""
+    index: int  #: Index of the last learned batch.
+    not_finite: int  #: Batches skipped because the loss or the new weights were not finite.
+    out_of_scale: int  #: Batches skipped because their inputs were far larger than any before.
+    shortened: int  #: Batches with shortened steps, because they changed predictions too much.
+    copies: int  #: Batches not remembered because all of their samples were the same.
+    in_a_row: int  #: Consecutive batches, up to this one, that were not finite.
 
 
 @dataclass(frozen=True, kw_only=True)
-class AtRest:
-    """All that was learned has been evaluated and told: the moment to save the learner, or to stop.
+class Idle:
+    """Everything learned so far has been evaluated and its events emitted.
 
-    On a GPU evaluations are told in blocks, so this comes after a number of them.
+    This is the moment to save the learner, or to stop. On a GPU evaluations are emitted in blocks,
+    so there is one of these for each block.
     """
 
-    index: int
-    """Index of the last batch."""
+    index: int  #: Index of the last learned batch.
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskEnded:
     """The last batch of a task has been learned and evaluated."""
 
-    index: int
-    """Index of that batch."""
-
-    task: int
-    """The task."""
-
-    seconds: float
-    """Seconds of training since the stream began, evaluation left out."""
+    index: int  #: Index of that batch.
+    task: int  #: The task.
+    seconds: float  #: Seconds of training since the stream began, without evaluation.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Summary:
     """The metrics of a whole run; None where one is not defined or was not measured.
 
-    Acc and the probe are on test data, the other accuracies on validation data.
+    ``acc`` and ``probe`` are on test data, the other accuracies on validation data.
     """
 
-    acc: float | None
-    """Acc: accuracy on all test data at the end."""
-
-    aaa: float | None
-    """AAA: mean over time of the accuracy on all tasks so far."""
-
-    wc_acc: float | None
-    """WC-Acc: worst-case accuracy."""
-
-    forgetting: float | None
-    """Accuracy lost on the first task since it ended."""
-
-    plasticity: float | None
-    """Accuracy on the last task at the end."""
-
-    seconds: float
-    """Seconds of training, evaluation left out."""
-
+    acc: float | None  #: Acc: accuracy on all test data at the end.
+    aaa: float | None  #: AAA: mean over time of the accuracy on all tasks so far.
+    wc_acc: float | None  #: WC-Acc: worst-case accuracy.
+    forgetting: float | None  #: Accuracy lost on the first task since it ended.
+    plasticity: float | None  #: Accuracy on the last task at the end.
+    seconds: float  #: Seconds of training, without evaluation.
+    #: Accuracy lost since a task ended, mean over all tasks but the last.
     forgetting_mean: float | None = None
-    """Accuracy lost since it ended, mean over all tasks but the last."""
-
+    #: Drop of the accuracy on earlier tasks after a boundary, mean over boundaries.
     stability_gap: float | None = None
-    """Drop of the accuracy on earlier tasks after a boundary, mean over boundaries."""
-
+    #: Evaluations until that accuracy has recovered, mean over boundaries. A task that ends before
+    #: counts with all of its evaluations.
     recovery: float | None = None
-    """Evaluations until it has recovered, mean over boundaries; a task that ends before counts
-    with all of its evaluations."""
-
+    #: Probed Acc: test accuracy of a linear classifier fitted on the features at the end.
     probe: float | None = None
-    """Probed Acc: test accuracy of a linear classifier fitted on the features at the end."""
-
+    #: Accuracy on each incoming batch before it was learned, over the whole stream.
     online_acc: float | None = None
-    """Accuracy on each incoming batch before it was learned, over the whole stream."""
-
+    #: L_p of a regression: the losses of incoming batches before they were learned, summed.
     l_p: float | None = None
-    """L_p: loss of each incoming batch before it was learned, accumulated; of regression."""
-
+    #: L_s of a regression: the losses on all data so far after each step, summed.
     l_s: float | None = None
-    """L_s: loss on all data so far after each step, accumulated; of regression."""
-
-    first_task_seconds: float | None = None
-    """Seconds of training on the first task, evaluation left out."""
+    first_task_seconds: float | None = None  #: Seconds of training on the first task.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finished(Counts):
-    """The stream is over and the learner has been tried on the test data of every task."""
+    """The stream is over and the learner was evaluated on the test data of every task."""
 
-    summary: Summary
-    """The metrics."""
-
-    probe: float | None = None
-    """Probed Acc, if it was asked for."""
+    summary: Summary  #: The metrics.
+    probe: float | None = None  #: Probed Acc, if it was asked for.
 
 
-Event = Learned | Evaluated | Guarded | AtRest | TaskEnded | Finished
+Event = Learned | Evaluated | Guarded | Idle | TaskEnded | Finished

@@ -1,4 +1,4 @@
-"""Files that are written all or nothing."""
+"""Write files all or nothing."""
 
 from __future__ import annotations
 
@@ -6,22 +6,19 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 PARTIAL = ".partial"
-"""How the name of a file ends that is being written; a killed process may leave one behind."""
+"""Suffix of a file that is being written; a killed process may leave one behind."""
 
 
-def write_whole(path: Path, data: bytes) -> None:
-    """Write a file so that its name stands for the old content or the new, never for a part.
-
-    Args:
-        path: The file, in a folder that exists.
-        data: The content.
-    """
+@contextmanager
+def new_file(path: Path) -> Iterator[IO[bytes]]:
+    """A file that gets its name once it is complete and on the disk."""
     partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
     try:
         with naming(path), partial.open("wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         partial.replace(path)
@@ -29,9 +26,15 @@ def write_whole(path: Path, data: bytes) -> None:
         partial.unlink(missing_ok=True)
 
 
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file, in a folder that exists: under its name is the old content or the new."""
+    with new_file(path) as file:
+        file.write(data)
+
+
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Say which file it was when writing fails, which the system does not once it is open."""
+    """Add the path to an ``OSError``: the system leaves it out once a file is open."""
     try:
         yield
     except OSError as error:

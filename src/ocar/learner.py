@@ -11,34 +11,41 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ocar import accel, state
-from ocar.augment.images import scale_to_unit
+from ocar.augment import scale_to_unit
 from ocar.averaging import WeightAverage
-from ocar.errors import CheckpointError, ConfigError, ModelError, NumericalError
+from ocar.errors import CheckpointError, ConfigError, ModelError
 from ocar.guard import BatchGuard, Guard, GuardCounts
 from ocar.inputs import Intake, check_samples
 from ocar.methods.context import Context
-from ocar.methods.objective import Begun, Step
+from ocar.methods.objective import Begun
 from ocar.methods.registry import describe_method
 from ocar.methods.settings import LearnerSettings
 from ocar.methods.transform import Transform, TransformSettings
 from ocar.models.head import GrowingHead
-from ocar.models.modes import train_mode_
-from ocar.optimizer import clear_optimizer_, fit_optimizer_, load_optimizer, save_optimizer
+from ocar.optimizer import load_optimizer, save_optimizer
 from ocar.prediction import Repeated
 from ocar.rng import make_generator
+from ocar.steps import Steps
 from ocar.synchronized import synchronized
 
-if TYPE_CHECKING:
-    from ocar.serving import Serving
+
+class Listener(Protocol):
+    """What follows a learner, such as :class:`ocar.Serving`."""
+
+    def learned(self) -> None:
+        """A batch has been learned."""
+
+    def publish(self) -> None:
+        """The learner has other weights than before."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -95,7 +102,7 @@ class Learner:
             raise ConfigError(reason)
         accel.lay_out_(model)
         self.lock = threading.RLock()
-        self.servings: weakref.WeakSet[Serving] = weakref.WeakSet()
+        self.servings: weakref.WeakSet[Listener] = weakref.WeakSet()
         self.model = model
         self.settings = settings
         self.transform_settings = transform
@@ -112,23 +119,21 @@ class Learner:
         self.transform = (
             Transform() if transform is None else transform.make(self.context, self.objective)
         )
-        self._optimizer = settings.make_optimizer(self._parameters())
         bound = None
         if guard is not None and transform is not None:
             bound = guard.gaussian_kl if settings.likelihood == "gaussian" else guard.kl
         self._guard = BatchGuard(guard, model=model, normalize=self._normalize, bound=bound)
-        self._backward = accel.Backward(model)
-        drawing = [self._augment_generator, *self.objective.generators, *self.transform.generators]
-        self._steps = accel.Graph(
-            self._take_steps,
-            device=self.device,
-            generators=drawing,
-            enabled=record and self.objective.recordable,
+        averages = settings.prediction == "average"
+        self.average = WeightAverage(model, settings.average_rate) if averages else None
+        self._steps = Steps(
+            settings,
+            self.context,
+            objective=self.objective,
+            transform=self.transform,
+            guard=self._guard,
+            average=self.average,
+            generator=self._augment_generator,
         )
-        self._capacity = 0
-        self.average: WeightAverage | None = None
-        if settings.prediction == "average":
-            self.average = WeightAverage(model, settings.average_rate)
 
     def __repr__(self) -> str:
         transform = "" if self.transform_settings is None else f", {self.transform_settings!r}"
@@ -170,11 +175,7 @@ class Learner:
         """
         x, y, units = self._take(x, y)
         known = 0 if self.head is None else len(self.head.seen)
-        batch = Begun(units=units, known=known, step=self.steps)
-        changing = [
-            torch.tensor(part.begin(batch), dtype=torch.float64)
-            for part in (self.transform, self.objective)
-        ]
+        numbers = self._steps.begin(Begun(units=units, known=known, step=self.steps))
         loss = torch.zeros((), device=self.device)
         trusted = self._guard.trust(x)
         if self.settings.remembers_first or not self.objective.learns:
@@ -182,7 +183,7 @@ class Learner:
         if not self.objective.learns:
             self._guard.refuse(trusted)
         else:
-            loss = self._learn(x, y, trusted, changing)
+            loss = self._steps.take(x, y, trusted, numbers)
             self.steps += self.settings.passes
             if not self.settings.remembers_first:
                 self._remember(x, y, units, accepted=self._guard.verdict.accepted)
@@ -211,7 +212,7 @@ class Learner:
     @synchronized
     def release(self) -> None:
         """Give back memory of a GPU that only makes learning faster."""
-        self._steps.release()
+        self._steps.graph.release()
         self.objective.release()
         accel.release_memory(self.device)
 
@@ -233,150 +234,6 @@ class Learner:
         if self.average is not None:
             self.average.fit()
         return taken
-
-    def _learn(self, x: Tensor, y: Tensor, trusted: Tensor, changing: list[Tensor]) -> Tensor:
-        """Take the steps on a stream batch; returns the last loss, NaN if it was refused."""
-        if accel.known(trusted) is False:
-            self._guard.refuse(trusted)
-            return torch.full((), float("nan"), device=self.device)
-        capacity = 0 if self.head is None else self.head.capacity
-        if capacity != self._capacity:
-            self._steps.forget()
-            fit_optimizer_(self._optimizer)
-            self._capacity = capacity
-        active = torch.empty(0) if self.head is None else self.head.active
-        slots, draws = self._draw()
-        key = draws, self.transform.shape(len(self.classes))
-        optimizer = self._optimizer
-        starts = optimizer is not None and not optimizer.state
-        loss: Tensor | tuple[Tensor, ...]
-        try:
-            loss = self._steps(x, y, slots, *changing, active, trusted, key=key)
-        except NumericalError:
-            if self.guard_settings is None:
-                raise
-            self._guard.roll_back()
-            loss = torch.full((), float("nan"), device=self.device)
-        if optimizer is not None and starts:  # its state is younger than the snapshot
-            clear_optimizer_(optimizer, unless=self._guard.verdict.accepted)
-        assert isinstance(loss, Tensor)
-        return loss
-
-    def _draw(self) -> tuple[Tensor, tuple[int, ...]]:
-        """Slots of the memory to replay, ``(passes, n)`` on the host, and the size of each draw."""
-        sizes = self.objective.draws(self.settings.draws)
-        drawn = [self._draw_passes(size) for size in sizes]
-        return torch.cat(drawn, dim=1), tuple(slots.shape[1] for slots in drawn)
-
-    def _draw_passes(self, size: int) -> Tensor:
-        """Slots of one draw for each pass, ``(passes, n)``."""
-        passes, held = self.settings.passes, len(self.memory)
-        if size > held and not self.settings.partial_replay:
-            return torch.empty(passes, 0, dtype=torch.int64)
-        if self.settings.replay == "kept":
-            return self.memory.draw(size).expand(passes, -1)
-        if self.settings.replay == "disjoint" and passes * size <= held:
-            return self.memory.draw(passes * size).view(passes, size)
-        return torch.stack([self.memory.draw(size) for _ in range(passes)])
-
-    def _take_steps(
-        self,
-        x: Tensor,
-        y: Tensor,
-        slots: Tensor,
-        numbers: Tensor,
-        own_numbers: Tensor,
-        active: Tensor,
-        trusted: Tensor,
-        *,
-        key: tuple[tuple[int, ...], Hashable],
-    ) -> Tensor:
-        """All steps on a stream batch; on a GPU this is recorded as a CUDA graph.
-
-        Args:
-            x: New samples, ``(n, ...)``.
-            y: Their units or targets.
-            slots: What to replay in each pass, ``(passes, m)``.
-            numbers: What the transform's ``begin`` returned.
-            own_numbers: What the objective's ``begin`` returned.
-            active: Which outputs stand for a class; empty in regression.
-            trusted: Whether the new samples are of a sane scale.
-            key: The size of each draw from memory, and what the transform's ``shape`` returned.
-
-        Returns:
-            The loss of the last pass.
-        """
-        train_mode_(self.model)
-        parameters = self._parameters()
-
-        def join(index: int) -> Step:
-            replay, extras = self.memory.gather(slots[index], check=False), {}
-            raw, ys = x, y
-            if len(replay):
-                raw, ys = torch.cat([x, replay.x]), torch.cat([y, replay.y])
-                extras = dict(replay.extras)
-            return Step(
-                x=self._normalize(self._augment(raw)),
-                y=ys,
-                raw=raw,
-                new=x.shape[0],
-                draws=key[0],
-                extras=extras,
-                index=index,
-                active=None if self.head is None else active,
-                numbers=numbers,
-                own_numbers=own_numbers,
-            )
-
-        begin = partial(self._guard.begin, parameters, self._statistics(), self.transform.tensors())
-        first, _ = accel.parallel(partial(join, 0), begin)
-        others = range(1, len(slots))
-        loss, rest = accel.parallel(
-            partial(self._take_step, first, parameters), lambda: [join(index) for index in others]
-        )
-        for step in rest:
-            loss = self._take_step(step, parameters)
-        self._guard.commit(loss, self.transform.ok(), trusted)
-        return loss
-
-    def _take_step(self, step: Step, parameters: Sequence[nn.Parameter]) -> Tensor:
-        for parameter in parameters:
-            parameter.grad = None
-        with self._backward.forward(), self.transform.watch(step):
-            outcome = self.objective(self.model, step)
-        seen = outcome.step or step
-        outputs = self.transform.observe(seen, outcome.outputs, self.model)
-        jobs = [partial(self._backward, outcome.loss), partial(self.transform.prepare, seen)]
-        if step.index == 0:
-            ask = partial(self._guard.ask, replayed=seen.replayed, active=seen.active)
-            jobs.append(partial(ask, seen.x, outputs))
-        accel.parallel(*jobs)
-        self.transform.rewrite_()
-        if self._optimizer is not None:
-            self._optimizer.step()
-        else:
-            moved: list[Tensor] = [p for p in parameters if p.grad is not None]
-            grads = [p.grad for p in parameters if p.grad is not None]
-            with torch.no_grad():
-                torch._foreach_add_(moved, grads, alpha=-self.settings.lr)
-        if self.average is not None:
-            self.average.follow()
-        return outcome.loss.detach()
-
-    def _parameters(self) -> list[nn.Parameter]:
-        """All that learns: of the model, then of the objective."""
-        own = [p for p in self.model.parameters() if p.requires_grad]
-        return [*own, *self.objective.parameters()]
-
-    def _statistics(self) -> list[Tensor]:
-        """What steps change beside what learns: of the model, the optimizer and the average."""
-        states = () if self._optimizer is None else self._optimizer.state.values()
-        tensors = [
-            *self.model.buffers(),
-            *(value for values in states for value in values.values()),
-            *({} if self.average is None else self.average.values).values(),
-        ]
-        return [t for t in tensors if isinstance(t, Tensor) and t.is_floating_point()]
 
     def _remember(self, x: Tensor, y: Tensor, units: list[int], *, accepted: Tensor) -> None:
         accepted = self._guard.remembers(x, accepted)
@@ -443,7 +300,7 @@ class Learner:
             normalize=self._normalize,
             predict=self._evaluate,
             model=self.model,
-            record=self._steps.enabled,
+            record=self._steps.graph.enabled,
         )
         return Repeated(lambda: make(weights=self.weights()), self.context)
 
@@ -543,7 +400,7 @@ class Learner:
         self.check()
         tensors = {
             **state.with_prefix("model", self.model.state_dict()),
-            **state.with_prefix("optimizer", save_optimizer(self._optimizer)),
+            **state.with_prefix("optimizer", save_optimizer(self._steps.optimizer)),
             **state.with_prefix("average", {} if self.average is None else self.average.values),
             "generator.augment": self._augment_generator.get_state(),
             "generator.head": self._head_generator.get_state(),
@@ -578,8 +435,8 @@ class Learner:
         self.model.load_state_dict(weights)
         for prefix, part in self._stateful().items():
             part.load_state_dict(state.without_prefix(prefix, tensors))
-        load_optimizer(self._optimizer, state.without_prefix("optimizer", tensors))
-        self._steps.forget()
+        load_optimizer(self._steps.optimizer, state.without_prefix("optimizer", tensors))
+        self._steps.graph.forget()
         self._augment_generator.set_state(tensors["generator.augment"])
         self._head_generator.set_state(tensors["generator.head"])
         self.batches, self.steps = int(values["batches"]), int(values["steps"])

@@ -18,8 +18,7 @@ from ocar.methods.registry import METHODS, TRANSFORMS, Method, make_settings, pr
 from ocar.methods.settings import LearnerSettings
 from ocar.methods.transform import TransformSettings
 from ocar.models.registry import MODELS
-from ocar.streams.benchmark import Benchmark
-from ocar.streams.benchmarks import BENCHMARKS
+from ocar.streams.benchmarks import BENCHMARKS, Benchmark
 
 
 def make_learner(

@@ -1,8 +1,7 @@
 """One seed, many named generators.
 
-No part of the package touches the global random state. Each part asks for a
-generator by name; the name and the seed together decide its stream, so that
-adding a part never changes the draws of another.
+Nothing in the package touches the global random state. Each part asks for a generator by name. Name
+and seed decide its draws, so a new part never changes the draws of another.
 """
 
 from __future__ import annotations
@@ -22,13 +21,7 @@ def derive_seed(seed: int, name: str) -> int:
 
 
 def make_generator(seed: int, name: str, device: torch.device | str = "cpu") -> torch.Generator:
-    """A generator on ``device`` for the part called ``name``.
-
-    Args:
-        seed: The seed of the whole experiment.
-        name: What the generator is for, for example ``"memory"``.
-        device: Where the random numbers are needed.
-    """
+    """A generator on ``device`` for the part called ``name``, for example ``"memory"``."""
     generator = torch.Generator(device=device)
     generator.manual_seed(derive_seed(seed, name))
     return generator
@@ -36,9 +29,9 @@ def make_generator(seed: int, name: str, device: torch.device | str = "cpu") -> 
 
 @contextmanager
 def random_kept() -> Iterator[None]:
-    """Put Python's global random state back afterwards.
+    """Restore Python's global random state afterwards.
 
-    For imports: some packages, scikit-learn's through rich, draw from it as they are loaded.
+    For imports: some packages, scikit-learn through rich, draw from it when they are loaded.
     """
     state = random.getstate()
     try:

@@ -63,8 +63,8 @@ class Serving:
     :meth:`Learner.predict`, nor does learning wait for questions. It costs one copy of the weights
     after a batch, and the memory of two models and one more for each thread that asks.
 
-    On a GPU give each thread that asks a stream of its own (``with torch.cuda.stream(...)``), or
-    its work queues behind the learner's.
+    On a GPU give each thread that asks a CUDA stream of its own (``with
+    ocar.accel.own_stream():``), or its work queues behind the learner's.
 
     A method that predicts with more than the weights of the model (SCR, GDumb) is asked itself:
     answers are as consistent, and wait for the batch in progress.

@@ -1,11 +1,9 @@
 """Checkpoints: tensors and plain values in one file, written all or nothing.
 
-A checkpoint is a safetensors file. The plain values are JSON in its header, so
-that one rename makes the whole of it appear at once, and reading it can never
-run code. The header also holds a SHA-256 of all bytes of the file, taken with
-zeros in its own place, so that a file altered anywhere is refused. The one that
-was there before stays beside it as ``NAME.previous``, and is used where the
-newest is refused.
+A checkpoint is a safetensors file. The plain values are JSON in its header, so one rename replaces
+all of it, and reading it never runs code. The header also holds a SHA-256 of all bytes of the file,
+computed with zeros in its own place, so a file altered anywhere is refused. The checkpoint before
+it stays as ``NAME.previous``, and is used if the newest is refused.
 """
 
 from __future__ import annotations
@@ -29,40 +27,37 @@ from ocar.files import PARTIAL, naming, write_whole
 
 FORMAT = "ocar-checkpoint"
 VERSION = 2
-"""Version 1 had no checksum; it is still read."""
+"""Version 1, without a checksum, is still read."""
 
 PREVIOUS = ".previous"
-"""How the name of a checkpoint ends that has been replaced by a newer one."""
+"""Suffix of the checkpoint before the newest."""
 
 T = TypeVar("T")
 
 _ZEROS = b"0" * 64
-_CHECKSUM = re.compile(rb'"checksum":"([0-9a-f]{64})"')  # quotes in a text have a backslash
+_CHECKSUM = re.compile(rb'"checksum":"([0-9a-f]{64})"')  # a quote inside a string has a backslash
 _TYPES = frozenset(
     {
         *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
         *(torch.bool, torch.int8, torch.int16, torch.int32, torch.int64),
         *(torch.uint8, torch.uint16, torch.uint32, torch.uint64),
     }
-)  # of numbers; of others, such as those of 8 bits with a point, nobody can say if they are finite
-_LONGEST_HEADER = 100_000_000  # as safetensors has it
+)  # others, such as float8, cannot be checked for NaN
 
 
 def save_state(
     path: str | os.PathLike[str], tensors: Mapping[str, Tensor], values: Mapping[str, Any]
 ) -> None:
-    """Write a checkpoint; a file of that name is replaced only once the new one is whole.
-
-    The one that is replaced is kept under its name and ``.previous``.
+    """Write a checkpoint; the one before it is kept as ``NAME.previous``.
 
     Args:
-        path: The file to write. Its folder is made when it does not exist.
+        path: The file to write. Its folder is made if it does not exist.
         tensors: Tensors by name.
-        values: What JSON can hold.
+        values: Values that JSON can hold.
 
     Raises:
         NumericalError: A tensor holds NaN or Inf; nothing was written.
-        CheckpointError: A tensor has numbers of a type that is not kept; nothing was written.
+        CheckpointError: A tensor has an unsupported type; nothing was written.
     """
     target = Path(path)
     header = {
@@ -90,8 +85,8 @@ def save_state(
 
 
 def seal(data: bytes) -> bytes:
-    """The bytes of a checkpoint with their checksum in its place; as they are without a place."""
-    found = _CHECKSUM.search(data, 8, 8 + int.from_bytes(data[:8], "little"))
+    """The bytes of a checkpoint with their checksum filled in; unchanged if it has no place."""
+    found = _checksum(data)
     if found is None:
         return data
     start, end = found.span(1)
@@ -100,14 +95,19 @@ def seal(data: bytes) -> bytes:
     return b"".join([data[:start], digest.hexdigest().encode(), memoryview(data)[end:]])
 
 
+def _checksum(data: bytes) -> re.Match[bytes] | None:
+    """The checksum in the header of a checkpoint."""
+    return _CHECKSUM.search(data, 8, 8 + int.from_bytes(data[:8], "little"))
+
+
 def previous(path: str | os.PathLike[str]) -> Path:
-    """Where the checkpoint is kept that was replaced by the one at ``path``."""
+    """The path of the checkpoint before the one at ``path``."""
     target = Path(path)
     return target.with_name(target.name + PREVIOUS)
 
 
 def _keep_previous(path: Path) -> None:
-    """Give the file a second name, so that there is one under its own at every moment."""
+    """Add a second name to the file, so that its own name never disappears."""
     if not path.is_file():
         return
     second = path.with_name(f".{path.name}.{os.getpid()}{PREVIOUS}{PARTIAL}")
@@ -115,21 +115,21 @@ def _keep_previous(path: Path) -> None:
         second.unlink(missing_ok=True)
         second.hardlink_to(path)
         second.replace(previous(path))
-    except OSError:  # a file system without links: for a moment there is only the previous one
+    except OSError:  # a file system without links: for a moment only the previous one exists
         path.replace(previous(path))
     finally:
         second.unlink(missing_ok=True)
 
 
 def load_newest(path: str | os.PathLike[str], read: Callable[[Path], T]) -> T:
-    """Read a checkpoint or, where it is refused, the one before it, with a warning.
+    """Read a checkpoint or, if it is refused, the one before it, with a warning.
 
     Args:
         path: The checkpoint.
-        read: Reads one.
+        read: Reads a checkpoint.
 
     Raises:
-        CheckpointError: Both were refused; it says why of the newer one.
+        CheckpointError: Both were refused; the message gives the reason of the newer one.
     """
     target, older = Path(path), previous(path)
     try:
@@ -141,10 +141,11 @@ def load_newest(path: str | os.PathLike[str], read: Callable[[Path], T]) -> T:
             found = read(older)
         except CheckpointError as another:
             if str(another).replace(str(older), str(target)) == str(error):
-                raise error from None  # no damage: both are of another model, say
-            raise CheckpointError(f"{error} The one before it is no help: {another}") from error
+                raise error from None  # not damaged: both are of another model, for example
+            reason = f"The checkpoint before it cannot be read either: {another}"
+            raise CheckpointError(f"{error} {reason}") from error
         warnings.warn(
-            f"{error} The one saved before it, {str(older)!r}, was used: what was learned "
+            f"{error} The checkpoint before it, {str(older)!r}, was used: what was learned "
             "between the two is lost.",
             CheckpointWarning,
             stacklevel=3,
@@ -171,7 +172,7 @@ def load_state(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[st
             tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in names}
     except CheckpointError:
         raise
-    except Exception as error:  # safetensors knows types of numbers, for one, that torch does not
+    except Exception as error:  # for example a type that safetensors knows and torch does not
         raise CheckpointError(f"{str(target)!r} is not a whole checkpoint: {error}") from error
     try:
         values = json.loads(header["values"])
@@ -187,7 +188,7 @@ def load_state(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[st
 
 
 def _check_header(header: Mapping[str, str], path: Path) -> None:
-    """Refuse a file of another kind, of a later version, or altered."""
+    """Raise if a file is of another kind, of a later version, or not the saved one in any byte."""
     if header.get("format") != FORMAT:
         raise CheckpointError(f"{str(path)!r} is a safetensors file, but not one of ocar's.")
     version = header.get("version", "")
@@ -195,25 +196,10 @@ def _check_header(header: Mapping[str, str], path: Path) -> None:
         raise CheckpointError(
             f"{str(path)!r} has checkpoint version {version!r}; this ocar reads up to {VERSION}."
         )
-    _check_sum(path, version)
-
-
-def _check_sum(path: Path, version: str) -> None:
-    """Refuse a file that is not, byte for byte, what was saved."""
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-        file.seek(0)
-        head = file.read(8 + min(length, _LONGEST_HEADER))
-        found = _CHECKSUM.search(head, 8)
-        if found is None:
-            if version == "1":
-                return
-            raise CheckpointError(f"{str(path)!r} is not a whole checkpoint: it has no checksum.")
-        start, end = found.span(1)
-        digest = hashlib.sha256(head[:start] + _ZEROS + head[end:])
-        while piece := file.read(1 << 20):
-            digest.update(piece)
-    if digest.hexdigest().encode() != found[1]:
+    data = path.read_bytes()
+    if version != "1" and _checksum(data) is None:
+        raise CheckpointError(f"{str(path)!r} is not a whole checkpoint: it has no checksum.")
+    if seal(data) != data:
         raise CheckpointError(
             f"{str(path)!r} is not a whole checkpoint: it has been altered since it was saved, "
             "its checksum is another."
@@ -221,7 +207,7 @@ def _check_sum(path: Path, version: str) -> None:
 
 
 def _check_shapes(shapes: Mapping[str, list[int]], path: Path) -> None:
-    """Refuse what no file of that size can fill: 10¹² × 0 numbers need no bytes at all."""
+    """Raise if no file of that size can fill a shape: 10¹² × 0 numbers need no bytes at all."""
     size = path.stat().st_size
     for name, shape in shapes.items():
         if max(shape, default=0) > size:
@@ -232,7 +218,7 @@ def _check_shapes(shapes: Mapping[str, list[int]], path: Path) -> None:
 
 
 def _check_types(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Refuse numbers that are not such as a learner has."""
+    """Raise if a tensor has an unsupported type."""
     for name, tensor in tensors.items():
         if tensor.dtype not in _TYPES:
             kinds = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in _TYPES))
@@ -248,17 +234,13 @@ def with_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]
 
 
 def without_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Those tensors whose name starts with ``prefix.``, under the rest of their name."""
+    """The tensors whose name starts with ``prefix.``, under the rest of their name."""
     start = f"{prefix}."
     return {n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)}
 
 
 def check_names(what: str, given: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Refuse tensors whose names or shapes are not the expected ones.
-
-    Raises:
-        CheckpointError: A name is missing or unknown, or a shape differs.
-    """
+    """Raise a ``CheckpointError`` if a name is missing or unknown, or a shape differs."""
     missing, unknown = sorted(expected.keys() - given), sorted(given.keys() - expected.keys())
     if missing or unknown:
         raise CheckpointError(
@@ -274,12 +256,12 @@ def check_names(what: str, given: Mapping[str, Tensor], expected: Mapping[str, T
 
 
 def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
-    """The names of those floating-point tensors that hold NaN or Inf."""
-    return [name for name, t in tensors.items() if not _is_finite(t)]
-
-
-def _is_finite(tensor: Tensor) -> bool:
-    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
+    """The names of the floating-point tensors that hold NaN or Inf."""
+    return [
+        name
+        for name, tensor in tensors.items()
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all())
+    ]
 
 
 def all_finite(tensors: Mapping[str, Tensor]) -> bool:

@@ -1,10 +1,10 @@
-"""The numbers that the paper printed, to stand beside one's own.
+"""The numbers that the paper printed, for comparison with ours.
 
 Urettini & Carta, "Online Curvature-Aware Replay: Leveraging 2nd Order Information for Online
 Continual Learning" (ICML 2025): Table 1 (Split-CIFAR100 and Split-TinyImageNet), the table of
 Online CLEAR and that of training times. Rows are in the paper's order, under the names that the
 methods have here. Accuracies are in per cent, mean ± standard deviation over five seeds (LPR: ten).
-The authors ran OCAR, OnPro and OCM; the other rows they took from Soutif-Cormerais et al. (2023)
+The authors ran OCAR, OnPro and OCM; they took the other rows from Soutif-Cormerais et al. (2023)
 and, for LPR, from Yoo et al. (2024).
 """
 
@@ -86,10 +86,10 @@ PUBLISHED = {
     "split-tinyimagenet": _parse(_TINYIMAGENET),
     "clear": _parse(_CLEAR),
 }
-"""By benchmark, method and metric; a row that the paper left empty is empty here."""
+"""By benchmark, method and metric; an empty row of the paper is empty here."""
 
 SEEDS = 5
-"""Seeds of a row that the authors ran."""
+"""Number of seeds of a row that the authors ran."""
 
 FIRST_TASK_SECONDS = {
     "er": 14.0,
@@ -103,14 +103,9 @@ FIRST_TASK_SECONDS = {
     "ocar": 38.0,
 }
 """Seconds of training on the first task of Split-CIFAR100, without evaluation, on a V100. The row
-that the paper calls DER is taken to be DER++, the only one of the two in Table 1."""
+DER of the paper is assumed to be DER++, the only one of the two in Table 1."""
 
 
 def published(benchmark: str, method: str) -> dict[str, Published]:
-    """What the paper printed for a method on a benchmark; empty if nothing.
-
-    Args:
-        benchmark: Name of the benchmark.
-        method: Name of the method, ``er-iid`` for the i.i.d. row.
-    """
+    """The printed numbers of a method, or ``er-iid``, by metric; empty if there are none."""
     return PUBLISHED.get(benchmark, {}).get(method, {})

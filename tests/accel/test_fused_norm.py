@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from ocar.accel.batchnorm import batched_backward
 from torch import Tensor, nn
 from torch.nn import functional
 
 from ocar.accel import norm as fused_norm
-from ocar.accel.batchnorm import batched_backward
 from ocar.accel.layout import lies_by_pixel
 from ocar.accel.norm import can_fuse, norm_relu, normalize
 from ocar.models import make_model

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from benchmarks.floor import floor_seconds, learner_work
-from benchmarks.kernels import OTHER, OWN, by_family, family
-from benchmarks.operations import Work, count_batch, layer_shapes
+from benchmarks.floor import Work, count_batch, floor_seconds, layer_shapes, learner_work
+from benchmarks.inside import FAMILIES, OTHER, OWN, family
+from benchmarks.parts import by_family
 from benchmarks.setup import Setup, slim_learner, slim_resnet
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -110,21 +110,14 @@ def test_the_floor_is_the_longer_of_operations_and_bytes_part_by_part() -> None:
     ],
 )
 def test_kernels_are_told_apart_by_their_names(kernel: str, kind: int | None) -> None:
-    kinds = [
-        "batch norm",
-        "factorization",
-        "convolution",
-        "products",
-        "copies",
-        "elementwise and sums",
-    ]
-    assert family(kernel) == (OTHER if kind is None else kinds[kind])
+    assert family(kernel) == (OTHER if kind is None else list(FAMILIES)[kind])
 
 
 def test_our_own_kernels_are_known_by_the_names_that_they_have() -> None:
-    sources = [path.read_text() for path in sorted(PACKAGE.rglob("*_kernels.py"))]
+    sources = [path.read_text() for path in sorted((PACKAGE / "accel" / "triton").glob("*.py"))]
     jitted = {name for text in sources for name in re.findall(r"^def (\w+)\(", text, re.M)}
-    assert OWN.keys() <= jitted
+    assert OWN.keys() <= FAMILIES.keys()
+    assert {name for kernels in OWN.values() for name in kernels} <= jitted
 
 
 def test_times_of_kernels_are_summed_by_kind() -> None:

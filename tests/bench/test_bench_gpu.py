@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from benchmarks import GROUPS, Breakdown, Ratio, Setup, Skipped, measure
-from benchmarks.kernels import OTHER
+from benchmarks.inside import OTHER
 
 pytestmark = [
     pytest.mark.gpu,

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks import Breakdown, Ratio, Result, Setup, Skipped, check_names, choose_device, measure
-from benchmarks.bare_loop import BareReplay
-from benchmarks.mlp import digits, mlp_learner
-from benchmarks.parts import REST
+from benchmarks.inside import REST
+from benchmarks.mlp import BareReplay, digits, mlp_learner
 from torch import Tensor
 
 from ocar.errors import ConfigError
@@ -86,7 +85,7 @@ class _Refuse:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
-@pytest.mark.parametrize("group", ["captured", "concurrent"])
+@pytest.mark.parametrize("group", ["recorded", "concurrent"])
 def test_what_needs_a_gpu_is_skipped_without_one(group: str) -> None:
     (result,) = found(group).values()
     assert isinstance(result, Skipped)
@@ -164,7 +163,7 @@ def test_names_and_devices_are_checked() -> None:
     assert check_names(["mlp", "steps"]) == ("steps", "mlp")
     with pytest.raises(ConfigError, match=r"Unknown measurement 'x'\. There are steps, nngeometry"):
         check_names(["mlp", "x"])
-    with pytest.raises(ConfigError, match="Must be 'auto', 'cpu' or 'cuda'"):
+    with pytest.raises(ConfigError, match="Must be one of 'auto', 'cpu', 'cuda'"):
         choose_device("tpu")
     with pytest.raises(ConfigError, match=r"Invalid turns=0\. Must be at least 1"):
         Setup(device=torch.device("cpu"), turns=0)

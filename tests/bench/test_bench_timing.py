@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from benchmarks.parts import REST, Parts
+from benchmarks import Setup
+from benchmarks.inside import REST
+from benchmarks.parts import Parts
 from benchmarks.results import Target, compare, take_apart
-from benchmarks.timing import MOST_CALLS, Side, calls_in_a_turn, take_turns
+from benchmarks.timing import MOST_CALLS, calls_in_a_turn, take_turns
 
 CPU = torch.device("cpu")
 
@@ -25,7 +27,7 @@ class Hand:
 
 
 def test_a_ratio_is_of_the_medians_and_its_spread_of_the_turns() -> None:
-    found = compare("x", ("a", [2.0, 4.0, 9.0]), ("b", [1.0, 4.0, 3.0]), unit="s", note="n")
+    found = compare("x", {"a": [2.0, 4.0, 9.0], "b": [1.0, 4.0, 3.0]}, "a", "b", unit="s", note="n")
     assert found.ratio == 4 / 3
     assert (found.smallest, found.largest) == (1.0, 3.0)
     assert (found.time_above, found.time_below) == (4.0, 3.0)
@@ -34,7 +36,7 @@ def test_a_ratio_is_of_the_medians_and_its_spread_of_the_turns() -> None:
 
 def test_sides_with_different_numbers_of_turns_are_refused() -> None:
     with pytest.raises(ValueError, match="zip"):
-        compare("x", ("a", [1.0]), ("b", [1.0, 2.0]))
+        compare("x", {"a": [1.0], "b": [1.0, 2.0]}, "a", "b")
 
 
 @pytest.mark.parametrize(
@@ -55,8 +57,8 @@ def test_sides_take_turns_after_a_warm_up() -> None:
         order.append(name)
         hand.push(next(durations[name]))
 
-    sides = [Side("a", lambda: call("a")), Side("b", lambda: call("b"))]
-    times = take_turns(sides, turns=3, least=0.0, device=CPU, clock=hand)
+    sides = {"a": lambda: call("a"), "b": lambda: call("b")}
+    times = take_turns(sides, Setup(device=CPU, turns=3, least=0.0), clock=hand)
     assert times == {"a": [1.0, 2.0, 3.0], "b": [10.0, 20.0, 30.0]}
     assert order == ["a", "b", *["a", "b"] * 3]
 
@@ -68,7 +70,7 @@ def test_a_turn_of_short_calls_has_many_of_them_and_gives_the_time_of_one() -> N
         calls.append(1)
         hand.push(0.25)
 
-    times = take_turns([Side("a", call)], turns=2, least=1.0, device=CPU, clock=hand)
+    times = take_turns({"a": call}, Setup(device=CPU), turns=2, least=1.0, clock=hand)
     assert times == {"a": [0.25, 0.25]}
     assert len(calls) == 1 + 1 + 2 * 4  # to warm up, to see how long it takes, two turns
 

@@ -1,4 +1,4 @@
-"""``ocar bench``: JSON of a fixed form, a table for people, a file."""
+"""``python -m benchmarks``: JSON of a fixed form, a table for people, a file."""
 
 from __future__ import annotations
 
@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from benchmarks import SCHEMA, Breakdown, Part, Ratio, Setup, Skipped, Target, document
-from ocar_lab.cli.bench import milliseconds, print_results
-
-from ocar_lab.cli import main
+from benchmarks.__main__ import main, print_results, time_text
 
 Captured = pytest.CaptureFixture[str]
 
@@ -38,7 +36,7 @@ SKIPPED = Skipped(name="another thing", reason="not installed: pip install it")
 
 def test_the_form_of_the_json() -> None:
     setup = Setup.quick(torch.device("cpu"))
-    said = document([RATIO, PARTS, SKIPPED], setup=setup, command="ocar bench --json")
+    said = document([RATIO, PARTS, SKIPPED], setup=setup, command="python -m benchmarks --json")
     assert list(said) == [
         "schema",
         "command",
@@ -52,7 +50,7 @@ def test_the_form_of_the_json() -> None:
         "results",
     ]
     assert said["schema"] == SCHEMA == 1
-    assert said["command"] == "ocar bench --json"
+    assert said["command"] == "python -m benchmarks --json"
     assert {"ocar", "python", "torch"} <= set(said["versions"])
     assert said["device"]["type"] == "cpu"
     assert said["results"] == [
@@ -100,29 +98,31 @@ def test_the_table_for_people(capsys: Captured) -> None:
 
 
 def test_times_for_people() -> None:
-    assert milliseconds(0.01234) == "12.3 ms"
-    assert milliseconds(12.34) == "12.3 s"
+    assert time_text(0.01234) == "12.3 ms"
+    assert time_text(12.34) == "12.3 s"
 
 
 def test_json_is_printed_and_saved(tmp_path: Path, capsys: Captured) -> None:
     file = tmp_path / "new" / "bench.json"
-    call = ["bench", "--quick", "--only", "mlp", "captured", "--device", "cpu"]
+    call = ["--quick", "--only", "mlp", "recorded", "--device", "cpu"]
     assert main([*call, "--json", "--save", str(file)]) == 0
     captured = capsys.readouterr()
     said = json.loads(captured.out)
     assert file.read_text(encoding="utf-8") == captured.out
-    assert said["command"].startswith("ocar bench --quick --only mlp captured --device cpu --json")
-    assert [result["name"] for result in said["results"]][:2] == ["captured", "mlp, the floor"]
+    assert said["command"].startswith(
+        "python -m benchmarks --quick --only mlp recorded --device cpu"
+    )
+    assert [result["name"] for result in said["results"]][:2] == ["recorded", "mlp, the floor"]
     assert "Measuring mlp: " in captured.err
 
 
 def test_a_table_is_printed(capsys: Captured) -> None:
-    assert main(["bench", "--quick", "--only", "mlp", "--device", "cpu"]) == 0
+    assert main(["--quick", "--only", "mlp", "--device", "cpu"]) == 0
     text = capsys.readouterr().out
     assert "ER / a bare PyTorch loop" in text
     assert "OCAR / ER" in text
 
 
 def test_an_unknown_measurement_is_a_wrong_call(capsys: Captured) -> None:
-    assert main(["bench", "--only", "dance"]) == 2
+    assert main(["--only", "dance"]) == 2
     assert "Unknown measurement 'dance'. There are steps" in capsys.readouterr().err

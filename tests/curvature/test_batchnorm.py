@@ -6,11 +6,11 @@ import copy
 
 import pytest
 import torch
+from ocar.accel.batchnorm import batched_backward
 from tolerances import BFLOAT16, BITWISE, EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from ocar.accel.batchnorm import batched_backward
 from ocar.curvature.recorder import pull_back
 
 LAYERS = [

@@ -12,15 +12,15 @@ from collections.abc import Iterator, Sequence
 import pytest
 import torch
 from interpreter import INTERPRETED, NEEDS_TRITON
+from ocar.accel.invert import ManyInverses
+from ocar.accel.precondition import ManyProducts, Place
+from ocar.curvature.compiled_pool import CompiledPool, make_pool
+from ocar.curvature.pool import FactorPool
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from ocar.accel.invert import ManyInverses
-from ocar.accel.precondition import ManyProducts, Place
 from ocar.curvature import KFAC, compiled_pool
 from ocar.curvature.blocks import KroneckerBlock
-from ocar.curvature.compiled_pool import CompiledPool, make_pool
-from ocar.curvature.pool import FactorPool
 
 pytestmark = [
     *NEEDS_TRITON,

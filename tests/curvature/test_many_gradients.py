@@ -8,10 +8,10 @@ from __future__ import annotations
 import pytest
 import torch
 from interpreter import INTERPRETED, NEEDS_TRITON, device_of_kernels
+from ocar.curvature.many_gradients import ManyGradients, find_matrices
 from torch import Tensor
 
 from ocar.curvature import factors, many_squares
-from ocar.curvature.many_gradients import ManyGradients, find_matrices
 
 pytestmark = NEEDS_TRITON
 CLOSE = 1e-6 if INTERPRETED else 2e-3

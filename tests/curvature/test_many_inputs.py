@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 from interpreter import INTERPRETED, NEEDS_TRITON, device_of_kernels
+from ocar.curvature.many_inputs import ManyInputs
 from torch import Tensor, nn
 
 from ocar.accel import gram as many_squares
 from ocar.accel import patches
 from ocar.curvature import factors
-from ocar.curvature.many_inputs import ManyInputs
 
 pytestmark = NEEDS_TRITON
 CLOSE = 1e-6 if INTERPRETED else 2e-3

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from ocar.curvature.compiled_pool import make_pool
+from ocar.curvature.pool import STACKED, FactorPool
 from torch import Tensor, nn
 from torch.testing import assert_close
 
 from ocar.curvature import KFAC, kfac, linalg
 from ocar.curvature.blocks import KroneckerBlock
-from ocar.curvature.compiled_pool import make_pool
-from ocar.curvature.pool import STACKED, FactorPool
 
 EXACT: dict[str, Any] = {"rtol": 1e-9, "atol": 1e-12}
 TAU, EMA = 1e-2, 0.3

@@ -6,11 +6,11 @@ import pytest
 import reference
 import torch
 from nets import mlp, observe, set_gradients
+from ocar.curvature.base import at_step
 from tolerances import EXACT
 from torch.testing import assert_close
 
 from ocar.curvature import KFAC, DenseFisher
-from ocar.curvature.base import at_step
 
 
 def test_a_number_is_a_schedule():

@@ -6,11 +6,11 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
+from ocar.accel.symmetric import product, side_by_side
 from torch import Tensor
 from torch.testing import assert_close
 
 from ocar.accel import symmetric
-from ocar.accel.symmetric import product, side_by_side
 
 SHAPES = ((3, 5), (130, 200), (300, 150), (40, 9000), (1, 1))
 

@@ -2,10 +2,9 @@
 
 import pytest
 import torch
+from ocar.curvature.linalg import cholesky_inverse_into, triangular_inverse
 from torch import Tensor
 from torch.testing import assert_close
-
-from ocar.curvature.linalg import cholesky_inverse_into, triangular_inverse
 
 
 def ill_conditioned(size: int, *, groups: int, condition: float) -> Tensor:

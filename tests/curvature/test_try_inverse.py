@@ -6,11 +6,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ocar.curvature.linalg import damped_inverse, try_damped_inverse
 from tolerances import EXACT, SINGLE_INVERSE_AT_1E7
 from torch import Tensor
 from torch.testing import assert_close
-
-from ocar.curvature.linalg import damped_inverse, try_damped_inverse
 
 EPSILON = torch.finfo(torch.float32).eps
 

@@ -122,7 +122,7 @@ def test_data_root(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OCAR_DATA", str(tmp_path))
     assert datasets.data_root() == tmp_path
     monkeypatch.setenv("OCAR_DATA", "")
-    monkeypatch.setattr("ocar.datasets.root.sys.platform", "linux")
+    monkeypatch.setattr("ocar.datasets.base.sys.platform", "linux")
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "share"))
     assert datasets.data_root() == tmp_path / "share" / "ocar"
     monkeypatch.delenv("XDG_DATA_HOME")

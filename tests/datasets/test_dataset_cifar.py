@@ -32,8 +32,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ocar.datasets import load_cifar10, load_cifar100, load_cifar100_superclasses
-from ocar.datasets.cifar_files import read_cifar
-from ocar.datasets.tar import read_tar
+from ocar.datasets.archives import read_tar
+from ocar.datasets.cifar import read_cifar
 from ocar.errors import DataError
 
 FOLDER = "cifar-100-python"
@@ -280,11 +280,11 @@ def test_tar_twice_the_same_and_too_large(tmp_path: Path, monkeypatch: pytest.Mo
     path = tmp_path / "set.tar.gz"
     twice = tarfile.TarInfo("a")
     write_tar(path, {"a": b"1"}, twice)
-    with pytest.raises(DataError, match="its entry 'a' is there twice"):
+    with pytest.raises(DataError, match="its entry 'a' occurs twice"):
         read_tar(path, ["a"])
     write_tar(path, {"a": b"\0" * 5_000_000, "b": b""})
     assert path.stat().st_size < 50_000
-    monkeypatch.setattr("ocar.datasets.tar._MOST_BYTES", 1_000_000)
+    monkeypatch.setattr("ocar.datasets.archives.MOST_TAR_BYTES", 1_000_000)
     for wanted in (["a"], ["b"]):
         with pytest.raises(DataError, match=f"Cannot read {path}: it unpacks to more"):
             read_tar(path, wanted)

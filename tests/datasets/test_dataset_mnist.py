@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from ocar.datasets import load_fashion_mnist, load_mnist
-from ocar.datasets.idx import read_idx
+from ocar.datasets.mnist import read_idx
 from ocar.errors import DataError
 
 GOOD = idx_bytes(np.arange(12, dtype=np.uint8).reshape(3, 4))
@@ -70,7 +70,7 @@ def test_a_bomb_costs_no_more_than_a_real_file_may(
     path = tmp_path / "bomb"
     zeros = b"\0" * (64 << 20)
     path.write_bytes(gzip.compress(b"\0\0\x08\x01" + b"\x04\0\0\0" + zeros))  # claims 64 Mi
-    monkeypatch.setattr("ocar.datasets.idx._MOST_VALUES", 1 << 20)
+    monkeypatch.setattr("ocar.datasets.mnist.MOST_VALUES", 1 << 20)
     tracemalloc.start()
     with pytest.raises(DataError, match=f"{path} should hold .* at most 1048576"):
         read_idx(path)

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from ocar.datasets.archives import Folder
 from ocar.datasets.pictures import Picture, decode, decode_all, is_picture
-from ocar.datasets.tree import Folder
 from ocar.errors import ConfigError, DataError
 
 

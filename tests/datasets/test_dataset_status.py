@@ -26,9 +26,10 @@ from dataset_files import (
     write_zip,
 )
 
-from ocar.datasets import DATA_SETS, DataStatus, catalog, clear, load_pacs, status, verify
+from ocar.datasets import DATA_SETS, DataStatus, clear, load_pacs, status, verify
+from ocar.datasets.base import compare_md5
 from ocar.datasets.cache import CACHE
-from ocar.datasets.finding import compare_md5
+from ocar.datasets.mnist import FASHION_MNIST
 from ocar.errors import ConfigError, DataError
 
 
@@ -90,12 +91,7 @@ def test_mnist_whole_genuine_and_not(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert found.where == folder
     assert "the published file 8d4fb7e6c68d591d4c3dfef9ec88bf0d" in found.problem
     md5 = {name: hashlib.md5(content).hexdigest() for name, content in files.items()}
-    published = catalog.FASHION_MNIST
-    monkeypatch.setitem(
-        catalog.DATA_SETS,
-        "fashion-mnist",
-        replace(DATA_SETS["fashion-mnist"], find=replace(published, md5=md5).find),
-    )
+    monkeypatch.setitem(DATA_SETS, "fashion-mnist", replace(FASHION_MNIST, md5=md5))
     for deep in (False, True):
         found = look(tmp_path, "fashion-mnist", deep=deep)
         assert (found.whole, found.genuine, found.problem) == (True, True, "")
@@ -123,7 +119,7 @@ def test_unpacked_files_without_a_published_sum(tmp_path: Path) -> None:
 def test_large_files_are_hashed_in_a_deep_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ocar.datasets.finding._LARGE", 10)
+    monkeypatch.setattr("ocar.datasets.base._LARGE", 10)
     path = tmp_path / "file"
     path.write_bytes(b"0123456789")
     right = hashlib.md5(b"0123456789").hexdigest()

@@ -14,8 +14,7 @@ from dataset_files import below, everything, without_rights, write_folder, write
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ocar.datasets.paths import check_inside
-from ocar.datasets.tree import Folder, Zip, open_tree
+from ocar.datasets.archives import Folder, Zip, check_inside, open_tree
 from ocar.errors import DataError
 
 FILES = {"a/b/1.png": b"one", "a/b/10.png": b"ten", "a/c/2.png": b"two", "top.txt": b"text"}
@@ -114,7 +113,7 @@ def entry(name: str, *, mode: int = 0) -> zipfile.ZipInfo:
         ([entry("set/../../evil.png")], "points outside"),
         ([entry("set\\..\\..\\evil.png")], "points outside"),
         ([entry("set/link", mode=stat.S_IFLNK | 0o777)], "'set/link' is a link"),
-        ([entry("set/a"), entry("set/a")], "'set/a' is there twice"),
+        ([entry("set/a"), entry("set/a")], "'set/a' occurs twice"),
     ],
 )
 def test_hostile_zips_are_refused_whole(
@@ -172,7 +171,7 @@ def test_a_changed_zip_gives_the_content_or_a_data_error(
 
 
 def test_what_claims_too_much_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ocar.datasets.tree._MOST_BYTES", 1000)
+    monkeypatch.setattr("ocar.datasets.archives.MOST_BYTES", 1000)
     write_zip(tmp_path / "set.zip", {"set/bomb": b"\0" * 5000})
     write_folder(tmp_path, {"set/bomb": b"\0" * 5000})
     with Zip(tmp_path / "set.zip", top="set") as archive, Folder(tmp_path / "set") as folder:

@@ -13,11 +13,13 @@ from typing import Any, NoReturn
 
 import pytest
 import torch
+from benchmarks.__main__ import Options as BenchmarkOptions
 from docs_pages import ROOT, Block, blocks, chains, written_pages
 
 import ocar_lab.cli
 from ocar.methods.registry import METHODS
 from ocar_lab.cli import COMMANDS, main
+from ocar_lab.cli.arguments import parse
 
 PAGES = {
     str(path.relative_to(ROOT)): blocks(
@@ -86,8 +88,8 @@ def commands(block: Block) -> list[str]:
 @pytest.mark.parametrize("block", SHELL, ids=lambda block: block.where)
 def test_commands_can_be_called(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
     for home in CLI:
-        if hasattr(home, "parse"):
-            monkeypatch.setattr(home, "parse", stop_after(home.parse))
+        if hasattr(home, "parse_groups"):
+            monkeypatch.setattr(home, "parse_groups", stop_after(home.parse_groups))
     for line in commands(block):
         program, *arguments = shlex.split(line)
         if program == "ocar":
@@ -97,6 +99,9 @@ def test_commands_can_be_called(block: Block, monkeypatch: pytest.MonkeyPatch) -
                     assert main(arguments) == 0, line
         elif program == "make":
             assert targets(arguments) <= makefile(), line
+        elif program == "python" and arguments[:2] == ["-m", "benchmarks"]:
+            with pytest.raises(Parsed):
+                parse(BenchmarkOptions, arguments[2:], command="python -m benchmarks")
         elif program == "python" and arguments[0].endswith(".py"):
             assert (ROOT / arguments[0]).is_file(), line
 

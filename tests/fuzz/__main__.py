@@ -19,7 +19,7 @@ from fuzz.guard import SECONDS, Guard
 from fuzz.targets import TARGETS, make_target
 from ocar_lab.runs.provenance import now, versions
 
-_STATE = struct.Struct("<QQQ")  # the input that is being tried; refused and accepted before it
+_STATE = struct.Struct("<QQQ")  # the current input; refused and accepted inputs before it
 
 
 def make_input(name: str, folder: Path, seed: int, number: int) -> bytes:
@@ -32,13 +32,13 @@ def _random(name: str, seed: int, number: int) -> Random:
 
 
 class Campaign:
-    """Many inputs for one target, tried in a process that may die and is then begun again.
+    """Many inputs for one target, in a process that is restarted if it dies.
 
     Args:
         name: The target.
         count: How many inputs.
         seed: Decides the inputs.
-        out: Folder for inputs that fail.
+        out: Folder for failing inputs.
         most: Failures after which to give up.
         seconds: Time after which to stop; 0 for none.
     """
@@ -55,13 +55,13 @@ class Campaign:
         self.took = 0.0
 
     def run(self) -> None:
-        """Try them all."""
+        """Try all inputs."""
         begun = time.monotonic()
         self._run()
         self.took = time.monotonic() - begun
 
     def counts(self) -> dict[str, object]:
-        """What became of the inputs."""
+        """Counts of the outcomes."""
         names = ("tried", "refused", "accepted", "failures")
         return {"target": self.name, **{name: getattr(self, name) for name in names}}
 
@@ -76,7 +76,7 @@ class Campaign:
                     break
 
     def _stretch(self, folder: Path, start: int) -> int:
-        """Have a process try inputs until it is done or dies; the number to go on with."""
+        """Let a process try inputs until it is done or dies; returns the next number."""
         self.state[:] = _STATE.pack(start, 0, 0)
         pid = os.fork()
         if not pid:
@@ -84,7 +84,7 @@ class Campaign:
             try:
                 self._work(folder, start)
                 code = 0
-            except BaseException:  # noqa: BLE001 a forked process must not go on as the other
+            except BaseException:  # noqa: BLE001 a forked process must not return to the caller
                 traceback.print_exc()
             finally:
                 sys.stderr.flush()
@@ -111,7 +111,7 @@ class Campaign:
         return reached + 1
 
     def _wait(self, pid: int) -> tuple[int, bool]:
-        """Wait for a process; one that stays with an input for too long is killed."""
+        """Wait for a process; kill it if an input takes too long."""
         last, since, killed = -1, time.monotonic(), False
         while True:
             done, status = os.waitpid(pid, os.WNOHANG)
@@ -130,7 +130,7 @@ class Campaign:
         inside.mkdir(exist_ok=True)
         target = make_target(self.name, inside)
         guard = Guard(inside, base=target.base, factor=target.factor)
-        for seed in target.seeds:  # what is imported or made once is not to be counted
+        for seed in target.seeds:  # imports and other one-time allocations do not count
             accepted, wrong = guard.call(target.read, seed)
             if start == 0 and (wrong or not accepted):
                 raise AssertionError(f"{self.name}: a valid file is refused. {wrong}")
@@ -166,7 +166,7 @@ class Campaign:
 def save_counts(
     path: Path, key: str, counts: dict[str, object], *, seed: int, took: float, command: str
 ) -> None:
-    """Add what became of a target's inputs to a file, in place of what it said of it before."""
+    """Write the counts of a target to a file, replacing its earlier ones."""
     known = json.loads(path.read_text()) if path.exists() else {}
     known[key] = {
         **counts,
@@ -181,13 +181,13 @@ def save_counts(
 
 
 def main() -> int:
-    """Run the targets that are named."""
+    """Run the named targets."""
     parser = argparse.ArgumentParser(prog="fuzz", description=__doc__)
     parser.add_argument("targets", nargs="*", help="by default all", metavar="TARGET")
     parser.add_argument("--count", type=int, default=100_000, help="inputs for each target")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=0, help="most for each target; 0: no end")
-    parser.add_argument("--out", type=Path, default=Path("build/fuzz"), help="for those that fail")
+    parser.add_argument("--out", type=Path, default=Path("build/fuzz"), help="for failing inputs")
     parser.add_argument("--most", type=int, default=20, help="failures after which to give up")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--save", type=Path, help="file to add the counts to, target by target")

@@ -1,4 +1,4 @@
-"""What a reader of a hostile file must not do, found out while it reads."""
+"""Watch a reader of a hostile file: no other files, no processes, bounded time and memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from ocar.errors import OcarError
 
 SECONDS = 10.0
-"""Time for one input; the readers take milliseconds, so that a busy machine does not matter."""
+"""Time limit of one input; the readers take milliseconds, so a busy machine does not matter."""
 
 _WRITES = {
     "os.rename", "os.remove", "os.rmdir", "os.mkdir", "os.symlink", "os.link", "os.truncate",
@@ -28,17 +28,17 @@ _NEVER = {
 
 
 class Hang(BaseException):
-    """An input took too long; not an ``Exception``, which readers may turn into their own."""
+    """An input took too long; no ``Exception``, since readers convert these to their own."""
 
 
 class Guard:
-    """Watches over one call at a time, in a process that exists for nothing else.
+    """Watches one call at a time, in a process of its own.
 
     Args:
         folder: The only folder that may be written to.
         base: Bytes that any input may take.
         factor: Bytes more for each byte of the input.
-        spare: Address space in bytes that the process gets beside what it has.
+        spare: Further address space of the process, in bytes.
     """
 
     def __init__(self, folder: Path, *, base: int, factor: int, spare: int = 3 << 30) -> None:
@@ -75,7 +75,7 @@ class Guard:
                 wrong = f"no memory: {error}"
         except Hang:
             wrong = f"it took more than {SECONDS} s"
-        except BaseException as error:  # noqa: BLE001 that is what is looked for
+        except BaseException as error:  # noqa: BLE001 any of these is a finding
             wrong = f"{type(error).__name__}: {error}"
         finally:
             self.watching = False
@@ -112,7 +112,7 @@ class Guard:
 
 
 def _resident() -> int:
-    """Most bytes that were ever in memory, those that Python knows nothing of included."""
+    """Peak resident bytes, including memory that Python does not count."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

@@ -1,7 +1,7 @@
-"""The same readers under atheris, whose inputs follow the code that they reach.
+"""The same readers under atheris, whose inputs are guided by coverage.
 
 ``python -m fuzz.guided TARGET [--count N] [--seed S]``, in ``tests``. atheris is no dependency: it
-is built with Clang, by ``make fuzz-guided``. An input that fails is kept, and ends the target.
+is built with Clang, by ``make fuzz-guided``. A failing input is saved, and ends the target.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ with atheris.instrument_imports(include=["ocar"]):
 
 _COUNTS = struct.Struct("<QQQ")  # tried, refused, accepted
 LONGEST = 1 << 16
-"""Bytes of an input, or of the longest valid file if that is longer."""
+"""Most bytes of an input, unless a valid file is longer."""
 
 
 def work(name: str, folder: Path, out: Path, counts: mmap.mmap, *, count: int, seed: int) -> None:
-    """Feed a target, in a process that exists for nothing else and ends here."""
+    """Feed a target; the process ends here."""
     inside, corpus = folder / "inside", folder / "corpus"
     inside.mkdir()
     corpus.mkdir()
@@ -37,28 +37,28 @@ def work(name: str, folder: Path, out: Path, counts: mmap.mmap, *, count: int, s
     for number, data in enumerate(target.seeds):
         (corpus / str(number)).write_bytes(data)
     guard = Guard(inside, base=target.base, factor=target.factor)
-    for data in target.seeds:  # what is imported or made once is not to be counted
+    for data in target.seeds:  # imports and other one-time allocations do not count
         guard.call(target.read, data)
-    told = [0, 0, 0]
+    so_far = [0, 0, 0]
 
     def feed(data: bytes) -> None:
         accepted, wrong = guard.call(target.read, data)
         if wrong:
             out.mkdir(parents=True, exist_ok=True)
-            path = out / f"{name}-{seed}-{told[0]}"
+            path = out / f"{name}-{seed}-{so_far[0]}"
             path.write_bytes(data)
             (folder / "why").write_text(f"{path}: {wrong}", errors="replace")
             os._exit(1)
-        told[0] += 1
-        told[2 if accepted else 1] += 1
-        counts[:] = _COUNTS.pack(*told)
+        so_far[0] += 1
+        so_far[2 if accepted else 1] += 1
+        counts[:] = _COUNTS.pack(*so_far)
 
     def mutate(data: bytes, longest: int, draw: int) -> bytes:
         rng = Random(draw)
         if target.mutators and rng.random() < 0.5:
             try:
                 return rng.choice(target.mutators)(data, rng)[:longest]
-            except Exception:  # noqa: BLE001 what is spoiled already cannot always be spoiled again
+            except Exception:  # noqa: BLE001 a corrupted file may not parse
                 pass
         mutated: bytes = atheris.Mutate(data, longest)
         return mutated
@@ -88,12 +88,12 @@ def run(name: str, *, count: int, seed: int, out: Path) -> tuple[tuple[int, ...]
 
 
 def main() -> int:
-    """Run the targets that are named."""
+    """Run the named targets."""
     parser = argparse.ArgumentParser(prog="fuzz.guided", description=__doc__)
     parser.add_argument("targets", nargs="*", help="by default all", metavar="TARGET")
     parser.add_argument("--count", type=int, default=100_000, help="inputs for each target")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("build/fuzz"), help="for those that fail")
+    parser.add_argument("--out", type=Path, default=Path("build/fuzz"), help="for failing inputs")
     parser.add_argument("--save", type=Path, help="file to add the counts to, target by target")
     args = parser.parse_args()
     failed = False

@@ -1,4 +1,4 @@
-"""How a valid file is spoiled: by its bytes, by its JSON, or by what its format is made of."""
+"""Corrupt a valid file: its bytes, its JSON, or the parts of its format."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ NUMBERS = (0, 1, 2, 7, 127, 128, 255, 256, 65535, 1 << 20, 2**31 - 1, 2**31, 2**
 LARGE = (*NUMBERS, 2**40, 2**62, 2**63 - 1, 2**64 - 1)
 OUTSIDE = ("../escape", "/tmp/escape", "a/../../escape", "C:\\escape", "..\\escape", "a\0b", "..")
 MOST = 1 << 16
-"""Bytes that an input has at most, so that a hundred thousand of them take minutes."""
+"""Most bytes of an input, so that a hundred thousand inputs take minutes."""
 
 
 # --- bytes ---
 
 
 def by_bytes(data: bytes, rng: Random) -> bytes:
-    """One to four changes that know nothing of the format."""
+    """One to four changes, regardless of the format."""
     out = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
         _BYTES[rng.randrange(len(_BYTES))](out, rng)
@@ -93,7 +93,7 @@ _BYTES = (_flip, _flip, _byte, _cut, _delete, _insert, _length, _length, _digits
 
 
 def by_json(data: bytes, rng: Random) -> bytes:
-    """A document with a value replaced, renamed, doubled or gone."""
+    """Replace, rename, duplicate or delete a value of a document."""
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):
@@ -101,13 +101,13 @@ def by_json(data: bytes, rng: Random) -> bytes:
     for _ in range(rng.choice((1, 1, 2, 3))):
         document = spoil(document, rng)
     text = json.dumps(document)
-    if rng.random() < 0.05:  # what no document in memory can be made of
+    if rng.random() < 0.05:  # text that json.dumps cannot make
         text = rng.choice((_deep(text, rng), text.replace("1", "9" * 5000, 1), text[1:]))
     return text.encode(errors="surrogatepass")
 
 
 def by_lines(data: bytes, rng: Random) -> bytes:
-    """A file of JSON lines with a line spoiled, doubled, moved, or gone."""
+    """Corrupt, duplicate, move or delete a line of a file of JSON lines."""
     lines = data.split(b"\n")
     place = rng.randrange(len(lines))
     match rng.randrange(5):
@@ -121,7 +121,7 @@ def by_lines(data: bytes, rng: Random) -> bytes:
 
 
 def spoil(document: Any, rng: Random) -> Any:
-    """A document in which one value is another."""
+    """Change one value of a document."""
     places = list(_places(document))
     if not places or rng.random() < 0.02:
         return value(rng, document)
@@ -142,7 +142,7 @@ def spoil(document: Any, rng: Random) -> Any:
 
 
 def value(rng: Random, before: Any) -> Any:
-    """Any value, more likely one of the kind that was there."""
+    """A random value, more likely of the type of the old one."""
     if isinstance(before, int | float) and rng.random() < 0.6:
         number = rng.choice(LARGE)
         return rng.choice((number, -number, number + 0.5, float(number), 1e308, -0.0, 10**30))
@@ -174,7 +174,7 @@ def _deep(text: str, rng: Random) -> str:
 
 
 def by_safetensors(data: bytes, rng: Random) -> bytes:
-    """A checkpoint whose header is spoiled and still has its right length."""
+    """Corrupt the header of a checkpoint, with its length corrected."""
     size = int.from_bytes(data[:8], "little")
     if size > len(data):
         return by_bytes(data, rng)
@@ -203,12 +203,12 @@ def by_safetensors(data: bytes, rng: Random) -> bytes:
 
 
 def by_sealed_bytes(data: bytes, rng: Random) -> bytes:
-    """A checkpoint with bytes changed and a checksum that is right, if it still has a place."""
+    """Change bytes of a checkpoint, with its checksum corrected."""
     return seal(by_bytes(data, rng))
 
 
 def by_gzip(inner: Mutator) -> Mutator:
-    """What is inside is spoiled, and zipped again."""
+    """Corrupt the content and compress it again."""
 
     def spoil_inside(data: bytes, rng: Random) -> bytes:
         try:
@@ -221,7 +221,7 @@ def by_gzip(inner: Mutator) -> Mutator:
 
 
 def by_tar(data: bytes, rng: Random) -> bytes:
-    """A header of a tar archive is spoiled and gets its right sum."""
+    """Corrupt a header of a tar archive, with its checksum corrected."""
     out = bytearray(data)
     heads = [i for i in range(0, len(out) - 511, 512) if out[i + 257 : i + 262] == b"ustar"]
     if not heads:
@@ -231,7 +231,7 @@ def by_tar(data: bytes, rng: Random) -> bytes:
         case 0:
             name = rng.choice(OUTSIDE).encode()
             out[start : start + 100] = name.ljust(100, b"\0")
-        case 1:  # size, in eight or in 256
+        case 1:  # size, in octal or in base 256
             count = rng.choice(LARGE)
             text = b"%011o\0" % count if count < 8**11 else b"\x80" + count.to_bytes(11, "big")
             out[start + 124 : start + 136] = text
@@ -248,7 +248,7 @@ def by_tar(data: bytes, rng: Random) -> bytes:
 
 
 def by_zip(data: bytes, rng: Random) -> bytes:
-    """A zip archive that is written anew with other entries, or a field of it changed."""
+    """Write a zip archive again with other entries, or change one of its fields."""
     if rng.random() < 0.5:
         return _zip_field(data, rng)
     entries = read_zip(data)
@@ -273,7 +273,7 @@ def by_zip(data: bytes, rng: Random) -> bytes:
 
 
 def _zip_field(data: bytes, rng: Random) -> bytes:
-    """One number in a header: of an entry, of the list of them, or of its end."""
+    """Change a number in a header: of an entry, of the directory, or of its end."""
     out = bytearray(data)
     mark, fields = rng.choice(
         (
@@ -309,7 +309,7 @@ def write_zip(
         with zipfile.ZipFile(file, "w", method, compresslevel=1) as archive:
             for name, content in entries:
                 info = zipfile.ZipInfo(name)
-                info.filename = name  # which its own check of names would change
+                info.filename = name  # ZipInfo would normalise it
                 info.compress_type = method
                 if name == link:
                     info.external_attr = 0o120777 << 16
@@ -328,7 +328,7 @@ _OPCODES = (
 
 
 def by_opcodes(data: bytes, rng: Random) -> bytes:
-    """Instructions put into a pickle."""
+    """Insert instructions into a pickle."""
     out = bytearray(data)
     for _ in range(rng.choice((1, 1, 2, 4))):
         place = rng.choice((2, 3, 4, len(out) - 1, _place(out, rng)))

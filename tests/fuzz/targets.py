@@ -1,4 +1,4 @@
-"""The readers, each with valid files to begin with and what spoils them."""
+"""The readers, each with valid files and the ways to corrupt them."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ from torch import nn
 import ocar
 import ocar_lab
 from fuzz import mutate
-from ocar.datasets import cifar_files, clear, mnist, tiny_imagenet
+from ocar.datasets import load_clear10, load_mnist, load_tiny_imagenet
+from ocar.datasets.archives import Zip
 from ocar.datasets.cache import Entry, load_or_make, verify_cache
-from ocar.datasets.cifar import CIFAR10
-from ocar.datasets.idx import read_idx
-from ocar.datasets.tree import Zip
+from ocar.datasets.cifar import CIFAR10, read_cifar
+from ocar.datasets.mnist import read_idx
 from ocar.errors import DataError
 from ocar_lab.runs import read_run
 from ocar_lab.runs.folder import CONFIG, METRICS, STATUS
@@ -51,26 +51,26 @@ class Target:
     """One reader."""
 
     read: Callable[[bytes], object]
-    """Reads an input; raises the package's own errors and no others."""
+    """Reads an input; may raise only the package's own errors."""
 
     seeds: Sequence[bytes]
     """Valid files."""
 
     mutators: Sequence[mutate.Mutator]
-    """What spoils them, beside changes of single bytes."""
+    """How to corrupt them, in addition to changes of single bytes."""
 
     base: int = 16 * MB
-    """Bytes that any input may take."""
+    """Memory that any input may take, in bytes."""
 
     factor: int = 64
-    """Bytes more for each byte of the input."""
+    """Further memory for each byte of the input."""
 
     def make(self, rng: Random) -> bytes:
         """An input."""
         data = rng.choice(self.seeds)
         ways = (*self.mutators, mutate.by_bytes) if self.mutators else (mutate.by_bytes,)
         for _ in range(rng.choice((1, 1, 1, 2))):
-            with suppress(Exception):  # what is spoiled already cannot always be spoiled again
+            with suppress(Exception):  # a corrupted file may not parse
                 data = rng.choice(ways)(data, rng)
         return data
 
@@ -113,7 +113,7 @@ def _checkpoint(folder: Path) -> Target:
     for number, learner in enumerate(_learners()):
         learner.save(folder / "file")
         if number < 2:
-            seeds.append((folder / "file").read_bytes())  # of one that has seen nothing
+            seeds.append((folder / "file").read_bytes())  # of a learner without samples
         if not isinstance(learner.settings.normalize, ocar.Normalize):
             learner.learn(torch.eye(4), torch.tensor([0, 3, 1, 0]))
         learner.save(folder / "file")
@@ -124,7 +124,7 @@ def _checkpoint(folder: Path) -> Target:
         (folder / "file").write_bytes(data)
         ocar.load(folder / "file", copy.deepcopy(net))
 
-    (folder / "file.previous").unlink()  # it would be taken where the other is refused
+    (folder / "file.previous").unlink()  # it would be used if the other is refused
     ways = [mutate.by_safetensors] * 3 + [mutate.by_sealed_bytes]
     return Target(read, seeds, ways, base=96 * MB)
 
@@ -176,7 +176,7 @@ def _run_file(name: str, mutator: mutate.Mutator) -> Callable[[Path], Target]:
 
 def _result(folder: Path) -> Target:
     path, _ = _run_files(folder)
-    file = keep([read_run(path)], folder / "kept").path  # whose name says what is in it
+    file = keep([read_run(path)], folder / "kept").path  # its name depends on its content
 
     def read(data: bytes) -> None:
         file.write_bytes(data)
@@ -199,11 +199,11 @@ def _idx(folder: Path) -> Target:
 
     def read(data: bytes) -> None:
         (folder / names[0]).write_bytes(data)
-        with suppress(DataError):  # the other is to be tried in any case
-            mnist.load_mnist(folder)
+        with suppress(DataError):  # read_idx is tried in any case
+            load_mnist(folder)
         read_idx(folder / names[0])
 
-    # Deflate makes a thousand of one byte, and the array is there twice for a moment.
+    # Deflate expands a byte to a thousand, and two copies of the array exist for a moment.
     return Target(read, seeds, [mutate.by_gzip(mutate.by_bytes)], factor=3 * 1032)
 
 
@@ -223,7 +223,7 @@ def _cifar(folder: Path) -> Target:
         finally:
             (folder / CIFAR10.folder / part).write_bytes(files[f"{CIFAR10.folder}/{part}"])
         if part == "test_batch":
-            cifar_files.read_cifar(io.BytesIO(data), "file", classes={"labels": 10})
+            read_cifar(io.BytesIO(data), "file", classes={"labels": 10})
 
     return Target(read, [cifar_bytes(pixels, labels=[1, 9]), names], [mutate.by_opcodes] * 2)
 
@@ -259,8 +259,8 @@ def _zip(folder: Path) -> Target:
         name = "clear10-train-image-only.zip" if b"train_image_only" in data else ""
         path = folder / (name or "tiny-imagenet-200.zip")
         path.write_bytes(data)
-        load = clear.load_clear10 if name else tiny_imagenet.load_tiny_imagenet
-        with suppress(DataError):  # all entries are to be read in any case
+        load = load_clear10 if name else load_tiny_imagenet
+        with suppress(DataError):  # all entries are read in any case
             load(folder, size=4)
         with Zip(path, top="train_image_only" if name else "tiny-imagenet-200") as tree:
             for entry in tree.files():
@@ -281,7 +281,7 @@ def _cache(folder: Path) -> Target:
     seeds = [json.dumps(note).encode() + b"\n" + array]
 
     def read(data: bytes) -> None:
-        """The first line is the note, the rest the array; its sum is made right if it says so."""
+        """The first line is the note, the rest the array; RIGHT stands for its checksum."""
         first, _, rest = data.partition(b"\n")
         digest = hashlib.sha256(rest).hexdigest().encode()
         first = first.replace(b'"RIGHT"', b'"%b"' % digest)
@@ -289,7 +289,7 @@ def _cache(folder: Path) -> Target:
         entry.array_path.write_bytes(rest)
         verify_cache(folder, "set")
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it says that a damaged file is made again
+            warnings.simplefilter("ignore")  # a damaged file is made again
             made = load_or_make(entry, lambda: iter(rows))
         if made.shape != shape or made.dtype != np.uint8:
             raise AssertionError(f"{made.dtype} of {made.shape}")
@@ -318,4 +318,4 @@ TARGETS: dict[str, Callable[[Path], Target]] = {
     "zip": _zip,
     "cache": _cache,
 }
-"""The readers by name: each is made for the folder that it works in."""
+"""The readers by name; each works in a given folder."""

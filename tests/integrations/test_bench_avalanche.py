@@ -1,4 +1,4 @@
-"""`ocar bench --only mlp` compares with Avalanche where it imports."""
+"""`python -m benchmarks --only mlp` compares with Avalanche where it imports."""
 
 from __future__ import annotations
 

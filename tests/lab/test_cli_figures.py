@@ -10,9 +10,9 @@ import torch
 
 import ocar_lab
 from ocar_lab.cli import main
-from ocar_lab.cli.paper import NAMES
-from ocar_lab.cli.paper_figures import KINDS, command_line
-from ocar_lab.paper.figures import live, style
+from ocar_lab.cli.paper import FIGURES, command_line
+from ocar_lab.drawing import method_styles
+from ocar_lab.paper.figures import setup
 from ocar_lab.paper.figures.convex import METHODS
 
 Captured = pytest.CaptureFixture[str]
@@ -39,8 +39,7 @@ def no_runs(*args: object, **kwargs: object) -> None:
 
 
 def test_every_figure_has_a_short_form() -> None:
-    assert set(SHORT) == set(KINDS)
-    assert {*KINDS, "curves"} <= set(NAMES)
+    assert set(SHORT) == set(FIGURES)
 
 
 @pytest.mark.parametrize("name", SHORT)
@@ -59,9 +58,9 @@ def test_a_figure_is_made_and_drawn_again_without_a_run(
     assert str(tmp_path) not in paths[0].read_text(encoding="utf-8")
     # Again: no run is begun, and the file stays; that the picture does too is seen on one.
     before = {path: path.read_bytes() for path in paths if path.suffix in (".json", ".svg")}
-    monkeypatch.setattr(live, "make_config_learner", no_runs)
+    monkeypatch.setattr(setup, "make_config_learner", no_runs)
     if name != "steps":
-        monkeypatch.setattr("ocar_lab.cli.paper_figures.save", lambda figure, stem: [stem])
+        monkeypatch.setattr("ocar_lab.paper.figures.base.save", lambda figure, stem: [stem])
     assert main(command) == 0
     assert {path: path.read_bytes() for path in before} == before
 
@@ -118,9 +117,9 @@ def test_a_kept_command_names_no_folder() -> None:
 
 
 def test_methods_are_told_apart_without_colour() -> None:
-    lines = [str(line) for _, line, _ in style.looks(METHODS).values()]
+    lines = [str(line) for _, line, _ in method_styles(METHODS).values()]
     assert len(set(lines)) == len(METHODS)
-    others = style.looks(["ocar", "mir", "rar", "lpr"])
+    others = method_styles(["ocar", "mir", "rar", "lpr"])
     assert len({str(look[1]) for look in others.values()}) == 4
 
 
@@ -131,7 +130,7 @@ def kept_figures() -> list[Path]:
 
 def test_kept_figures_are_small_and_say_what_made_them() -> None:
     files = kept_figures()
-    assert {file.stem.partition("-")[0] for file in files} == {*KINDS, "curves"}
+    assert {file.stem.partition("-")[0] for file in files} == {*FIGURES, "curves"}
     about = (files[0].parent / "README.md").read_text(encoding="utf-8")
     for file in files:
         document = json.loads(file.read_text(encoding="utf-8"))

@@ -13,9 +13,9 @@ from ocar_lab.cli import main
 from ocar_lab.cli import run as run_command
 from ocar_lab.cli.paper import ALIASES, NAMES
 from ocar_lab.experiment import Job
-from ocar_lab.paper import clear_tables, table1, times_table
 from ocar_lab.paper.commands import Command
-from ocar_lab.paper.times import ALLOWED
+from ocar_lab.paper.tables import clear_tables, table1
+from ocar_lab.paper.times import ALLOWED, times_table
 
 Captured = pytest.CaptureFixture[str]
 

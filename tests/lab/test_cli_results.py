@@ -12,7 +12,8 @@ from stored_runs import small
 
 import ocar_lab
 from ocar_lab.cli import main
-from ocar_lab.cli.markdown import BEGIN, END, markdown
+from ocar_lab.cli.show import BEGIN, END
+from ocar_lab.cli.tables import markdown_runs
 from ocar_lab.runs import Group, Spread, find_runs, result_files
 from ocar_lab.runs.folder import METRICS
 
@@ -89,7 +90,7 @@ def test_what_is_not_finished_is_refused_and_the_rest_kept(
     run(out, 1)
     broken.unlink()
     assert main(["keep", str(next(out.rglob("seed-1"))), "--to", str(to)]) == 0
-    assert capsys.readouterr().out == f"{path}: seeds 1, beside 0 of before\n"
+    assert capsys.readouterr().out == f"{path}: seeds 1, added to 0\n"
 
 
 def test_one_damaged_file_does_not_hide_the_others(
@@ -129,7 +130,7 @@ def test_markdown_is_a_table_with_the_paper_below_the_method() -> None:
         },
         devices=("NVIDIA H200",),
     )
-    assert markdown([group]) == (
+    assert markdown_runs([group]) == (
         "**split-cifar100**\n"
         "\n"
         "| method | seeds | Acc | WC-Acc | device |\n"
@@ -138,8 +139,8 @@ def test_markdown_is_a_table_with_the_paper_below_the_method() -> None:
         "| paper | | 28.2 ± 1.2 | 12.5 ± 0.6 | |\n"
     )
     part = dataclasses.replace(group, changed={"max_tasks": 1})
-    assert markdown([part, group]) == markdown([group])
-    alone = markdown([part])
+    assert markdown_runs([part, group]) == markdown_runs([group])
+    alone = markdown_runs([part])
     assert "| er (max_tasks=1) | 2 | 28.2 ± 1.2 |" in alone
     assert "paper" not in alone
 
@@ -152,14 +153,14 @@ def test_a_document_is_renewed_between_its_marks(results: Path, capsys: Captured
     document.write_text(f"before\n{BEGIN}\nold\n{END}\nafter ± \n", encoding="utf-8")
     call = ["show", str(results), "--into", str(document)]
     assert main(call) == 0
-    assert capsys.readouterr().out == f"{document}: tables renewed\n"
+    assert capsys.readouterr().out == f"{document}: tables replaced\n"
     whole = f"before\n{BEGIN}\n\n{table}\n{END}\nafter ± \n"
     assert document.read_text(encoding="utf-8") == whole
     assert main(call) == 0
-    assert capsys.readouterr().out == f"{document}: tables as they were\n"
+    assert capsys.readouterr().out == f"{document}: tables unchanged\n"
     result_files(results)[0].write_text("{")
     assert main(call) == 1
-    assert "is left as it was: some runs cannot be read" in capsys.readouterr().err
+    assert "is unchanged: some runs cannot be read" in capsys.readouterr().err
     assert document.read_text(encoding="utf-8") == whole
 
 

@@ -35,7 +35,7 @@ def test_a_run_that_is_asked_to_stop_is_saved_and_goes_on(tmp_path: Path) -> Non
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "Stopped. The same command goes on:\n  ocar run split-digits er --out" in err
+    assert "Stopped. The same command resumes:\n  ocar run split-digits er --out" in err
     assert "1 stopped" in out
     assert "\x1b" not in out + err
     assert "Traceback" not in err

@@ -95,7 +95,7 @@ def test_the_table_is_in_per_cent_and_names_what_is_left_out(
     assert "Acc 50.0 ± 10.0 54.7 ± 9.1 +4.7 +0.9 to +8.5 * 3" in lines
     assert "Left out: seeds 7, which only the first set has." in lines
     assert "Left out: seeds 9, which only the second set has." in lines
-    assert "* the interval leaves out 0" in lines
+    assert "* the interval excludes 0" in lines
 
 
 def test_words_choose_a_configuration(results: Path, capsys: Captured) -> None:
@@ -119,7 +119,7 @@ def test_a_path_may_have_a_colon(tmp_path: Path, capsys: Captured) -> None:
     write_kept(odd, "split-digits", "ocar", by_seed(SECOND))
     assert main(["compare", f"{odd}:er", f"{odd}:ocar"]) == 0
     assert main(["compare", str(odd), f"{odd}:ocar"]) == 2
-    assert "more than one configuration" in capsys.readouterr().err
+    assert "several configurations" in capsys.readouterr().err
 
 
 def test_errors_are_a_line(results: Path, tmp_path: Path, capsys: Captured) -> None:

@@ -17,14 +17,12 @@ from ocar.errors import ConfigError, NumericalError
 from ocar_lab.experiment.executors import (
     Executor,
     Inline,
-    Over,
     Processes,
-    Said,
     Stop,
     Threads,
+    WorkError,
     Workers,
     do_all,
-    make_executor,
 )
 from ocar_lab.experiment.executors.base import never
 
@@ -95,18 +93,21 @@ def executor(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
     return made
 
 
-def by_job(heard: list[Any]) -> dict[int, list[Any]]:
-    """The messages of each job; its end has to come after them."""
+def by_job(heard: list[tuple[int, Any]]) -> dict[int, list[Any]]:
+    """The messages of each job; an error has to be the last."""
     messages: dict[int, list[Any]] = {}
     over: set[int] = set()
-    for one in heard:
-        assert one.job not in over
-        if isinstance(one, Said):
-            messages.setdefault(one.job, []).append(one.message)
+    for job, message in heard:
+        assert job not in over
+        if isinstance(message, WorkError):
+            over.add(job)
         else:
-            over.add(one.job)
-    assert over >= messages.keys()
+            messages.setdefault(job, []).append(message)
     return messages
+
+
+def errors(heard: list[tuple[int, Any]]) -> dict[int, WorkError]:
+    return {job: message for job, message in heard if isinstance(message, WorkError)}
 
 
 def test_all_work_is_done_and_what_raises_leaves_the_others(executor: Executor) -> None:
@@ -118,31 +119,34 @@ def test_all_work_is_done_and_what_raises_leaves_the_others(executor: Executor) 
     }
     heard = list(do_all(executor, works, stop=never))
     assert by_job(heard) == {3: [0, 1, 2], 4: ["begun"], 5: ["begun"], 6: [0, 1, 2, 3, 4]}
-    ends = {over.job: over for over in heard if isinstance(over, Over)}
-    assert [ends[job].error for job in (3, 6)] == ["", ""]
-    assert ends[4].error == "too large"
-    assert ends[5].error == "OSError: [Errno 28] No space left"
-    assert "Traceback" in ends[4].details
+    raised = errors(heard)
+    assert {job: error.error for job, error in raised.items()} == {
+        4: "too large",
+        5: "OSError: [Errno 28] No space left",
+    }
+    assert "Traceback" in raised[4].details
 
 
 def test_work_stops_when_it_is_asked_and_its_worker_goes_on(executor: Executor) -> None:
     messages: list[Any] = []
-    executor.ask_to_stop(7)  # there is none yet, and no harm
     with executor:
-        for job, work in ((1, UntilAsked()), (2, Count(2)), (3, UntilAsked())):
-            executor.submit(job, work)
-            ended = False
-            while not ended:
-                for one in executor.listen():
-                    if isinstance(one, Said):
-                        messages.append((job, one.message))
-                    ended = ended or isinstance(one, Over)
-                    if one == Said(job=job, message="begun"):
-                        executor.ask_to_stop(job)
-            executor.ask_to_stop(job)  # too late, and no harm to the next
-        assert executor.room == (1 if isinstance(executor, Inline) else 2)
-    told = [(job, message) for job, message in messages if message != "going on"]
-    assert told == [(1, "begun"), (1, "stopped"), (2, 0), (2, 1), (3, "begun"), (3, "stopped")]
+        for work in (UntilAsked(), Count(2), UntilAsked()):
+            asked: list[bool] = []
+            for message in executor.run(work, lambda asked=asked: bool(asked)):
+                messages.append(message)
+                asked.append(True)
+    told = [message for message in messages if message != "going on"]
+    assert told == ["begun", "stopped", 0, 1, "begun", "stopped"]
+
+
+def test_closing_the_generator_stops_the_work(executor: Executor) -> None:
+    with executor:
+        for _ in range(2):
+            running = executor.run(UntilAsked(), never)
+            assert next(running) == "begun"
+            running.close()
+        assert list(executor.run(Count(2), never)) == [0, 1]
+        assert len(getattr(executor, "_processes", [1])) == 1  # the worker was used again
 
 
 def test_nothing_is_begun_after_a_request_to_stop(executor: Executor) -> None:
@@ -154,15 +158,15 @@ def test_nothing_is_begun_after_a_request_to_stop(executor: Executor) -> None:
         asked.append(True)
     for messages in by_job(heard).values():
         assert messages[-1] == "stopped"
-    assert {one.job for one in heard} <= {0, 1}
+    assert {job for job, _ in heard} <= {0, 1}
 
 
 def test_a_process_that_dies_takes_its_own_work_only() -> None:
     heard = list(do_all(Processes(2), {0: Die(), 1: Count(2), 2: Count(3)}, stop=never))
     assert by_job(heard) == {0: ["begun"], 1: [0, 1], 2: [0, 1, 2]}
-    errors = {over.job: over.error for over in heard if isinstance(over, Over)}
-    assert "died with exit code -9" in errors[0]
-    assert (errors[1], errors[2]) == ("", "")
+    (died,) = errors(heard).items()
+    assert died[0] == 0
+    assert "died with exit code -9" in died[1].error
 
 
 @pytest.mark.parametrize(("set_to", "given"), [(None, "4"), ("3", "3")])
@@ -180,12 +184,11 @@ def test_processes_share_the_cores(
 
 def test_which_executor_it_is() -> None:
     def made(workers: Workers, *, on_gpu: bool) -> Executor:
-        return make_executor(workers, on_gpu=on_gpu, is_ahead=lambda _: True)
+        return workers.executor(on_gpu=on_gpu, is_ahead=lambda _: True)
 
     assert isinstance(made(Workers(), on_gpu=True), Inline)
     assert isinstance(made(Workers(count=2), on_gpu=False), Processes)
-    with made(Workers(count=2), on_gpu=True) as on_gpu:
-        assert isinstance(on_gpu, Threads)
+    assert isinstance(made(Workers(count=2), on_gpu=True), Threads)
     with pytest.raises(ConfigError, match="Invalid workers=0"):
         Workers(count=0)
     with pytest.raises(ConfigError, match="Without a Ray cluster"):

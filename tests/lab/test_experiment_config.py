@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stored_runs import small
 
-from ocar.augment.images import Normalize
+from ocar.augment import Normalize
 from ocar.errors import ConfigError
 from ocar.methods.registry import METHODS
 from ocar.streams.benchmarks import BENCHMARKS
@@ -40,6 +40,7 @@ ELSEWHERE: dict[str, Any] = {
     "checkpoint_every": 5,
     "data_root": Path("elsewhere"),
     "device": "auto",
+    "plugins": ("json",),
 }
 """Another value of each field that does not."""
 

@@ -19,7 +19,7 @@ from ocar_lab.runs.folder import METRICS, STATUS
 
 RUN = """
 import sys
-import ocar
+import ocar_lab
 config = ocar_lab.RunConfig(
     benchmark="split-digits", method=sys.argv[2], max_tasks=2, device="cpu", threads=1,
     checkpoint_every=int(sys.argv[3]), probe=False,

@@ -144,7 +144,7 @@ def test_threads_stop_when_they_are_asked(tmp_path: Path) -> None:
     begun = threading.Event()
 
     def tell() -> Iterator[Message]:
-        threads = Threads(2, is_ahead=is_evaluated, stop=begun.is_set)
+        threads = Threads(2, is_ahead=is_evaluated)
         for message in follow_jobs(todo, threads, stop=begun.is_set):
             begun.set()
             yield message

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ocar.errors import RunError
-from ocar_lab.paper.figures.store import Wanted, gather, read_parts
+from ocar_lab.paper.figures.store import Wanted, gather, read_document
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,19 +33,18 @@ def test_a_file_goes_on_and_starts_again_where_settings_changed(tmp_path: Path) 
         made.append(name)
         return Part(number=None, inner=(Inner(values={name: (1.0, 2.0)}),))
 
-    wanted = Wanted(settings={"n": 1}, parts={"a": {"lr": 0.1}, "b": {}}, command="ocar paper x")
+    wanted = Wanted(settings={"n": 1}, parts={"a": {"lr": 0.1}, "b": {}})
     with pytest.raises(KeyboardInterrupt):
         gather(path, wanted, Part, make)
-    assert list(read_parts(path, Part)) == ["a"]
+    assert list(read_document(path)["parts"]) == ["a"]
     made.append("again")
     parts = gather(path, wanted, Part, make)
     assert made == ["a", "again", "b"]
-    assert parts == read_parts(path, Part)
     assert parts["b"] == Part(number=None, inner=(Inner(values={"b": (1.0, 2.0)}),))
-    other = Wanted(settings={"n": 1}, parts={"a": {"lr": 0.2}, "b": {}}, command="")
+    other = Wanted(settings={"n": 1}, parts={"a": {"lr": 0.2}, "b": {}})
     gather(path, other, Part, make)
     assert made[3:] == ["a"]
-    gather(path, Wanted(settings={"n": 2}, parts=other.parts, command=""), Part, make)
+    gather(path, Wanted(settings={"n": 2}, parts=other.parts), Part, make)
     assert made[4:] == ["a", "b"]
     path.write_text(json.dumps({"format": "another"}))
     with pytest.raises(RunError, match="does not hold the numbers of a figure"):

@@ -7,19 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from made_runs import history, write_run
 from stored_runs import small
 
 import ocar_lab
 from ocar.curvature import KFAC
 from ocar.errors import ConfigError, InputError, NumericalError
-from ocar.events import Evaluated, Finished
+from ocar.events import Finished
 from ocar.methods.ocar import OCARTransform
 from ocar.streams import ConvexStream, make_stream
-from ocar_lab.paper.figures import convex, curves, grid, ratio, spectrum
-from ocar_lab.paper.figures.live import Setup, Shortened
-from ocar_lab.paper.figures.steps import effective_step, make_line
-
-DIGITS = Setup(benchmark="split-digits", batches=4)
+from ocar_lab.paper.figures import convex, curves, grid, ratio, setup, spectrum
+from ocar_lab.paper.figures.setup import Setup, Shortened, quiet
+from ocar_lab.paper.figures.steps import StepsFigure, effective_step
 
 
 @pytest.fixture(autouse=True)
@@ -40,23 +39,23 @@ def test_a_shortened_stream_has_the_first_batches_of_each_task() -> None:
 
 
 def test_the_sums_are_those_of_a_plain_loop() -> None:
-    setup = Setup(benchmark="convex", batches=6, seed=1)
-    found = convex.run_sums(setup, "er", every=4)
-    learner = setup.learner(setup.config("er"))
+    found = convex.ConvexFigure(batches=12).make("er, seed 1", quiet)
+    own = Setup(benchmark="convex", batches=12, seed=1)
+    learner = own.learner(own.config("er"))
     seen_x, seen_y, l_p, l_s = [], [], 0.0, 0.0
     times, plastic, stable = [], [], []
-    for batch in Shortened(ConvexStream(seed=1), 6):
+    for batch in Shortened(ConvexStream(seed=1), 12):
         l_p += float(((learner.predict(batch.x) - batch.y) ** 2).mean())
         learner.learn(batch.x, batch.y)
         seen_x.append(batch.x)
         seen_y.append(batch.y)
         l_s += float(((learner.predict(torch.cat(seen_x)) - torch.cat(seen_y)) ** 2).mean())
-        if (batch.index + 1) % 4 == 0 or batch.last:
+        if (batch.index + 1) % convex.EVERY == 0 or batch.last:
             times.append(batch.index + 1)
             plastic.append(l_p)
             stable.append(l_s)
     assert list(found.times) == times
-    assert found.boundaries == tuple(range(6, 61, 6))
+    assert found.boundaries == tuple(range(12, 121, 12))
     np.testing.assert_allclose(found.l_p, plastic, rtol=1e-5)
     np.testing.assert_allclose(found.l_s, stable, rtol=1e-5)
     assert found.total == pytest.approx(l_p + l_s, rel=1e-5)
@@ -74,17 +73,19 @@ def test_seeds_are_averaged_by_method() -> None:
         for method in ("er", "ocar")
         for seed in (3, 12)
     }
-    found = convex.averages(parts)["ocar"]
+    averages = convex.averages(parts)
+    found = averages.filter(averages["method"] == "ocar")
     one, other = parts["ocar, seed 3"], parts["ocar, seed 12"]
-    np.testing.assert_allclose(found.l_s, (np.array(one.l_s) + other.l_s) / 2)
-    np.testing.assert_allclose(found.l_p_std, np.abs(np.array(one.l_p) - other.l_p) / 2**0.5)
-    np.testing.assert_allclose(found.totals, [one.total, other.total])
+    np.testing.assert_allclose(found["l_s"], (np.array(one.l_s) + other.l_s) / 2)
+    np.testing.assert_allclose(found["l_p_std"], np.abs(np.array(one.l_p) - other.l_p) / 2**0.5)
+    alone = convex.averages({"ocar, seed 3": one})
+    assert alone["l_s_std"].to_list() == [0, 0]
     assert convex.split_name("ocar, seed 12") == ("ocar", 12)
 
 
 def test_a_cell_is_a_single_run(tmp_path: Path) -> None:
-    setup = Setup(benchmark="split-digits", tasks=2)
-    cell = grid.run_cell(setup, 0.05, 0.5)
+    figure = grid.GridFigure(tasks=2, lrs=(0.05,), ratios=(0.5,))
+    cell = figure.make("α 0.05, α/τ 0.5", quiet)
     config = small(
         method="ocar", settings={"lr": 0.05, "tau": 0.1, "tau_step": 0.0}, every="task", probe=False
     )
@@ -105,8 +106,9 @@ def test_a_pair_that_diverges_is_a_cell_without_numbers(monkeypatch: pytest.Monk
     def fail(*args: object, **kwargs: object) -> None:
         raise NumericalError("diverged")
 
-    monkeypatch.setattr(grid, "evaluate", fail)
-    cell = grid.run_cell(DIGITS, 0.1, 10.0)
+    monkeypatch.setattr(setup, "evaluate", fail)
+    figure = grid.GridFigure(batches=4, lrs=(0.1,), ratios=(10.0,))
+    cell = figure.make("α 0.1, α/τ 10", quiet)
     assert (cell.average, cell.forgetting, cell.last) == (None, None, None)
     lrs, ratios, values = grid.matrix({"a": cell}, "average")
     assert (lrs, ratios) == ([0.1], [10.0])
@@ -115,7 +117,7 @@ def test_a_pair_that_diverges_is_a_cell_without_numbers(monkeypatch: pytest.Monk
 
 def test_a_matrix_has_each_cell_in_its_place() -> None:
     cells = {
-        grid.cell_name(lr, r): grid.Cell(lr=lr, ratio=r, average=lr * r, forgetting=r, last=lr)
+        f"{lr}, {r}": grid.Cell(lr=lr, ratio=r, average=lr * r, forgetting=r, last=lr)
         for lr in (3.0, 1.0)
         for r in (5.0, 2.0, 4.0)
     }
@@ -133,17 +135,17 @@ def test_the_effective_step_tends_to_its_limits() -> None:
     np.testing.assert_allclose(effective_step(small_ones, lr=lr, tau=tau), lr / tau, rtol=1e-3)
     np.testing.assert_allclose(effective_step(large, lr=lr, tau=tau), lr / large, rtol=1e-3)
     assert effective_step(tau, lr=lr, tau=tau) == pytest.approx(lr / tau / 2)
-    line = make_line(lr, tau)
+    line = StepsFigure(lrs=(lr,), taus=(tau,)).make("α 0.02, τ 0.001", quiet)
     assert all(a > b for a, b in zip(line.steps, line.steps[1:], strict=False))
     with pytest.raises(ConfigError, match="larger than 0"):
         effective_step(1.0, lr=lr, tau=0.0)
 
 
 def test_the_spectrum_is_that_of_the_damped_curvature() -> None:
-    setup = Setup(benchmark="split-digits", batches=2, tasks=1)
-    (end,) = spectrum.run_spectra(setup).ends
-    learner = setup.learner(setup.config("ocar"))
-    for batch in setup.stream(setup.config("ocar")):
+    figure = spectrum.SpectrumFigure(batches=2, tasks=1)
+    (end,) = figure.make("ocar", quiet).ends
+    learner = figure.learner(figure.config("ocar"))
+    for batch in figure.stream(figure.config("ocar")):
         learner.learn(batch.x, batch.y)
     transform = learner._transform
     assert isinstance(transform, OCARTransform)
@@ -180,9 +182,8 @@ def test_the_ratio_is_that_of_the_gradients(monkeypatch: pytest.MonkeyPatch) -> 
         norms.append((before, norm()))
 
     monkeypatch.setattr(KFAC, "_rewrite_gradients", watched)
-    settings = ratio.ratio_settings(DIGITS, lr=1e-6, ema=0.14)
-    assert settings["tau"] == 1e-8
-    found = ratio.run_ratios(DIGITS, settings)
+    found = ratio.RatioFigure(batches=4, lr=1e-6, ema=0.14).make("ocar", quiet)
+    assert (found.lr, found.tau) == (1e-6, 1e-8)
     assert found.boundaries == (4, 8, 12, 16)
     assert len(norms) == 3 * len(found.ratios)  # three passes a batch; the last is reported
     expected = [after / before for before, after in norms[2::3]]
@@ -193,27 +194,21 @@ def test_a_run_that_diverges_says_what_to_try(monkeypatch: pytest.MonkeyPatch) -
     def fail(*args: object, **kwargs: object) -> None:
         raise NumericalError("Not finite.")
 
-    monkeypatch.setattr(ratio, "evaluate", fail)
+    monkeypatch.setattr(setup, "evaluate", fail)
     with pytest.raises(NumericalError, match="With τ = α/100 it may need a smaller lr"):
-        ratio.run_ratios(DIGITS, ratio.ratio_settings(DIGITS))
+        ratio.RatioFigure(batches=4).make("ocar", quiet)
 
 
-def test_a_spike_is_against_what_was_before() -> None:
-    found = ratio.Ratios(lr=1.0, tau=0.01, ratios=(1, 2, 3, 8, 1, 1), boundaries=(3,))
-    assert ratio.spikes(found, after=2) == (8 / 2.5,)
-
-
-def evaluated(task: int, correct: int) -> Evaluated:
-    return Evaluated(correct=(correct,), sizes=(10,), index=0, task=task, seconds=0.0)
-
-
-def test_a_run_of_one_task_is_stretched() -> None:
-    history = [evaluated(0, c) for c in (1, 5)]
-    np.testing.assert_allclose(curves.task_times(history, tasks=4), [2, 4])
+def test_a_run_of_one_task_is_stretched(tmp_path: Path) -> None:
+    events = history(np.random.default_rng(0), [2], size=10)
+    columns = write_run(tmp_path, events).columns
+    first, second = (event.accuracy for event in events)
     times = np.array([1.0, 2.0, 3.9, 4.0])
-    np.testing.assert_allclose(curves.accuracy_at(times, history, tasks=4), [0.1, 0.1, 0.1, 0.5])
+    found = curves.accuracy_at(times, columns, tasks=4)
+    np.testing.assert_allclose(found, [first, first, first, second])
+    empty = write_run(tmp_path, [], seed=1, finished=False).columns
     with pytest.raises(InputError, match="no evaluation"):
-        curves.accuracy_at(times, [], tasks=4)
+        curves.accuracy_at(times, empty, tasks=4)
 
 
 def test_a_curve_is_the_mean_and_spread_over_seeds(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def test_the_tables_are_those_of_the_results(
 ) -> None:
     copy = Path(shutil.copy(ROOT / "README.md", tmp_path))
     assert main(["show", str(ROOT / "results"), "--markdown", "--into", str(copy)]) == 0
-    assert capsys.readouterr().out == f"{copy}: tables as they were\n", "call `make readme`"
+    assert capsys.readouterr().out == f"{copy}: tables unchanged\n", "call `make readme`"
     assert copy.read_bytes() == (ROOT / "README.md").read_bytes()
 
 

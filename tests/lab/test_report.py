@@ -6,49 +6,38 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from made_runs import history, write_run
 from stored_runs import small
 
 import ocar_lab
 from ocar.errors import InputError
-from ocar.events import Evaluated
-from ocar_lab.report.curves import STEPS, accuracy_curves, curve, draw_accuracy, times_in_tasks
+from ocar_lab.report.curves import STEPS, accuracy_curves, curve, draw_accuracy
+from ocar_lab.runs.timeline import times_in_tasks
 
 
-def evaluated(task: int, *correct: int) -> Evaluated:
-    sizes = (10,) * len(correct)
-    return Evaluated(correct=correct, sizes=sizes, index=0, task=task, seconds=0.0)
-
-
-def test_time_is_counted_in_tasks() -> None:
-    history = [evaluated(0, 1)] * 4 + [evaluated(1, 1, 1)] * 2
-    np.testing.assert_allclose(times_in_tasks(history), [0.25, 0.5, 0.75, 1.0, 1.5, 2.0])
-
-
-def test_a_moment_has_the_evaluation_made_last_of_each_seed() -> None:
+def test_each_time_has_the_last_evaluation_of_each_seed(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    histories = [
-        [evaluated(0, int(c)) for c in rng.integers(0, 11, 7)]
-        + [evaluated(1, int(c), 5) for c in rng.integers(0, 11, 3 + seed)]
-        for seed in range(3)
-    ]
-    found = curve("x", histories, lambda event: event.accuracies[0])
+    runs = [write_run(tmp_path, history(rng, [7, 3 + seed]), seed=seed) for seed in range(3)]
+    found = curve("x", [run.columns for run in runs], lambda columns: columns.accuracy_on(0))
     assert len(found.times) == 2 * STEPS
     for time, mean, low, high in zip(*found[1:], strict=True):
         values = []
-        for history in histories:
+        for run in runs:
+            times = times_in_tasks(run.columns)
             before = [
-                e.accuracies[0]
-                for e, t in zip(history, times_in_tasks(history), strict=True)
-                if t <= time + 1e-9
+                event.accuracies[0]
+                for event, at in zip(run.history, times, strict=True)
+                if at <= time + 1e-9
             ]
-            values.append(before[-1] if before else history[0].accuracies[0])
+            values.append(before[-1] if before else run.history[0].accuracies[0])
         assert mean == pytest.approx(sum(values) / 3)
         assert (low, high) == (min(values), max(values))
 
 
-def test_nothing_to_draw_is_an_error() -> None:
+def test_nothing_to_draw_is_an_error(tmp_path: Path) -> None:
+    run = write_run(tmp_path, [], finished=False)
     with pytest.raises(InputError, match="nothing to draw of er"):
-        curve("er", [[]], lambda event: event.accuracy)
+        curve("er", [run.columns], lambda columns: columns.accuracy())
 
 
 def test_a_picture_is_drawn(tmp_path: Path) -> None:

@@ -16,15 +16,14 @@ from made_runs import history, write_run
 from ocar.events import Evaluated
 from ocar_lab.report.figures import milliseconds, timed
 from ocar_lab.report.sections import make_report, plain
-from ocar_lab.report.timeline import (
+from ocar_lab.runs import Run
+from ocar_lab.runs.timeline import (
     band,
-    stretch_means,
-    stretch_medians,
+    per_stretch,
     task_lengths,
     thin,
     times_in_tasks,
 )
-from ocar_lab.runs import Run
 
 
 def report(runs: list[Run]) -> dict[str, object]:
@@ -128,8 +127,8 @@ def test_stretches_have_mean_and_median() -> None:
     rng = np.random.default_rng(0)
     times = np.concatenate([np.arange(1, 8) / 7, 1 + np.arange(1, 12) / 11])
     values = np.where(rng.random(len(times)) < 0.2, np.nan, rng.normal(size=len(times)))
-    medians = stretch_medians(times, values, each=4, count=8)
-    means = stretch_means(times, values, each=4, count=8)
+    medians = per_stretch(times, values, each=4, count=8, how="median")
+    means = per_stretch(times, values, each=4, count=8, how="mean")
     for stretch in range(8):
         low, high = stretch / 4, (stretch + 1) / 4
         own = [v for t, v in zip(times, values, strict=True) if low < t <= high and v == v]

@@ -18,7 +18,7 @@ from ocar.events import Evaluated
 from ocar_lab.cli import main
 from ocar_lab.report.page import make_page
 from ocar_lab.report.sections import make_report
-from ocar_lab.styles import LOOKS
+from ocar_lab.styles import STYLES
 
 pytest.importorskip("plotly", reason="plotly is not installed")
 
@@ -197,11 +197,11 @@ def test_a_report_without_runs_over_time_is_a_page(tmp_path: Path) -> None:
     assert "<h2>What was run</h2>" in make_page(make_report([], title="t", created="now"))
 
 
-def test_a_line_looks_as_in_the_figures(opened: Any) -> None:
+def test_a_line_has_the_style_of_the_figures(opened: Any) -> None:
     script = (
         "document.querySelector('#accuracy-1 .plot').data.filter(t => t.name === 'er')"
         ".map(t => [t.line.color, t.line.dash, t.marker.symbol])[0]"
     )
-    look = LOOKS["er"]
-    dashes = ",".join(f"{2 * length:g}px" for length in look.dashes)
-    assert opened.evaluate(script) == [look.colour.light, dashes, look.marker]
+    style = STYLES["er"]
+    dashes = ",".join(f"{2 * length:g}px" for length in style.dashes)
+    assert opened.evaluate(script) == [style.colour.light, dashes, style.marker]

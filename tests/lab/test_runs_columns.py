@@ -1,4 +1,4 @@
-"""The fast way to read a run gives what the plain way gives, and refuses what it refuses."""
+"""Columns read by polars equal what ``json`` reads line by line; damaged files are refused."""
 
 from __future__ import annotations
 
@@ -15,20 +15,22 @@ from made_runs import history
 from ocar.errors import RunError
 from ocar.evaluate import summarize
 from ocar.events import Counts, Evaluated, Finished
-from ocar_lab.runs import lines
+from ocar_lab.runs import records as module
 from ocar_lab.runs.columns import summary_of
-from ocar_lab.runs.lines import read_columns
 from ocar_lab.runs.records import (
+    DEEPEST,
+    NUMBERS,
     evaluation_record,
     evaluations,
     parse_lines,
+    read_columns,
     result_record,
     to_line,
 )
 
 PATH = Path("somewhere/metrics.jsonl")
 
-names = st.sampled_from(["loss", "tau", "classes", "top5", "E", "a b", "x-y", "norm_ratio"])
+names = st.sampled_from(["loss", "tau", "classes", "norm_ratio", "top5", "a b", "x-y", "É"])
 reports = st.dictionaries(names, st.floats(width=32) | st.integers(-5, 10**6), max_size=4)
 
 
@@ -50,7 +52,7 @@ def files(draw: st.DrawFn) -> bytes:
     return data[: draw(st.integers(0, len(data)))] if draw(st.booleans()) else data
 
 
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 @given(files())
 def test_columns_are_what_json_says(data: bytes) -> None:
     records = parse_lines(data, PATH)
@@ -59,36 +61,25 @@ def test_columns_are_what_json_says(data: bytes) -> None:
     ended = bool(records) and records[-1]["event"] == "finished"
     assert result == (records[-1] if ended else None)
     rows = [record for record in records if record["event"] == "evaluated"]
-    for name in {name for row in rows for name in row} - {"event", "sizes", *vars(columns)}:
-        found = [None if math.isnan(v) else v for v in columns.values[name].tolist()]
-        assert found == [row.get(name) for row in rows], name
-        assert columns.value(name, -1) == rows[-1].get(name)
+    for name in NUMBERS:
+        expected = [row.get(name) for row in rows]
+        if any(number is not None for number in expected):
+            found = [None if math.isnan(v) else v for v in columns.values[name].tolist()]
+            assert found == expected, name
+            assert columns.last(name) == rows[-1].get(name)
+        else:
+            assert name not in columns.values
 
 
-def test_lines_as_a_run_writes_them_are_read_the_fast_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_polars_reads_what_a_run_writes(monkeypatch: pytest.MonkeyPatch) -> None:
     events = history(np.random.default_rng(0), [3, 2])
     reported = [{"loss": 0.1, "tau": 1e-8}, {}, {"loss": 2.0, "tau": 1e20}, {}, {"loss": 1.0}]
     pairs = zip(events, reported, strict=True)
     data = b"".join(to_line(evaluation_record(*pair)) for pair in pairs)
-    monkeypatch.setattr(lines, "parse_lines", None)
-    monkeypatch.setattr(lines, "_by_name", None)
+    monkeypatch.setattr(module, "parse_lines", None)  # the slow way
     columns, _ = read_columns(data, PATH)
     assert columns.events() == tuple(events)
     np.testing.assert_array_equal(columns.values["tau"], [1e-8, np.nan, 1e20, np.nan, np.nan])
-
-
-def test_lines_that_are_all_alike_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    events = history(np.random.default_rng(0), [3, 2])
-    losses = [0.5, 1e-7, 3.0, 2e20, 1.25]
-    reported = [{"loss": loss, "tau": 10 * loss} for loss in losses]
-    pairs = zip(events, reported, strict=True)
-    data = b"".join(to_line(evaluation_record(*pair)) for pair in pairs)
-    monkeypatch.setattr(lines, "_column_of_some", None)
-    values = read_columns(data, PATH)[0].values
-    assert list(values) == ["seen", "loss", "tau"]
-    assert "los" not in values
-    np.testing.assert_array_equal(values["loss"], losses)
-    np.testing.assert_array_equal(values["seen"], [event.seen for event in events])
 
 
 @pytest.mark.parametrize("probe", [None, 0.5])
@@ -120,19 +111,53 @@ def test_accuracies_are_those_of_the_events() -> None:
         np.testing.assert_array_equal(columns.accuracy_up_to(task, slice(1, 6)), up_to[1:6])
 
 
-@pytest.mark.parametrize("rubbish", [b"\0\0\0\0", b'"lo', b"}{", b"nothing", b"1.5.2"])
+def line(**values: object) -> bytes:
+    event = history(np.random.default_rng(3), [1])[0]
+    return json.dumps({**evaluation_record(event, {"loss": 0.25}), **values}).encode() + b"\n"
+
+
+@pytest.mark.parametrize(
+    "rubbish", [b"\0\0\0\0", b'"lo', b"}{", b"nothing", b"1.5.2", b'"0.25"', b"[0.25]", b"{}"]
+)
 def test_a_damaged_line_is_an_error(rubbish: bytes) -> None:
-    event = history(np.random.default_rng(3), [1])[0]
-    line = to_line(evaluation_record(event, {"loss": 0.25}))
-    data = line.replace(b"0.25", rubbish) + line
     with pytest.raises(RunError, match="damaged"):
-        _ = read_columns(data, PATH)[0].values["loss"]
+        read_columns(line().replace(b"0.25", rubbish) + line(), PATH)
 
 
-def test_counts_without_sizes_are_an_error() -> None:
-    event = history(np.random.default_rng(3), [1])[0]
-    record = {**evaluation_record(event, {}), "sizes": [3, 4]}
-    with pytest.raises(RunError, match="not one size for each count"):
-        read_columns(json.dumps(record).encode() + b"\n", PATH)
-    with pytest.raises(RunError, match="'evaluated' cannot be read"):
-        read_columns(b'{"event": "evaluated", "index": 0}\n', PATH)
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"sizes": [3, 4]}, "not one size for each count"),
+        ({"index": None}, "lacks index"),
+        ({"index": 0.5}, "damaged"),
+        ({"index": 2**64}, "damaged"),
+        ({"correct": [None]}, "correct are not all numbers"),
+        ({"sizes": "many"}, "damaged"),
+        ({"seconds": "1"}, "damaged"),
+    ],
+)
+def test_a_damaged_evaluation_is_an_error(values: dict[str, object], message: str) -> None:
+    with pytest.raises(RunError, match=message):
+        read_columns(line(**values) + line(), PATH)
+
+
+def test_foreign_names_and_nan_are_no_damage() -> None:
+    columns, _ = read_columns(line(mine={"a": [1, "b"]}, loss=math.nan) + line(tau=1), PATH)
+    np.testing.assert_array_equal(columns.values["loss"], [math.nan, 0.25])
+    np.testing.assert_array_equal(columns.values["tau"], [math.nan, 1])
+    assert "mine" not in columns.values
+
+
+def test_a_last_line_of_rubbish_does_not_hide_the_result() -> None:
+    result = to_line({"event": "finished", "correct": [1], "sizes": [2]})
+    for rubbish in (b"", b'{"event": "eval', b"\0\0\n"):
+        columns, found = read_columns(line() + result + rubbish, PATH)
+        assert (len(columns), found) == (1, json.loads(result))
+
+
+def test_deep_nesting_is_an_error_before_polars_overflows_its_stack() -> None:
+    deep = b"[" * 100 * DEEPEST + b"]" * 100 * DEEPEST
+    with pytest.raises(RunError, match="more than 1000 brackets"):
+        read_columns(line() + line().replace(b"0.25", deep) + line(), PATH)
+    with pytest.raises(RunError, match="damaged"):
+        read_columns(line() + line().replace(b"0.25", b"[" * DEEPEST) + line(), PATH)

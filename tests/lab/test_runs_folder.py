@@ -11,20 +11,18 @@ from pathlib import Path
 import pytest
 import torch
 
-from ocar.errors import CheckpointError, RunError
-from ocar_lab.runs import RunFolder, describe_process, lock, read_run
+from ocar.errors import CheckpointError, MissingPackageError, RunError
+from ocar_lab.runs import RunFolder, describe_process, read_run
 from ocar_lab.runs.folder import CHECKPOINT, CONFIG, METRICS, STATUS
 from ocar_lab.runs.provenance import source_revision
 
 DOCUMENT = {"config": {"benchmark": "b", "lr": 0.1}, "seed": 3, "label": "er", "hash": "abc"}
 
 HOLD = """
-import importlib.util, sys, time
+import sys, time
 from pathlib import Path
-spec = importlib.util.spec_from_file_location("lock", sys.argv[1])  # alone: it needs no torch
-lock = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(lock)
-with lock.FolderLock(Path(sys.argv[2])):
+from ocar_lab.runs.lock import FolderLock
+with FolderLock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -35,7 +33,7 @@ def begin(path: Path) -> RunFolder:
 
 
 def test_two_processes_never_work_in_one_folder(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", HOLD, lock.__file__, str(tmp_path)]
+    command = [sys.executable, "-c", HOLD, str(tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
@@ -52,6 +50,15 @@ def test_the_lock_is_given_back_and_can_be_taken_again(tmp_path: Path) -> None:
             begin(tmp_path)
 
 
+def test_without_polars_a_run_does_not_begin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.raises(MissingPackageError, match=r'pip install "ocar\[cli\]"'):
+        begin(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_folder_keeps_the_document_that_it_was_begun_with(tmp_path: Path) -> None:
     with RunFolder(tmp_path / "a" / "b") as folder:
         assert folder.describe({**DOCUMENT, "threads": 2}) == {**DOCUMENT, "threads": 2}
@@ -62,7 +69,7 @@ def test_a_folder_keeps_the_document_that_it_was_begun_with(tmp_path: Path) -> N
 def test_a_folder_of_another_run_is_refused(tmp_path: Path, part: str) -> None:
     with RunFolder(tmp_path) as folder:
         folder.describe(DOCUMENT)
-        with pytest.raises(RunError, match=f"is of another {part}"):
+        with pytest.raises(RunError, match=f"has another {part}"):
             folder.describe({**DOCUMENT, part: 7})
 
 

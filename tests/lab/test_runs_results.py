@@ -26,12 +26,11 @@ from ocar_lab.runs import (
     read_result,
     read_run,
     result_files,
-    results,
     rows,
 )
 from ocar_lab.runs.command import PROTOCOL, run_command
 from ocar_lab.runs.folder import CONFIG, STATUS
-from ocar_lab.runs.results import identity_hash
+from ocar_lab.runs.results import _one_line, identity_hash
 
 
 def short(**values: Any) -> RunConfig:
@@ -147,18 +146,12 @@ def test_the_command_makes_the_same_configuration(config: RunConfig) -> None:
     assert line is not None
     first, second, *rest = shlex.split(line)
     assert (first, second) == ("ocar", "run")
-    jobs = parse(rest)
+    jobs, _, _ = run_cli.plan(rest)
     assert [job.config.seed for job in jobs] == [3, 4]
     for job in jobs:
         assert job.config.hash() == config.hash()
         assert job.config.label == config.label
         assert job.config.threads == config.threads
-
-
-def parse(arguments: list[str]) -> list[Any]:
-    benchmark, methods, rest = run_cli.split_names(arguments)
-    options, settings = run_cli._parse_options(benchmark, methods, rest)
-    return run_cli.make_jobs(benchmark, methods, options, settings)
 
 
 def test_the_usual_options_are_those_of_a_configuration() -> None:
@@ -290,10 +283,10 @@ def test_other_files_are_no_results(tmp_path: Path) -> None:
 def test_a_kept_command_names_no_folder() -> None:
     words = ["__main__.py", "run", "split-digits", "er", "--out", "/a b", "--seeds", "0"]
     session = {"command": [*words, "--data-root", "/c"], "batch": 0}
-    assert results._one_line(session) == {
+    assert _one_line(session) == {
         "command": "ocar run split-digits er --seeds 0",
         "batch": 0,
     }
-    assert results._one_line({"command": ["own.py", "x"]}) == {"command": "own.py x"}
+    assert _one_line({"command": ["own.py", "x"]}) == {"command": "own.py x"}
     session = {"command": ["ocar", "run", "--preset", "/a/preset.json", "--seeds", "0"]}
-    assert results._one_line(session) == {"command": "ocar run --preset preset.json --seeds 0"}
+    assert _one_line(session) == {"command": "ocar run --preset preset.json --seeds 0"}

@@ -210,7 +210,7 @@ def generators(learner: Learner) -> list[Tensor]:
 
 def gradients(learner: Learner) -> list[Tensor | None]:
     """Copies of all gradients that are there."""
-    grads = [p.grad for p in learner._parameters()]
+    grads = [p.grad for p in learner._steps.parameters()]
     return [None if grad is None else grad.clone() for grad in grads]
 
 

@@ -16,7 +16,7 @@ from toys import assert_same, convnet, everything, images, mlp, vectors
 
 import ocar
 import ocar_lab
-from ocar.augment.images import scale_to_unit
+from ocar.augment import scale_to_unit
 from ocar.errors import ConfigError, NumericalError
 from ocar.evaluate.probe import probe_accuracy
 from ocar.methods.gdumb import FromScratch, GDumbSettings

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import warnings
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 from cases import ALONE, LEGAL, Case
 from torch import Tensor, nn
-from toys import assert_same, convnet, everything, images, mlp, seeded, vectors
+from toys import assert_same, convnet, everything, images, mlp, never_wait, seeded, vectors
 
 import ocar
 from ocar.errors import ConfigError, NumericalError
@@ -253,10 +252,7 @@ def test_to_decide_by_values_is_to_decide_by_branches(
     learners = []
     for waits in (True, False):
         if not waits:
-            monkeypatch.setattr("ocar.accel.known", lambda flag: None)
-            for name in ("snapshot", "kronecker", "linalg"):
-                module = sys.modules[f"ocar.accel.{name}"]  # some are hidden by an operation
-                monkeypatch.setattr(module, "known", lambda flag: None)
+            never_wait(monkeypatch)
         guard = Guard(kl=1e-3 if spoil == "step" else 10.0)
         settings = OCAR if method == "ocar" else {"lr": 0.02, "memory": 30, "passes": 2}
         learner = (ocar.OCAR if method == "ocar" else ocar.ER)(mlp(), guard=guard, **settings)

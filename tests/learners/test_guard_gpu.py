@@ -73,7 +73,7 @@ def test_recorded_is_eager() -> None:
         eager.learn(x, y)
         kl = recorded.guarded.largest_kl
         assert kl == pytest.approx(eager.guarded.largest_kl, rel=5e-2, abs=1e-5)
-    assert recorded._steps._recorded
+    assert recorded._steps.graph._recorded
     assert recorded.guarded.total == eager.guarded.total == 0
 
 
@@ -100,7 +100,7 @@ def test_what_is_not_finite_is_taken_back(record: bool) -> None:
     before = {name: t.clone() for name, t in learner.model.state_dict().items()}
     head = list(learner.model.parameters())[-1]
     handle = head.register_hook(lambda gradient: gradient * float("nan"))
-    learner._steps.forget()  # the hook is to be in the graph
+    learner._steps.graph.forget()  # the hook is to be in the graph
     for _ in range(3):
         learner.learn(*stream[5])
     handle.remove()

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import torch
+from ocar.guard.kept import Kept
 from torch import Tensor, nn
 from torch.testing import assert_close
 
 from ocar.accel.layout import lies_by_pixel
-from ocar.guard.kept import Kept
 
 YES, NO = torch.tensor(True), torch.tensor(False)
 

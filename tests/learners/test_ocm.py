@@ -219,7 +219,7 @@ def test_squared_distance_is_over_the_chosen_columns() -> None:
 
 def test_first_batch_one_class_and_growth_with_adam() -> None:
     learner = make(convnet(units=2))
-    assert isinstance(learner._optimizer, torch.optim.Adam)
+    assert isinstance(learner._steps.optimizer, torch.optim.Adam)
     for (x, y), size in zip(images(5, [4]), (1, 6, 3, 3, 3), strict=True):
         assert torch.isfinite(learner.learn(x[:size], y[:size]).loss)
     assert learner.predict(x).shape == (10, 1)
@@ -265,6 +265,6 @@ def test_the_presets_follow_the_published_code() -> None:
     learner = make(mlp(), **{**settings, "normalize": None, "memory": 10})
     assert learner.wants_boundaries
     assert learner.settings.passes == 1
-    group = learner._optimizer.param_groups[0]
+    group = learner._steps.optimizer.param_groups[0]
     assert (group["lr"], group["betas"], group["weight_decay"]) == (1e-3, (0.9, 0.99), 1e-4)
     assert (learner.settings.replay_batch, learner.settings.memory_kind) == (64, "reservoir")

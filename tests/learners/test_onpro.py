@@ -363,7 +363,7 @@ def test_the_presets_follow_the_published_code() -> None:
     learner = make(mlp(), **{**settings, "normalize": None, "memory": 10})
     assert learner.wants_boundaries
     assert learner.settings.passes == 1
-    group = learner._optimizer.param_groups[0]
+    group = learner._steps.optimizer.param_groups[0]
     assert (group["lr"], group["betas"], group["weight_decay"]) == (5e-4, (0.9, 0.99), 1e-4)
     own = learner.settings
     assert (own.base_rate, own.mixup, own.mixup_alpha, own.mixup_largest) == (0.9, 0.2, 0.4, 0.6)

@@ -182,7 +182,7 @@ def test_a_learner_with_an_optimizer_of_its_own() -> None:
         if restored is not None:
             restored.learn(x, y)
     assert learner.model[2].out_features == 16
-    assert learner._optimizer.state[learner.model[2].weight]["exp_avg"].shape == (16, 8)
+    assert learner._steps.optimizer.state[learner.model[2].weight]["exp_avg"].shape == (16, 8)
     assert_same(everything(restored), everything(learner))
     ((x, y),) = blobs(1, [0, 1, 2, 3, 4, 5], seed=5, size=200)
     assert accuracy(learner, x, y) > 0.8

@@ -97,8 +97,8 @@ def test_recorded_is_eager(kind: str) -> None:
             ours, theirs = recorded.learn(x, y), eager.learn(x, y)
             torch.testing.assert_close(ours.loss, theirs.loss, rtol=1e-7, atol=1e-9)
             assert ours.values == theirs.values
-    assert recorded._steps._recorded
-    assert not eager._steps._recorded
+    assert recorded._steps.graph._recorded
+    assert not eager._steps.graph._recorded
     assert_same(recorded, eager)
 
 
@@ -122,7 +122,7 @@ def test_recorded_is_eager_in_single_precision(kind: str, slow: dict[str, float]
         for x, y in batches(5):
             ours, theirs = recorded.learn(x, y), eager.learn(x, y)
             torch.testing.assert_close(ours.loss, theirs.loss, rtol=1e-2, atol=1e-3)
-    assert recorded._steps._recorded
+    assert recorded._steps.graph._recorded
     for name, weight in recorded.model.named_parameters():
         other = eager.model.get_parameter(name)
         assert (weight - other).norm() < 5e-2 * other.norm(), name
@@ -301,7 +301,7 @@ def test_what_is_not_finite_is_taken_back_in_a_graph() -> None:
     before = [p.detach().clone() for p in learner.model.parameters()]
     head.grad = None
     handle = head.register_hook(lambda gradient: gradient * float("nan"))
-    learner._steps.forget()  # the hook is to be in the graph
+    learner._steps.graph.forget()  # the hook is to be in the graph
     for _ in range(3):
         learner.learn(*stream[7])
     handle.remove()

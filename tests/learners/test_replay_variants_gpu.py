@@ -79,7 +79,7 @@ def test_recorded_is_eager(case: str) -> None:
                 eager.boundary()
             ours, theirs = recorded.learn(x, y), eager.learn(x, y)
             torch.testing.assert_close(ours.loss, theirs.loss, rtol=1e-6, atol=1e-8)
-    assert recorded._steps._recorded
-    assert not eager._steps._recorded
+    assert recorded._steps.graph._recorded
+    assert not eager._steps.graph._recorded
     weights = [nn.utils.parameters_to_vector(m.model.parameters()) for m in (recorded, eager)]
     torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-7)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -13,7 +12,7 @@ import pytest
 import torch
 from cases import ALONE, Case
 from torch import Tensor, nn
-from toys import assert_same, everything, mlp, seeded, vectors
+from toys import assert_same, everything, mlp, never_wait, seeded, vectors
 
 import ocar
 from ocar.errors import NumericalError
@@ -78,11 +77,11 @@ class Spoiled:
 @contextmanager
 def spoiled(learner: Learner) -> Iterator[None]:
     inner = learner.objective
-    learner.objective = Spoiled(inner)  # type: ignore[assignment]
+    learner._steps.objective = Spoiled(inner)  # type: ignore[assignment]
     try:
         yield
     finally:
-        learner.objective = inner
+        learner._steps.objective = inner
 
 
 def learn_bad(learner: Learner, kind: str, labels: list[int]) -> None:
@@ -282,12 +281,7 @@ def test_a_curvature_without_an_inverse_is_not_ignored(
 def test_where_nothing_may_wait_a_missing_inverse_is_reported_by_the_check(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As on a GPU: by the plain definitions, without looking at a value."""
-    monkeypatch.setattr("ocar.accel.known", lambda flag: None)
-    for name in ("snapshot", "kronecker", "linalg"):
-        monkeypatch.setattr(sys.modules[f"ocar.accel.{name}"], "known", lambda flag: None)
-    for operation in (ocar.accel.invert, ocar.accel.precondition):
-        monkeypatch.setattr(operation, "_choices", [])
+    never_wait(monkeypatch)
     learner = ocar.OCAR(mlp(), lr=0.02, tau_step=1e-6, ema=0.2, memory=30)
     batches = list(vectors(4, [0, 1, 2, 3]))
     for x, y in batches[:2]:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import pytest
 import torch
 from interpreter import INTERPRETED, NEEDS_TRITON, device_of_kernels
+from ocar.guard.device import DeviceGuard
+from ocar.guard.kept import Kept
 from torch import Tensor, nn
 from torch.testing import assert_close
 from toys import mlp, vectors
@@ -16,8 +18,6 @@ import ocar
 from ocar.accel.layout import lies_by_pixel
 from ocar.accel.snapshot import TableKept, Tables
 from ocar.guard import Guard, settling
-from ocar.guard.device import DeviceGuard
-from ocar.guard.kept import Kept
 
 pytestmark = [*NEEDS_TRITON, pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 OCAR = {"lr": 0.02, "tau_step": 1e-6, "ema": 0.2, "memory": 30, "passes": 2}

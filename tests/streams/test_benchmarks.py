@@ -6,14 +6,14 @@ import gc
 import os
 import weakref
 from collections import Counter
-from dataclasses import FrozenInstanceError
+from dataclasses import FrozenInstanceError, replace
 from pathlib import Path
 
 import pytest
 import torch
 
 import ocar
-from ocar.augment.images import CropFlip, Normalize
+from ocar.augment import CropFlip, Normalize
 from ocar.datasets import Arrays
 from ocar.errors import ConfigError
 from ocar.events import Finished
@@ -79,6 +79,18 @@ def test_every_benchmark_is_in_order() -> None:
         assert learner.settings.augment == benchmark.augment
     with pytest.raises(ConfigError, match=r"Invalid benchmark 'x'. Must be one of split-digits"):
         get_benchmark("x")
+    with pytest.raises(ConfigError, match="either a loader of data or a maker of the stream"):
+        replace(BENCHMARKS["convex"], loader=lambda root: made_up(BENCHMARKS["pacs"]))
+
+
+def test_a_benchmark_of_ones_own_is_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    digits = BENCHMARKS["split-digits"]
+    own = replace(digits, name="own", loader=lambda root: made_up(digits), tasks=2)
+    monkeypatch.setitem(BENCHMARKS, "own", own)
+    assert make_stream("own").tasks == 2
+    made = replace(own, loader=None, maker=lambda seed, **rest: stream_over(made_up(digits), own))
+    monkeypatch.setitem(BENCHMARKS, "own", made)
+    assert make_stream("own", seed=3).tasks == 2
 
 
 def model_of(benchmark: Benchmark) -> torch.nn.Module:

@@ -12,7 +12,7 @@ import torch
 from ocar.datasets import Arrays
 from ocar.errors import ConfigError, DataError, InputError
 from ocar.streams import ArrayStream, ConvexStream, DomainIncremental, IterableStream, TaskArrays
-from ocar.streams.samples import Samples, Source
+from ocar.streams.indexed import Samples, Source
 
 # --- domains ---
 
@@ -266,7 +266,7 @@ def test_a_generator_is_gone_through_once() -> None:
     stream = IterableStream(pair for pair in pairs(4))
     assert len(list(stream)) == 4
     stream.reset()
-    with pytest.raises(InputError, match="Task 0 is an iterator that has been gone through"):
+    with pytest.raises(InputError, match="Task 0 is an exhausted iterator"):
         next(iter(stream))
     fresh = IterableStream(pair for pair in pairs(4))
     fresh.load_state_dict({"position": 3})

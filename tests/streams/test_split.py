@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from ocar.datasets import Arrays
 from ocar.errors import CheckpointError, ConfigError, DataError
 from ocar.streams.arrays import TaskArrays
-from ocar.streams.split import ClassIncremental, StreamBatch
+from ocar.streams.base import StreamBatch
+from ocar.streams.split import ClassIncremental
 
 
 def numbered(labels: list[int], *, test_labels: list[int] | None = None) -> Arrays:

@@ -28,6 +28,14 @@ from ocar.accel.backward import Backward
 from ocar.accel.batched import batched_backward, start_backward_thread
 from ocar.accel.buffer import FactorBuffer, Pair
 from ocar.accel.convolution import inputs_only
+from ocar.accel.devices import (
+    adam,
+    choose_device,
+    gpu_name,
+    has_gpu,
+    many_images,
+    own_stream,
+)
 from ocar.accel.divergence import MASKED, divergence, predictions
 from ocar.accel.fence import Fence
 from ocar.accel.gram import gram
@@ -67,19 +75,25 @@ __all__ = [
     "Snapshot",
     "Tensors",
     "Verdict",
+    "adam",
     "batched_backward",
+    "choose_device",
     "commit_or_rollback",
     "divergence",
     "from_weight_matrix",
+    "gpu_name",
     "gram",
+    "has_gpu",
     "inputs_only",
     "invert",
     "known",
     "kronecker_host",
     "kronecker_triton",
     "lay_out_",
+    "many_images",
     "mix_and_damp",
     "norm_act",
+    "own_stream",
     "parallel",
     "patches",
     "precondition",

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ocar.accel.layout import in_memory, is_channels_last, laid_out
+from ocar.accel.layout import in_memory, is_channels_last, prefers_channels_last
 from ocar.accel.streams import Side
 
 if TYPE_CHECKING:
@@ -190,7 +190,8 @@ class _Convolution(torch.autograd.Function):
         conv: nn.Conv2d,
         weights: WeightGradients | None,
     ) -> Tensor:
-        x = laid_out(x, like=weight) if is_channels_last(weight) else x
+        if prefers_channels_last(conv):
+            x = x.contiguous(memory_format=torch.channels_last)
         ctx.save_for_backward(x, weight)
         ctx.flipped, ctx.conv, ctx.weights = flipped, conv, weights
         return conv._conv_forward(x, weight, bias)

@@ -265,31 +265,43 @@ def _fits(operands: Sequence[Operand], scales: Sequence[float], outs: Sequence[T
 def _gram_by_kernels(
     operands: Sequence[Operand], scales: Sequence[float], outs: Sequence[Tensor]
 ) -> None:
-    waiting: list[tuple[Tensor, _Shape, float, Tensor]] = []
-    wide = any(out.shape[-1] > 64 for out in outs)
-
-    def flush() -> None:
-        if waiting:
-            _square(waiting, wide=wide)
-            waiting.clear()
-
+    patches: list[_Job] = []
+    others: list[_Job] = []
     for operand, scale, out in zip(operands, scales, outs, strict=True):
         t = operand().detach()
         shape = _find_shape(t)
         if shape is None:
             _gram(t, scale, out)
-            continue
-        waiting.append((t, shape, scale, out))
-        if shape.images == 1 and sum(s.images == 1 for _, s, _, _ in waiting) == _TOGETHER:
-            flush()  # patches are large
-    flush()
+        elif shape.images > 1:
+            others.append((t, shape, scale, out))
+        else:
+            patches.append((t, shape, scale, out))
+            if len(patches) == _TOGETHER:
+                _square(patches, tile=64, share=2048, warps=4)
+                patches.clear()
+    if patches:
+        _square(patches, tile=64, share=2048, warps=4)
+    if len(others) == 1:  # a library is as fast for one
+        t, _, scale, out = others[0]
+        _gram(t, scale, out)
+    elif others:
+        _square(others, tile=32, share=1024, warps=2)
 
 
-def _square(jobs: Sequence[tuple[Tensor, _Shape, float, Tensor]], *, wide: bool) -> None:
+_Job = tuple[Tensor, _Shape, float, Tensor]
+
+
+def _square(jobs: Sequence[_Job], *, tile: int, share: int, warps: int) -> None:
+    """Make several products.
+
+    Args:
+        jobs: Operands, their shapes, scales, and where the products go.
+        tile: Rows and columns that a program makes.
+        share: Terms that it adds up.
+        warps: How many share its work.
+    """
     from ocar.accel.triton import gram as kernels
 
-    # Large tiles with long sums for patches, small ones for gradients, which have fewer rows.
-    tile, share, warps = (64, 2048, 4) if jobs[0][1].images == 1 and wide else (32, 1024, 2)
     jobs = sorted(jobs, key=lambda job: job[1].channels_last)
     tensors, shapes, scales, outs = zip(*jobs, strict=True)
     base = outs[0].as_strided((1,), (1,), 0)

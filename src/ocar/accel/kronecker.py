@@ -6,7 +6,7 @@ The three operations work on one :class:`~ocar.accel.buffer.FactorBuffer`: ``mix
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -23,14 +23,14 @@ Pairs = tuple[Pair, ...]
 def mix_and_damp(
     buffer: FactorBuffer, pairs: Pairs, rates: Tensor, dims: Tensor, damping: Tensor | float
 ) -> Tensor:
-    """Take estimates into the moving averages, and write the damped averages over the estimates.
+    """Take estimates into the moving averages, and damp them for :func:`invert`.
 
     averages ← (1 − rate) · averages + rate · estimates. The damping τ is split over the two factors
     of a layer: A + π√τ I and G + √τ/π I with π = √((tr A / dim A) / (tr G / dim G)), which balances
     them (Martens & Grosse 2015, section 6.3). A factor that is zero has no scale: then π is 1.
 
     Args:
-        buffer: The factors.
+        buffer: The factors. The estimates are overwritten by the damped averages, or stay.
         pairs: The layers that have a new estimate.
         rates: Weight of the new estimate of each statistic of the buffer, float64.
         dims: The dimension of each statistic in π. It is less than the number of rows where some
@@ -111,7 +111,7 @@ def inverses(buffer: FactorBuffer) -> Tensor:
 def precondition(
     buffer: FactorBuffer,
     pairs: Pairs,
-    gradients: Sequence[Tensor],
+    gradients: Sequence[Callable[[], Tensor]],
     rows: Sequence[Rows | None],
 ) -> list[Tensor]:
     """G⁻¹ · gradient · A⁻¹ of each layer.
@@ -119,11 +119,11 @@ def precondition(
     Args:
         buffer: The factors.
         pairs: The layers.
-        gradients: One for each layer, ``(groups, d_out, d_in)``.
+        gradients: Makes the gradient of each layer, ``(groups, d_out, d_in)``.
         rows: For each layer X and Δ if its gradient is known to be ΔᵀX, else None.
     """
     flat, results = inverses(buffer), []
     for pair, gradient in zip(pairs, gradients, strict=True):
         a, g = (buffer.view(flat, name) for name in pair.names)
-        results.append((g @ gradient.to(g.dtype) @ a).to(gradient.dtype))
+        results.append(g @ gradient().to(g.dtype) @ a)
     return results

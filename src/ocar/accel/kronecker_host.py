@@ -1,12 +1,14 @@
 """Kronecker factors on the host: Cholesky factors and triangular solves instead of inverses.
 
 Two triangular solves cost what one product with an inverse costs, and two thirds of the work of
-an inverse are saved.
+an inverse are saved. A damping is added to a diagonal for the time of a factorisation only, and a
+few numbers are computed without tensors: copies and calls cost most for small layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,11 +16,48 @@ from torch import Tensor
 
 from ocar.accel import linalg
 from ocar.accel.buffer import FactorBuffer, Pair
-from ocar.accel.kronecker import Pairs, invert, precondition
+from ocar.accel.kronecker import Pairs, invert, mix_and_damp, precondition
 from ocar.accel.rows import Rows
 
 _WIDE = 256  # inputs from which it pays to leave out those that were always zero
 _MOSTLY = 0.9  # unless more than this share of them was ever used
+
+
+def _on_host(buffer: FactorBuffer, *others: object) -> bool:
+    return buffer.averages.is_cpu
+
+
+@mix_and_damp.implementation("host", when=_on_host)
+def _mix_and_damp(
+    buffer: FactorBuffer, pairs: Pairs, rates: Tensor, dims: Tensor, damping: Tensor | float
+) -> Tensor:
+    names = [name for pair in pairs for name in pair.names]
+    finite = {n: math.isfinite(buffer.estimate(n).diagonal(dim1=1, dim2=2).sum()) for n in names}
+    if all(finite.values()):
+        weights = rates.tolist()
+        if len(names) == len(weights) and len(set(weights)) == 1:
+            buffer.averages.lerp_(buffer.estimates, weights[0])
+        else:
+            for name in names:
+                weight = weights[buffer.index(name)]
+                buffer.average(name).lerp_(buffer.estimate(name), weight)
+    else:
+        layers = [pair.layer for pair in pairs for _ in range(2)]
+        bad = (layer for layer, good in zip(layers, finite.values(), strict=True) if not good)
+        buffer.derived["infinite"] = list(dict.fromkeys(bad))
+    sizes, levels = dims.tolist(), buffer.derived.setdefault("levels", {})
+    for pair in pairs:
+        a, g = (
+            [
+                trace / sizes[buffer.index(name)]
+                for trace in buffer.average(name).diagonal(dim1=1, dim2=2).sum(-1).tolist()
+            ]
+            for name in pair.names
+        )
+        ratios = [x / y if x > 0 and y > 0 else 1.0 for x, y in zip(a, g, strict=True)]
+        levels[pair.names[0]] = [math.sqrt(ratio * damping) for ratio in ratios]
+        levels[pair.names[1]] = [math.sqrt(damping / ratio) for ratio in ratios]
+    return torch.tensor(all(finite.values()))
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +76,7 @@ class _Factored:
     in A are zero, so their part of the inverse is 1/damping."""
 
     damping: float
-    """The damping of the unused inputs."""
+    """The damping of A."""
 
     def times_inverse_a(self, rows: Tensor) -> Tensor:
         """Rows · A⁻¹; rows are ``(groups, r, d_in)``."""
@@ -57,30 +96,7 @@ class _Factored:
         return left.mT @ self.times_inverse_a(x.unsqueeze(0))
 
 
-def _factor(buffer: FactorBuffer, pair: Pair) -> _Factored | str:
-    """The factors of a layer, or why there are none."""
-    a, g = (buffer.estimate(name) for name in pair.names)
-    used, damping = None, 0.0
-    if pair.linear and pair.d_in >= _WIDE:
-        nonzero = buffer.average(pair.names[0])[0].diagonal() != 0
-        if int(nonzero.sum()) <= _MOSTLY * pair.d_in:
-            used, damping = nonzero.nonzero().squeeze(-1), float(a[0].diagonal()[~nonzero][0])
-            a = a[0].index_select(0, used).index_select(1, used).unsqueeze(0)
-    found = [linalg.cholesky(matrix) for matrix in (a, g)]
-    for factor, name, side in zip(found, pair.names, ("inputs", "outputs"), strict=True):
-        if factor is None:
-            matrix, about = buffer.average(name), f"the {side} of layer {pair.layer!r}"
-            level = buffer.estimate(name).diagonal(dim1=-2, dim2=-1)[..., 0]
-            level = level - matrix.diagonal(dim1=-2, dim2=-1)[..., 0]
-            return linalg.not_invertible(matrix, level, name=about)
-    factor_a, factor_g = found
-    assert factor_a is not None
-    assert factor_g is not None
-    of_g = factor_g if pair.linear else torch.cholesky_inverse(factor_g)
-    return _Factored(factor_a, of_g, pair.linear, used, damping)
-
-
-@invert.implementation("host", when=lambda buffer, pairs: buffer.averages.is_cpu)
+@invert.implementation("host", when=_on_host)
 def _invert(buffer: FactorBuffer, pairs: Pairs) -> Tensor:
     found = {pair.layer: _factor(buffer, pair) for pair in pairs}
     reasons = [reason for reason in found.values() if isinstance(reason, str)]
@@ -91,21 +107,51 @@ def _invert(buffer: FactorBuffer, pairs: Pairs) -> Tensor:
     return torch.tensor(len(reasons))
 
 
-@precondition.implementation("host", when=lambda buffer, *others: buffer.averages.is_cpu)
+def _factor(buffer: FactorBuffer, pair: Pair) -> _Factored | str:
+    """The factors of a layer, or why there are none."""
+    factors: list[Tensor] = []
+    used = _used_inputs(buffer, pair)
+    for side, name in zip(("inputs", "outputs"), pair.names, strict=True):
+        matrix, levels = buffer.average(name), buffer.derived["levels"][name]
+        if side == "inputs" and used is not None:
+            matrix = matrix[0].index_select(0, used).index_select(1, used).unsqueeze(0)
+        diagonal = matrix.diagonal(dim1=1, dim2=2)
+        before = diagonal.clone()
+        diagonal += torch.tensor(levels, dtype=matrix.dtype).unsqueeze(-1)
+        factor = linalg.cholesky(matrix)
+        diagonal.copy_(before)
+        if factor is None:
+            about = f"the {side} of layer {pair.layer!r}"
+            return linalg.not_invertible(matrix, min(levels), name=about)
+        factors.append(factor)
+    a, g = factors
+    of_g = g if pair.linear else torch.cholesky_inverse(g)
+    return _Factored(a, of_g, pair.linear, used, buffer.derived["levels"][pair.names[0]][0])
+
+
+def _used_inputs(buffer: FactorBuffer, pair: Pair) -> Tensor | None:
+    """Inputs of a wide linear layer that were ever nonzero; None if most were."""
+    if not pair.linear or pair.d_in < _WIDE:
+        return None
+    used = buffer.average(pair.names[0])[0].diagonal().nonzero().squeeze(-1)
+    return used if len(used) <= _MOSTLY * pair.d_in else None
+
+
+@precondition.implementation("host", when=_on_host)
 def _precondition(
     buffer: FactorBuffer,
     pairs: Pairs,
-    gradients: Sequence[Tensor],
+    gradients: Sequence[Callable[[], Tensor]],
     rows: Sequence[Rows | None],
 ) -> list[Tensor]:
     factored: dict[str, _Factored] = buffer.derived.get("factored", {})
-    results = []
+    results, dtype = [], buffer.averages.dtype
     for pair, gradient, own in zip(pairs, gradients, rows, strict=True):
-        factors, dtype = factored.get(pair.layer), buffer.averages.dtype
+        factors = factored.get(pair.layer)
         if factors is None:  # no inverse was ever found
-            results.append(torch.zeros_like(gradient))
+            results.append(torch.zeros_like(gradient()))
         elif own is not None and pair.linear:
             results.append(factors.solve_rows(*(part.to(dtype) for part in own)))
         else:
-            results.append(factors.solve(gradient.to(dtype)))
+            results.append(factors.solve(gradient().to(dtype)))
     return results

@@ -8,7 +8,7 @@ Of A the inverse of the Cholesky factor is kept, A⁻¹ = RᵀR with R triangula
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -234,7 +234,7 @@ def _invert(buffer: FactorBuffer, pairs: Pairs) -> Tensor:
 def _precondition(
     buffer: FactorBuffer,
     pairs: Pairs,
-    gradients: Sequence[Tensor],
+    gradients: Sequence[Callable[[], Tensor]],
     rows: Sequence[Rows | None],
 ) -> list[Tensor]:
     from ocar.accel.triton import precondition as kernels
@@ -242,7 +242,7 @@ def _precondition(
     by_layer = {pair.layer: gradient for pair, gradient in zip(pairs, gradients, strict=True)}
     small, large = _split(pairs)
     plan, inverses = _plan(buffer, small), kronecker.inverses(buffer)
-    own = [by_layer[pair.layer] for pair in small]
+    own = [by_layer[pair.layer]() for pair in small]
     flat = torch.cat([gradient.reshape(-1).to(inverses.dtype) for gradient in own])
 
     def multiply(left: Tensor, right: Tensor, tiles: Tensor, *, transposed: bool = False) -> Tensor:
@@ -266,7 +266,7 @@ def _precondition(
     half = multiply(inverses, half, down)  # G⁻¹ · …
     parts = multiply(half, inverses, again).split([gradient.numel() for gradient in own])
     found = {
-        pair.layer: part.view_as(gradient).to(gradient.dtype)
+        pair.layer: part.view_as(gradient)
         for pair, part, gradient in zip(small, parts, own, strict=True)
     }
     others = [by_layer[pair.layer] for pair in large]

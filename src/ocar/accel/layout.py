@@ -16,18 +16,23 @@ _WIDE = 64  # output channels from which channels last is faster on tensor cores
 
 
 def lay_out_(model: nn.Module) -> None:
-    """Choose the layout of the 3×3 convolutions of a model for its device; values stay.
+    """Choose the layout of the convolutions of a model for its device; values stay.
 
-    On a GPU with tensor cores for float32 (TF32), wide ones are channels last. Their outputs are
-    too, so that a stage of a network changes the layout of its images once.
+    Their outputs have the same layout, so that a stage of a network changes the layout of its
+    images once.
     """
     for conv in model.modules():
-        if type(conv) is not nn.Conv2d or not conv.weight.is_cuda or conv.kernel_size == (1, 1):
-            continue
-        has_tf32 = torch.cuda.get_device_capability(conv.weight.device) >= (8, 0)
-        wide = conv.weight.shape[0] >= _WIDE and conv.in_channels >= _WIDE // 2
-        if has_tf32 and wide and conv.weight.dtype == torch.float32 and conv.groups == 1:
+        if type(conv) is nn.Conv2d and prefers_channels_last(conv):
             conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)
+
+
+def prefers_channels_last(conv: nn.Conv2d) -> bool:
+    """Whether a convolution is faster channels last: a wide one, on tensor cores (TF32)."""
+    weight = conv.weight
+    if not weight.is_cuda or weight.dtype != torch.float32 or conv.groups > 1:
+        return False
+    has_tf32 = torch.cuda.get_device_capability(weight.device) >= (8, 0)
+    return has_tf32 and weight.shape[0] >= _WIDE and conv.in_channels >= _WIDE // 2
 
 
 def is_channels_last(t: Tensor) -> bool:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ocar.accel.layout import is_channels_last
+from ocar.accel.layout import is_channels_last, laid_out
 from ocar.accel.operation import has_triton, launch, operation
 
 Convolution = nn.Conv1d | nn.Conv2d
@@ -67,15 +67,13 @@ def _windows(x: Tensor, conv: Convolution) -> Tensor:
 
 
 def _fits(x: Tensor, conv: Convolution) -> bool:
-    """Whether there is a kernel: square ones of up to 3 × 3, images in the weight's layout."""
+    """Whether there is a kernel: for square kernels of up to 3 × 3."""
     if not x.is_cuda or type(conv) is not nn.Conv2d or not isinstance(conv.padding, tuple):
         return False
     by_size = x.shape[1] * math.prod(conv.kernel_size) * (x.numel() // x.shape[1] + _BLOCK)
-    one_by_one = conv.kernel_size == (1, 1)  # both layouts are one
     return (
         x.dtype == torch.float32
         and (x.is_contiguous() or is_channels_last(x))
-        and (one_by_one or is_channels_last(x) == is_channels_last(conv.weight))
         and conv.groups == 1
         and conv.dilation == (1, 1)
         and conv.padding_mode == "zeros"
@@ -92,6 +90,8 @@ def _patches_by_kernel(x: Tensor, conv: Convolution) -> Tensor:
     from ocar.accel.triton import patches as kernels
 
     assert isinstance(conv.padding, tuple)
+    if conv.kernel_size != (1, 1):  # for 1 × 1 both orders are one
+        x = laid_out(x, like=conv.weight)
     samples, channels, *size = x.shape
     side, stride, padding = conv.kernel_size[0], conv.stride[0], conv.padding[0]
     tall, wide = ((length + 2 * padding - side) // stride + 1 for length in size)

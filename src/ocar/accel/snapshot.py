@@ -8,6 +8,7 @@ writes the old values back where it says so.
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ocar.accel.layout import in_memory, is_channels_last
-from ocar.accel.operation import has_triton, known, launch, operation
+from ocar.accel.operation import has_triton, launch, operation
 
 _PIECE = 2048  # numbers that a program takes at a time
 _PROGRAMS = 264  # that share a roll back, if there is one
@@ -93,8 +94,6 @@ class Snapshot:
             accepted: Whether the present values stay, a scalar of bool.
             share: How much of its way each weight goes, a scalar in [0, 1].
         """
-        if known(accepted & (share == 1)):
-            return
         for same, before, shortens in self._parts:
             after = torch.where(accepted, _flat(same), before)
             if shortens:  # a share of 1 gives the same to the bit
@@ -167,6 +166,35 @@ def commit_or_rollback(
     verdict.counts[:3] += events
     verdict.counts[4].add_(1).mul_(~accepted)
     before.restore_(accepted, share)
+
+
+@commit_or_rollback.implementation(
+    "host", when=lambda before, verdict, **others: verdict.accepted.is_cpu
+)
+def _commit_on_host(
+    before: Snapshot,
+    verdict: Verdict,
+    *,
+    total: Tensor,
+    ok: Tensor,
+    trusted: Tensor,
+    divergences: Tensor | None,
+    bound: Tensor | None,
+) -> None:
+    """The same in plain numbers: an operation on a tensor costs a hundred times as much."""
+    kl, limit = 0.0, math.inf
+    if divergences is not None and bound is not None:
+        kl, limit = float(divergences.mean()), float(bound)
+    counts, trust = verdict.counts.numpy(), bool(trusted)
+    finite = math.isfinite(float(total) + kl) and bool(ok)
+    accepted, share = finite and trust, limit / kl if kl > limit else 1.0
+    verdict.accepted.fill_(accepted)
+    counts[:3] += [trust and not finite, not trust, accepted and share < 1]
+    counts[4] = 0 if accepted else counts[4] + 1
+    if accepted and kl > float(verdict.largest):
+        verdict.largest.fill_(kl)
+    if not accepted or share < 1:
+        before.restore_(verdict.accepted, torch.tensor(share))
 
 
 # On a GPU

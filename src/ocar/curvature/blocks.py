@@ -373,7 +373,7 @@ class KroneckerBlocks(Blocks[MatrixLayer]):
         results = accel.precondition(
             self.buffer,
             tuple(self._pairs[name] for name in layers),
-            [layer.gradient() for layer in layers.values()],
+            [layer.gradient for layer in layers.values()],
             [self.rows.rows(name) for name in layers],
         )
         for layer, result in zip(layers.values(), results, strict=True):

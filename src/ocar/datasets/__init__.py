@@ -1,17 +1,17 @@
-"""Data sets as their publishers ship them, found under one data root.
+"""Data sets as their publishers ship them, under one data root.
 
-``load_*`` read one into :class:`Arrays`; :func:`status` and :func:`verify` say which are there,
-whole and genuine.
+``load_*`` read one into :class:`Arrays`; :func:`status` and :func:`verify` say which are complete
+and genuine.
 """
 
 from ocar.datasets.arrays import Arrays
-from ocar.datasets.catalog import DATA_SETS, DataSet, DataStatus, get_data_set, status, verify
+from ocar.datasets.base import DataSet, DataStatus, data_root
+from ocar.datasets.catalog import DATA_SETS, get_data_set, status, verify
 from ocar.datasets.cifar import load_cifar10, load_cifar100, load_cifar100_superclasses
 from ocar.datasets.clear import load_clear10
 from ocar.datasets.digits import load_digits
 from ocar.datasets.domains import load_domains, load_pacs
 from ocar.datasets.mnist import load_fashion_mnist, load_mnist
-from ocar.datasets.root import data_root
 from ocar.datasets.tiny_imagenet import load_tiny_imagenet
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""The container of a whole data set: images, labels and, where there are some, domains."""
+"""The container of a data set: images, labels and perhaps domains."""
 
 from __future__ import annotations
 
@@ -23,32 +23,15 @@ class Arrays:
     writing to them changes this process's copy only.
     """
 
-    name: str
-    """What the data set is called."""
-
-    x_train: torch.Tensor
-    """Training images ``(n, channels, height, width)``, uint8."""
-
-    y_train: torch.Tensor
-    """Their labels ``(n,)``, int64."""
-
-    x_test: torch.Tensor
-    """Test images ``(m, channels, height, width)``, uint8."""
-
-    y_test: torch.Tensor
-    """Their labels ``(m,)``, int64."""
-
-    domain_train: torch.Tensor | None = None
-    """Which domain each training image is from, ``(n,)``, int64; None without domains."""
-
-    domain_test: torch.Tensor | None = None
-    """The same for the test images, ``(m,)``."""
-
-    classes: tuple[str, ...] = ()
-    """What the labels mean; empty if the files do not say."""
-
-    domains: tuple[str, ...] = ()
-    """What the domains are called, in their natural order; empty without domains."""
+    name: str  #: Name of the data set.
+    x_train: torch.Tensor  #: Training images ``(n, channels, height, width)``, uint8.
+    y_train: torch.Tensor  #: Their labels ``(n,)``, int64.
+    x_test: torch.Tensor  #: Test images ``(m, channels, height, width)``, uint8.
+    y_test: torch.Tensor  #: Their labels ``(m,)``, int64.
+    domain_train: torch.Tensor | None = None  #: Domain of each training image, ``(n,)``, int64.
+    domain_test: torch.Tensor | None = None  #: Domain of each test image, ``(m,)``, int64.
+    classes: tuple[str, ...] = ()  #: Name of each label; empty if the files have none.
+    domains: tuple[str, ...] = ()  #: Name of each domain, in their natural order.
 
     def __post_init__(self) -> None:
         for part, x, y, domain in (
@@ -68,8 +51,7 @@ class Arrays:
                 )
             if domain is not None:
                 self._check_labels(f"domain_{part}", domain, count=len(x))
-                # Elsewhere the values were checked before they were moved there.
-                if domain.is_cpu and not 0 <= domain.min() <= domain.max() < len(self.domains):
+                if not 0 <= domain.min() <= domain.max() < len(self.domains):
                     raise DataError(
                         f"{self.name}: domain_{part} must be in 0..{len(self.domains) - 1}."
                     )
@@ -95,8 +77,7 @@ class Arrays:
     def by_domain(self) -> tuple[Arrays, ...]:
         """One data set for each domain, named after it, with the labels of the whole.
 
-        Domains whose images are side by side, as in all that are read from image files,
-        are views: nothing is copied.
+        The data of a domain whose rows are contiguous is a view, not a copy.
         """
         if self.domain_train is None or self.domain_test is None:
             raise DataError(f"{self.name} has no domains.")
@@ -116,10 +97,9 @@ class Arrays:
         return tuple(parts)
 
     def to(self, device: torch.device | str) -> Arrays:
-        """The same with the samples on ``device``.
+        """The same with the images on ``device``.
 
-        Labels stay on the host, where it is decided what is done with a sample: asking a GPU for
-        them would mean to wait for it.
+        Labels stay on the host: streams and learners read them, and would wait for a GPU.
         """
         return dataclasses.replace(
             self, x_train=self.x_train.to(device), x_test=self.x_test.to(device)
@@ -136,16 +116,11 @@ def _rows(domain: torch.Tensor, index: int) -> slice | torch.Tensor:
 def from_numpy(
     name: str, train: Labelled, test: Labelled, *, classes: tuple[str, ...] = ()
 ) -> Arrays:
-    """A data set without domains; the arrays are copied where they cannot be written to."""
-    return Arrays(
-        name=name,
-        x_train=_tensor(train[0]),
-        y_train=_tensor(train[1]),
-        x_test=_tensor(test[0]),
-        y_test=_tensor(test[1]),
-        classes=classes,
+    """A data set without domains; read-only arrays are copied."""
+    x_train, y_train, x_test, y_test = (
+        torch.from_numpy(values if values.flags.writeable else values.copy())
+        for values in (*train, *test)
     )
-
-
-def _tensor(values: npt.NDArray[np.uint8] | npt.NDArray[np.int64]) -> torch.Tensor:
-    return torch.from_numpy(values if values.flags.writeable else values.copy())
+    return Arrays(
+        name=name, x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test, classes=classes
+    )

@@ -1,12 +1,12 @@
-"""Decoded images, kept in a file and mapped into memory from it.
+"""A cache of decoded images, mapped into memory.
 
-A data set of many image files is decoded once into ``<folder>/<name>-<fingerprint>.npy``, with
-a small JSON note beside it. The fingerprint is of the source files, so that other sources give
-another file. Each is written under another name, brought to the disk and then renamed, the note
-last: an entry is whole or it is not there. The note holds size and checksum of the array, which
-are compared the first time a process uses it; a damaged entry is made again.
+A data set of many image files is decoded once into ``<folder>/<name>-<fingerprint>.npy``, with a
+small JSON note next to it. The fingerprint is a hash of the source files, so changed sources give
+another file. Each file is written under another name, synced and renamed, the note last, so an
+entry is complete or does not exist. The note holds size and checksum of the array. They are
+compared when a process first uses the array; a damaged entry is made again.
 
-Nothing depends on the cache: where it cannot be written, the images are decoded into memory.
+Nothing depends on the cache: if it cannot be written, the images are decoded into memory.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from ocar.files import PARTIAL, write_whole
+from ocar.files import PARTIAL, new_file, write_whole
 
 if sys.platform != "win32":
     import fcntl
@@ -46,19 +46,12 @@ _compared: set[tuple[str, int, int, int]] = set()  # arrays whose checksum was c
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One array in the cache, there or not."""
+    """One array in the cache, whether it exists or not."""
 
-    folder: Path
-    """The cache's folder."""
-
-    name: str
-    """The data set and what else decides its shape."""
-
-    fingerprint: str
-    """Of the source files, hexadecimal."""
-
-    shape: tuple[int, ...]
-    """Shape of the array."""
+    folder: Path  #: The cache's folder.
+    name: str  #: Name and image size of the data set.
+    fingerprint: str  #: Hash of the source files, hexadecimal.
+    shape: tuple[int, ...]  #: Shape of the array.
 
     @property
     def array_path(self) -> Path:
@@ -67,11 +60,11 @@ class Entry:
 
     @property
     def note_path(self) -> Path:
-        """The file that says what the other one should be."""
+        """The file with size and checksum of the array."""
         return self.array_path.with_suffix(".json")
 
     def load(self) -> Images | None:
-        """The array, mapped copy-on-write; None if it is not there.
+        """The array, mapped copy-on-write; None if it does not exist.
 
         Raises:
             ValueError: It is damaged.
@@ -86,11 +79,11 @@ class Entry:
             return None
 
     def write(self, rows: Iterator[Images]) -> None:
-        """Write the array, whose rows come one by one, then the note."""
+        """Write the array row by row, then the note."""
         header = _header(self.shape)
         size = len(header) + math.prod(self.shape)
         digest = hashlib.sha256(header)
-        with _new_file(self.array_path) as file:
+        with new_file(self.array_path) as file:
             _reserve(file, size)
             file.write(header)
             for row in rows:
@@ -107,11 +100,11 @@ class Entry:
 
 
 def load_or_make(entry: Entry, make: Callable[[], Iterator[Images]]) -> Images:
-    """The array of an entry, made if it is not there.
+    """The array of an entry; it is made if it does not exist.
 
     Args:
         entry: The entry.
-        make: Gives the array's rows one by one, ``entry.shape[0]`` of them.
+        make: Yields the array's ``entry.shape[0]`` rows.
 
     Returns:
         ``entry.shape``; writing to it does not change the file.
@@ -122,9 +115,9 @@ def load_or_make(entry: Entry, make: Callable[[], Iterator[Images]]) -> Images:
             if array is not None:
                 return array
         entry.folder.mkdir(parents=True, exist_ok=True)
-        with _alone(entry.folder):
+        with _locked(entry.folder):
             try:
-                array = entry.load()  # another process may have made it meanwhile
+                array = entry.load()  # another process may have made it
             except ValueError as error:
                 array = None
                 warnings.warn(
@@ -166,7 +159,7 @@ def verify_cache(folder: Path, name: str) -> str:
 
 
 def _header(shape: tuple[int, ...]) -> bytes:
-    """How the file of an array begins, as numpy has it."""
+    """The header of numpy's file of an array."""
     header = io.BytesIO()
     np.lib.format.write_array_header_1_0(
         header, {"descr": "|u1", "fortran_order": False, "shape": shape}
@@ -175,10 +168,10 @@ def _header(shape: tuple[int, ...]) -> bytes:
 
 
 def _map(path: Path, shape: tuple[int, ...]) -> Images:
-    """The array in a file, mapped copy-on-write; numpy's reader would trust what its header says.
+    """The array in a file, mapped copy-on-write; numpy's own reader would trust the header.
 
     Raises:
-        ValueError: The file does not begin as it should, or is of another size.
+        ValueError: The file has another header or size.
     """
     header = _header(shape)
     with path.open("rb") as file:
@@ -191,12 +184,14 @@ def _map(path: Path, shape: tuple[int, ...]) -> Images:
 def _read_note(path: Path) -> dict[str, Any]:
     try:
         note = json.loads(path.read_bytes())
-    except RecursionError as error:
-        raise ValueError(f"{path.name} is no note of a cache file") from error
+    except RecursionError:
+        note = None
     wanted = {"format": int, "fingerprint": str, "shape": list, "bytes": int, "sha256": str}
-    if not isinstance(note, dict) or note.keys() != wanted.keys():
-        raise ValueError(f"{path.name} is no note of a cache file")
-    if not all(isinstance(note[key], kind) for key, kind in wanted.items()):
+    if (
+        not isinstance(note, dict)
+        or note.keys() != wanted.keys()
+        or not all(isinstance(note[key], kind) for key, kind in wanted.items())
+    ):
         raise ValueError(f"{path.name} is no note of a cache file")
     if note["format"] != _FORMAT:
         raise ValueError(f"it has format {note['format']}, not {_FORMAT}")
@@ -204,7 +199,7 @@ def _read_note(path: Path) -> dict[str, Any]:
 
 
 def _compare(path: Path, note: Mapping[str, Any], *, again: bool) -> None:
-    """Raise ValueError if an array is not as noted; hashed once a process, or ``again``."""
+    """Raise ValueError if an array differs from its note; hashed once a process, or ``again``."""
     with path.open("rb") as file:
         info = os.fstat(file.fileno())
         if info.st_size != note["bytes"]:
@@ -218,22 +213,8 @@ def _compare(path: Path, note: Mapping[str, Any], *, again: bool) -> None:
         _compared.add(key)
 
 
-@contextmanager
-def _new_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file that gets its name once it is written and on the disk."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
-    try:
-        with partial.open("wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
-
-
 def _reserve(file: IO[bytes], size: int) -> None:
-    """Fail now, not after minutes of decoding, if the disk has not so many bytes left."""
+    """Fail now, not after minutes of decoding, if the disk is too full."""
     if not hasattr(os, "posix_fallocate"):
         return
     try:
@@ -244,7 +225,7 @@ def _reserve(file: IO[bytes], size: int) -> None:
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _locked(folder: Path) -> Iterator[None]:
     """Wait until no other process fills the cache; each would do the same work."""
     with (folder / ".lock").open("ab") as file:
         if sys.platform != "win32":
@@ -254,7 +235,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _sweep(entry: Entry) -> None:
-    """Remove entries of this data set from other sources, and what killed processes left."""
+    """Remove entries of this data set from other sources, and files of killed processes."""
     for path in entry.folder.iterdir():
         left = path.name.endswith(PARTIAL) and path.name.startswith(f".{entry.name}-")
         if left or re.fullmatch(rf"{re.escape(entry.name)}-[0-9a-f]{{16}}\.(npy|json)", path.name):

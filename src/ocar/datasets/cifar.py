@@ -1,24 +1,205 @@
-"""CIFAR-10 and CIFAR-100.
+"""CIFAR-10 and CIFAR-100, from their official pickles, in a folder or in the tar.gz.
 
-They are read from the published files every time: a pickle of them is one array, there within
-a second; a cache would take as long to check, and 180 MB of disk.
+The files are not cached: reading them takes a second, as long as checking a cache of 180 MB.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import io
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from ocar.datasets.arrays import Arrays
-from ocar.datasets.cifar_files import CifarSet
+from ocar.datasets.archives import cannot_read, is_file, is_folder, read_tar
+from ocar.datasets.arrays import Arrays, from_numpy
+from ocar.datasets.base import DataSet
+from ocar.datasets.pickles import ByteArray, load_plain
 from ocar.errors import DataError
+
+_SIDE = 32
+_VALUES = 3 * _SIDE * _SIDE
+_COUNTS = (50_000, 10_000)
+
+_File = tuple[str, bytes | Path]
+"""Name of a file in messages, and its content or path."""
+
+_Part = tuple[npt.NDArray[np.uint8], dict[str, npt.NDArray[np.int64]]]
+"""Images ``(n, 3, 32, 32)`` and labels ``(n,)`` by key."""
+
+
+_Names = dict[str, tuple[str, ...]]
+"""Names of the classes by key of labels."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CifarSet(DataSet):
+    """One of the two data sets."""
+
+    name: str
+    title: str  #: The name as it is written.
+    folder: str  #: The folder under the data root, and in the archive.
+    archive: str  #: The archive under the data root.
+    train: tuple[str, ...]  #: Files with training images.
+    test: str  #: The file with test images.
+    meta: str  #: The file with the names of the classes.
+    #: By key of labels: the number of classes, and the key of their names in ``meta``.
+    labels: Mapping[str, tuple[int, str]]
+    md5: Mapping[str, str]  #: Published checksums of the archive and of the files in the folder.
+
+    @property
+    def how_to_get(self) -> str:  # type: ignore[override]
+        """Where to get the files and where to put them."""
+        url = f"https://www.cs.toronto.edu/~kriz/{self.archive}"
+        return f"Put {url}, unpacked or not, in the data root."
+
+    def load(self, root: Path) -> Arrays:
+        """Read it from the data root, with the first kind of labels."""
+        return _arrays(self.name, next(iter(self.labels)), *self.read(root))
+
+    def read(self, root: Path) -> tuple[_Part, _Part, _Names]:
+        """Training data, test data and names of the classes."""
+        files = self._files(root)
+        parts = [self._part(files[name]) for name in self.train]
+        train = (
+            np.concatenate([x for x, _ in parts]),
+            {key: np.concatenate([y[key] for _, y in parts]) for key in self.labels},
+        )
+        names = self._names(files[self.meta]) if self.meta in files else {}
+        return train, self._part(files[self.test]), names
+
+    def _place(self, root: Path) -> Path | None:
+        """The folder if it has all images, else the archive, else an incomplete folder."""
+        folder, archive = root / self.folder, root / self.archive
+        if all(is_file(folder / name) for name in (*self.train, self.test)):
+            return folder
+        if is_file(archive):
+            return archive
+        return folder if is_folder(folder) else None
+
+    def _files(self, root: Path) -> dict[str, _File]:
+        """The files by name."""
+        place = self._place(root)
+        if place is None:
+            raise DataError(
+                f"No {self.title}: neither {root / self.folder} nor {root / self.archive}. "
+                f"{self.how_to_get}"
+            )
+        found: dict[str, _File]
+        names = (*self.train, self.test, self.meta)
+        if place.name == self.archive:
+            content = read_tar(place, {f"{self.folder}/{name}" for name in names})
+            found = {
+                name.removeprefix(f"{self.folder}/"): (f"{place}: {name}", data)
+                for name, data in content.items()
+            }
+        else:
+            paths = {name: place / name for name in names}
+            found = {name: (str(path), path) for name, path in paths.items() if is_file(path)}
+        for name in (*self.train, self.test):
+            if name not in found:
+                raise DataError(f"No {self.title} file {name} in {place}. {self.how_to_get}")
+        return found
+
+    def _part(self, file: _File) -> _Part:
+        classes = {key: count for key, (count, _) in self.labels.items()}
+        return read_cifar(_opened(file), file[0], classes=classes)
+
+    def _names(self, file: _File) -> _Names:
+        where, content = file[0], _load(_opened(file), file[0])
+        found = {}
+        for key, (count, meta_key) in self.labels.items():
+            names = content.get(meta_key.encode())
+            if not isinstance(names, list) or len(names) != count:
+                raise DataError(f"{where} has no {count} names under {meta_key!r}.")
+            if not all(isinstance(name, bytes) for name in names):
+                raise DataError(f"{where}: the names under {meta_key!r} must be byte strings.")
+            found[key] = tuple(name.decode("utf-8", "replace") for name in names)
+        return found
+
+    def _locate(self, root: Path) -> tuple[Path, dict[Path, str | None]]:
+        where = self._place(root)
+        if where is None:
+            return root / self.archive, {}
+        if where.name == self.archive:
+            return where, {where: self.md5[self.archive]}
+        paths = [where / name for name in (*self.train, self.test, self.meta)]
+        return where, {path: self.md5[path.name] if is_file(path) else None for path in paths}
+
+    def _examine(self, root: Path, *, deep: bool, genuine: bool | None) -> str:
+        if genuine and not deep:
+            return ""
+        (x_train, _), (x_test, _), _ = self.read(root)
+        counts = (len(x_train), len(x_test))
+        if counts == _COUNTS:
+            return ""
+        return f"{self._place(root)} has {counts} images. Must be {_COUNTS}."
+
+
+def _arrays(name: str, key: str, train: _Part, test: _Part, names: _Names) -> Arrays:
+    """The data set with the labels under ``key``."""
+    first, second = ((x, y[key]) for x, y in (train, test))
+    return from_numpy(name, first, second, classes=names.get(key, ()))
+
+
+def _opened(file: _File) -> IO[bytes]:
+    where, content = file
+    try:
+        return io.BytesIO(content.read_bytes() if isinstance(content, Path) else content)
+    except OSError as error:
+        raise cannot_read(where, error) from error
+
+
+def read_cifar(file: IO[bytes], where: str, *, classes: Mapping[str, int]) -> _Part:
+    """Images and labels of one official CIFAR pickle.
+
+    Args:
+        file: The pickle, for example ``cifar-100-python/train``.
+        where: Its name in messages.
+        classes: Number of classes under each key, for example ``"fine_labels"``.
+
+    Returns:
+        Images ``(n, 3, 32, 32)`` and, under each key, labels ``(n,)`` in ``0 .. classes − 1``.
+
+    Raises:
+        DataError: The file cannot be read, asks for anything but plain values and an array, or
+            does not hold what a CIFAR file holds.
+    """
+    content = _load(file, where)
+    data = content.get(b"data")
+    images = data.values if isinstance(data, ByteArray) else None
+    if images is None or images.ndim != 2 or images.shape[1] != _VALUES:
+        raise DataError(f"{where} is no CIFAR file: its 'data' is not an array of (n, {_VALUES}).")
+    labels = {}
+    for key, count in classes.items():
+        given = content.get(key.encode())
+        if not isinstance(given, list) or len(given) != len(images):
+            raise DataError(f"{where} is no CIFAR file: no {key!r} for its {len(images)} images.")
+        if not all(type(label) is int and 0 <= label < count for label in given):
+            raise DataError(f"{where}: {key!r} must be whole numbers in 0..{count - 1}.")
+        labels[key] = np.array(given, dtype=np.int64)
+    return images.reshape(-1, 3, _SIDE, _SIDE), labels
+
+
+def _load(file: IO[bytes], where: str) -> dict[object, object]:
+    try:
+        content = load_plain(file)
+    except Exception as error:  # a damaged pickle can raise anything
+        raise DataError(f"Cannot read {where} as a CIFAR file: {error}.") from error
+    if not isinstance(content, dict):
+        raise DataError(f"{where} is no CIFAR file: it holds a {type(content).__name__}.")
+    return content
+
 
 # The checksums of the archives are on https://www.cs.toronto.edu/~kriz/cifar.html, those of the
 # files in torchvision/datasets/cifar.py.
 CIFAR10 = CifarSet(
+    name="cifar10",
     title="CIFAR-10",
     folder="cifar-10-batches-py",
     archive="cifar-10-python.tar.gz",
@@ -40,6 +221,7 @@ CIFAR10 = CifarSet(
 """Ten classes."""
 
 CIFAR100 = CifarSet(
+    name="cifar100",
     title="CIFAR-100",
     folder="cifar-100-python",
     archive="cifar-100-python.tar.gz",
@@ -63,19 +245,17 @@ CIFAR100 = CifarSet(
 def load_cifar10(root: Path | str) -> Arrays:
     """CIFAR-10, 50,000 training and 10,000 test images of 32×32 pixels.
 
-    Args:
-        root: The data root, with ``cifar-10-batches-py`` or ``cifar-10-python.tar.gz``.
+    The data root has ``cifar-10-batches-py`` or ``cifar-10-python.tar.gz``.
     """
-    return CIFAR10.read(Path(root)).arrays("cifar10", "labels")
+    return CIFAR10.load(Path(root))
 
 
 def load_cifar100(root: Path | str) -> Arrays:
     """CIFAR-100 with its fine labels, 50,000 training and 10,000 test images of 32×32 pixels.
 
-    Args:
-        root: The data root, with ``cifar-100-python`` or ``cifar-100-python.tar.gz``.
+    The data root has ``cifar-100-python`` or ``cifar-100-python.tar.gz``.
     """
-    return CIFAR100.read(Path(root)).arrays("cifar100", "fine_labels")
+    return CIFAR100.load(Path(root))
 
 
 def load_cifar100_superclasses(root: Path | str) -> Arrays:
@@ -84,25 +264,21 @@ def load_cifar100_superclasses(root: Path | str) -> Arrays:
     A domain has one class of every superclass: the first of each, in the order of the fine
     labels, then the second of each, and so on. So the meaning of a label drifts from domain
     to domain.
-
-    Args:
-        root: The data root, as for :func:`load_cifar100`.
     """
-    content = CIFAR100.read(Path(root))
-    arrays = content.arrays("cifar100-superclasses", "coarse_labels")
-    fine, coarse = content.y_train["fine_labels"], content.y_train["coarse_labels"]
-    rank = np.full(CIFAR100.labels["fine_labels"][0], -1, dtype=np.int64)  # of a class, its domain
+    train, test, names = CIFAR100.read(Path(root))
+    fine, coarse = (train[1][key] for key in ("fine_labels", "coarse_labels"))
+    domain_of = np.full(CIFAR100.labels["fine_labels"][0], -1, dtype=np.int64)
     for superclass in np.unique(coarse):
         members = np.unique(fine[coarse == superclass])
-        if (rank[members] >= 0).any():
+        if (domain_of[members] >= 0).any():
             raise DataError(f"CIFAR-100 in {root} has a class in two superclasses.")
-        rank[members] = np.arange(len(members))
-    domain_test = rank[content.test[1]["fine_labels"]]
+        domain_of[members] = np.arange(len(members))
+    domain_test = domain_of[test[1]["fine_labels"]]
     if domain_test.min() < 0:
         raise DataError(f"CIFAR-100 in {root} has test images of classes without training images.")
     return dataclasses.replace(
-        arrays,
-        domain_train=torch.from_numpy(rank[fine]),
+        _arrays("cifar100-superclasses", "coarse_labels", train, test, names),
+        domain_train=torch.from_numpy(domain_of[fine]),
         domain_test=torch.from_numpy(domain_test),
-        domains=tuple(f"class {i + 1} of each" for i in range(rank.max() + 1)),
+        domains=tuple(f"class {i + 1} of each" for i in range(domain_of.max() + 1)),
     )

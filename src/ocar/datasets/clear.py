@@ -1,16 +1,16 @@
 """CLEAR-10: photographs of 11 classes in 10 buckets of time, from its published folders or zips.
 
 The training images are in ``clear10-train-image-only.zip`` (or ``clear10-train.zip``, with more
-beside them) and the test images in ``clear10-test.zip``. Each has one top folder,
-``train_image_only``, ``train`` or ``test``, and in it::
+files) and the test images in ``clear10-test.zip``. Each has one top folder, ``train_image_only``,
+``train`` or ``test``, and in it::
 
     class_names.txt                         a class a line; its place is its label
     labeled_metadata.json                   {bucket: {class: path of the next}}
     labeled_metadata/<bucket>/<class>.json  {id: {"IMG_PATH": path of the image, ...}}
     labeled_images/<bucket>/<class>/<id>.jpg
 
-with paths relative to the top folder. Bucket 0, where there is one, is for pre-training and left
-out. The layout is the one that avalanche/benchmarks/datasets/clear, by CLEAR's authors, and
+with paths relative to the top folder. Bucket 0, if there is one, is for pre-training and left out.
+The layout is the one that avalanche/benchmarks/datasets/clear, by CLEAR's authors, and
 src/renate/benchmark/datasets/vision_datasets.py of awslabs/Renate read.
 """
 
@@ -22,13 +22,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from ocar.datasets.archives import Tree, check_inside, locate_tree, open_tree
 from ocar.datasets.arrays import Arrays
-from ocar.datasets.cache import CACHE
-from ocar.datasets.finding import Finding
-from ocar.datasets.imageset import ImageSet, find_images
-from ocar.datasets.paths import check_inside
-from ocar.datasets.pictures import Picture
-from ocar.datasets.tree import Tree, locate_tree, open_tree
+from ocar.datasets.pictures import ImageFiles, ImageSet, Picture
 from ocar.errors import DataError
 
 _BUCKETS, _CLASSES = 10, 11
@@ -42,11 +38,61 @@ _MD5 = {  # awslabs/Renate, as above
     "clear10-test.zip": "bf9a85bfb78fe742c7ed32648c9a3275",
 }
 
-HOW_TO_GET = (
-    "Put clear10-train-image-only.zip and clear10-test.zip from https://huggingface.co/datasets/"
-    "elvishelvis6/CLEAR-Continual_Learning_Benchmark in the data root, or their folders "
-    "train_image_only and test in clear10 there."
-)
+
+class Clear10(ImageFiles):
+    """CLEAR-10."""
+
+    name = "clear10"
+    how_to_get = (
+        "Put clear10-train-image-only.zip and clear10-test.zip from https://huggingface.co/"
+        "datasets/elvishelvis6/CLEAR-Continual_Learning_Benchmark in the data root, or their "
+        "folders train_image_only and test in clear10 there."
+    )
+    size = 224
+
+    def _locate(self, root: Path) -> tuple[Path, dict[Path, str | None]]:
+        files: dict[Path, str | None] = {}
+        for places in (_TRAIN, _TEST):
+            found = (locate_tree(root, folder=f, archive=a) for f, a in places.items())
+            where = next((where for where in found if where is not None), None)
+            if where is not None:
+                files[where] = _MD5.get(where.name)  # None for a folder
+        return next(iter(files), root), files
+
+    def _count(self, images: ImageSet) -> str:
+        found = len(images.domains), len(images.classes)
+        if found == (_BUCKETS, _CLASSES):
+            return ""
+        return f"It has {found[0]} buckets of {found[1]} classes. Must be {_BUCKETS} of {_CLASSES}."
+
+    @contextmanager
+    def _open(self, root: Path) -> Iterator[ImageSet]:
+        with ExitStack() as stack:
+            parts = []
+            for what, places in (("training", _TRAIN), ("test", _TEST)):
+                found = (open_tree(root, folder=f, archive=a) for f, a in places.items())
+                tree = next((tree for tree in found if tree is not None), None)
+                if tree is None:
+                    folder, archive = next(iter(places.items()))
+                    raise DataError(
+                        f"No {what} images of CLEAR-10: neither {root / folder} nor "
+                        f"{root / archive}. {self.how_to_get}"
+                    )
+                stack.enter_context(tree)
+                parts.append((tree, _class_names(tree), _buckets(tree)))
+            (train_tree, classes, train), (test_tree, test_classes, test) = parts
+            if test_classes != classes or test.keys() != train.keys():
+                raise DataError(
+                    f"{train_tree.where} and {test_tree.where} have other classes or buckets. "
+                    "Must be the same."
+                )
+            yield ImageSet(
+                name=self.name,
+                train=_pictures(train_tree, classes, train),
+                test=_pictures(test_tree, classes, test),
+                classes=classes,
+                domains=tuple(f"bucket {bucket}" for bucket in train),
+            )
 
 
 def load_clear10(root: Path | str, *, size: int = 224) -> Arrays:
@@ -55,72 +101,10 @@ def load_clear10(root: Path | str, *, size: int = 224) -> Arrays:
     Args:
         root: The data root, with the published zips or with ``clear10/train_image_only`` (or
             ``clear10/train``) and ``clear10/test``.
-        size: Height and width of the images: the shorter side is scaled to it, the middle of
+        size: Height and width of the images: the shorter side is scaled to it, the centre of
             the longer one kept.
     """
-    with _open(Path(root)) as images:
-        return images.load(size, Path(root) / CACHE)
-
-
-def find_clear10(root: Path, *, deep: bool = False) -> Finding:
-    """What is there of it; with ``deep``, every image is decoded."""
-    places = [where for where in (_locate(root, _TRAIN), _locate(root, _TEST)) if where is not None]
-    if not places:
-        return Finding.missing(root)
-    return find_images(
-        _open(root),
-        where=places[0],
-        archives={path: _MD5.get(path.name) for path in places},  # None for a folder
-        count=_count,
-        cache=root / CACHE,
-        deep=deep,
-    )
-
-
-def _count(images: ImageSet) -> str:
-    found = len(images.domains), len(images.classes)
-    if found == (_BUCKETS, _CLASSES):
-        return ""
-    return f"It has {found[0]} buckets of {found[1]} classes. Must be {_BUCKETS} of {_CLASSES}."
-
-
-def _locate(root: Path, places: dict[str, str]) -> Path | None:
-    found = (locate_tree(root, folder=f, archive=a) for f, a in places.items())
-    return next((where for where in found if where is not None), None)
-
-
-def _tree(root: Path, places: dict[str, str]) -> Tree | None:
-    found = (open_tree(root, folder=f, archive=a) for f, a in places.items())
-    return next((tree for tree in found if tree is not None), None)
-
-
-@contextmanager
-def _open(root: Path) -> Iterator[ImageSet]:
-    with ExitStack() as stack:
-        parts = []
-        for what, places in (("training", _TRAIN), ("test", _TEST)):
-            tree = _tree(root, places)
-            if tree is None:
-                folder, archive = next(iter(places.items()))
-                raise DataError(
-                    f"No {what} images of CLEAR-10: neither {root / folder} nor "
-                    f"{root / archive}. {HOW_TO_GET}"
-                )
-            stack.enter_context(tree)
-            parts.append((tree, _class_names(tree), _buckets(tree)))
-        (train_tree, classes, train), (test_tree, test_classes, test) = parts
-        if test_classes != classes or test.keys() != train.keys():
-            raise DataError(
-                f"{train_tree.where} and {test_tree.where} have other classes or buckets. "
-                "Must be the same."
-            )
-        yield ImageSet(
-            name="clear10",
-            train=_pictures(train_tree, classes, train),
-            test=_pictures(test_tree, classes, test),
-            classes=classes,
-            domains=tuple(f"bucket {bucket}" for bucket in train),
-        )
+    return Clear10().load(Path(root), size=size)
 
 
 def _class_names(tree: Tree) -> tuple[str, ...]:
@@ -143,33 +127,31 @@ def _buckets(tree: Tree) -> dict[int, dict[str, Any]]:
 def _pictures(
     tree: Tree, classes: tuple[str, ...], buckets: dict[int, dict[str, Any]]
 ) -> list[Picture]:
-    there = tree.files("labeled_images")
+    stamps = tree.files("labeled_images")
+    index = tree.locate("labeled_metadata.json")
     pictures = []
     for domain, (bucket, files) in enumerate(buckets.items()):
         for label, kind in enumerate(classes):
             listed = files.get(kind)
             if not isinstance(listed, str):
-                raise DataError(
-                    f"{tree.locate('labeled_metadata.json')}: no file of {kind!r} in {bucket}."
-                )
-            check_inside(listed, tree.locate("labeled_metadata.json"))
+                raise DataError(f"{index}: no file of {kind!r} in {bucket}.")
+            check_inside(listed, index)
             for identifier, about in sorted(_json(tree, listed).items()):
                 name = about.get("IMG_PATH") if isinstance(about, dict) else None
                 if not isinstance(name, str):
                     raise DataError(f"{tree.locate(listed)}: no IMG_PATH of {identifier!r}.")
                 check_inside(name, tree.locate(listed))
-                if name not in there:
+                if name not in stamps:
                     raise DataError(f"No {tree.locate(name)}, which {listed} lists.")
-                pictures.append(Picture(tree, name, there[name], label, domain))
+                pictures.append(Picture(tree, name, stamps[name], label, domain))
     return pictures
 
 
 def _json(tree: Tree, name: str) -> dict[str, Any]:
+    data = tree.read(name)
     try:
-        content = json.loads(tree.read(name))
+        content = json.loads(data)
     except (ValueError, RecursionError) as error:
-        if isinstance(error, DataError):
-            raise
         raise DataError(f"Cannot read {tree.locate(name)} as JSON: {error}.") from error
     if not isinstance(content, dict):
         raise DataError(f"{tree.locate(name)} holds a {type(content).__name__}. Must be an object.")

@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from ocar.datasets.arrays import Arrays, from_numpy
-from ocar.datasets.finding import Finding
-from ocar.errors import DataError, MissingPackageError
+from ocar.datasets.base import DataSet
+from ocar.errors import MissingPackageError
 from ocar.rng import make_generator, random_kept
 
-HOW_TO_GET = 'pip install "ocar[paper]"'
+INSTALL = 'pip install "ocar[paper]"'
 
 _IMAGES = 1797
 
@@ -29,7 +29,7 @@ def load_digits() -> Arrays:
             bunch = importlib.import_module("sklearn.datasets").load_digits()
     except ImportError as error:
         raise MissingPackageError(
-            "The digits data set comes with scikit-learn, which is not installed: " + HOW_TO_GET
+            "The digits data set comes with scikit-learn, which is not installed: " + INSTALL
         ) from error
     x = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[:, None]
     y = bunch.target.astype(np.int64)
@@ -42,19 +42,29 @@ def load_digits() -> Arrays:
     return from_numpy("digits", (x[~is_test], y[~is_test]), (x[is_test], y[is_test]))
 
 
-def find_digits(root: Path, *, deep: bool = False) -> Finding:
-    """Whether scikit-learn is there, and with ``deep`` whether it holds the 1,797 digits."""
-    spec = importlib.util.find_spec("sklearn")
-    if spec is None or spec.origin is None:
-        return Finding.missing(Path("scikit-learn"))
-    where = Path(spec.origin).parent
-    problem = ""
-    if deep:
+class Digits(DataSet):
+    """The digits, wherever scikit-learn is installed."""
+
+    name = "digits"
+    how_to_get = f"It comes with scikit-learn: {INSTALL}"
+
+    def load(self, root: Path) -> Arrays:
+        """Read them; ``root`` is not used."""
+        return load_digits()
+
+    def _locate(self, root: Path) -> tuple[Path, dict[Path, str | None]]:
+        spec = importlib.util.find_spec("sklearn")
+        if spec is None or spec.origin is None:
+            return Path("scikit-learn"), {}
+        where = Path(spec.origin).parent
+        return where, {where: None}
+
+    def _examine(self, root: Path, *, deep: bool, genuine: bool | None) -> str:
+        if not deep:
+            return ""
         try:
             arrays = load_digits()
-        except (DataError, MissingPackageError) as error:
-            problem = str(error)
-        else:
-            count = len(arrays.x_train) + len(arrays.x_test)
-            problem = "" if count == _IMAGES else f"{where} has {count} digits, not {_IMAGES}"
-    return Finding(present=True, whole=not problem, where=where, problem=problem)
+        except MissingPackageError as error:
+            return str(error)
+        count = len(arrays.x_train) + len(arrays.x_test)
+        return "" if count == _IMAGES else f"It has {count} digits, not {_IMAGES}."

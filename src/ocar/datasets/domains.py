@@ -1,4 +1,4 @@
-"""Folders of ``domain/class/*.image``, PACS the best known of them."""
+"""Folders of ``domain/class/*.image``, such as PACS."""
 
 from __future__ import annotations
 
@@ -10,23 +10,50 @@ from pathlib import Path
 
 import torch
 
+from ocar.datasets.archives import Folder, Tree, is_folder, locate_tree, open_tree
 from ocar.datasets.arrays import Arrays
 from ocar.datasets.cache import CACHE
-from ocar.datasets.finding import Finding
-from ocar.datasets.imageset import ImageSet, find_images
-from ocar.datasets.paths import is_folder
-from ocar.datasets.pictures import Picture, is_picture
-from ocar.datasets.tree import Folder, Tree, locate_tree, open_tree
+from ocar.datasets.pictures import ImageFiles, ImageSet, Picture, is_picture
 from ocar.errors import DataError
 from ocar.rng import make_generator
 
 # Li et al., Deeper, Broader and Artier Domain Generalization, ICCV 2017.
 _PACS = {"art_painting": 2048, "cartoon": 2344, "photo": 1670, "sketch": 3929}
 
-HOW_TO_GET = (
-    "Get PACS (Li et al. 2017) from https://sketchx.eecs.qmul.ac.uk/downloads/ and put its "
-    f"folders {', '.join(_PACS)} in PACS under the data root."
-)
+
+class Pacs(ImageFiles):
+    """PACS: photographs, art, cartoons and sketches."""
+
+    name = "pacs"
+    how_to_get = (
+        "Get PACS (Li et al. 2017) from https://sketchx.eecs.qmul.ac.uk/downloads/ and put its "
+        f"folders {', '.join(_PACS)} in PACS under the data root."
+    )
+    size = 64
+
+    def _locate(self, root: Path) -> tuple[Path, dict[Path, str | None]]:
+        where = locate_tree(root, folder="PACS", archive="PACS.zip")
+        return (root / "PACS", {}) if where is None else (where, {where: None})
+
+    def _count(self, images: ImageSet) -> str:
+        counts = Counter(images.domains[p.domain] for p in (*images.train, *images.test))
+        wrong = [
+            f"{counts[domain]:,} of {expected:,} images in {domain}"
+            for domain, expected in _PACS.items()
+            if counts[domain] != expected
+        ]
+        others = sorted(set(counts) - set(_PACS))
+        return (f"It has {', '.join(wrong)}. " if wrong else "") + (
+            f"It has other domains: {', '.join(others)}." if others else ""
+        )
+
+    @contextmanager
+    def _open(self, root: Path) -> Iterator[ImageSet]:
+        tree = open_tree(root, folder="PACS", archive="PACS.zip")
+        if tree is None:
+            raise DataError(f"No PACS folder {root / 'PACS'}. {self.how_to_get}")
+        with tree:
+            yield _list(tree, self.name)
 
 
 def load_pacs(root: Path | str, *, size: int = 64) -> Arrays:
@@ -34,20 +61,19 @@ def load_pacs(root: Path | str, *, size: int = 64) -> Arrays:
 
     Args:
         root: The data root, with ``PACS/<domain>/<class>/*`` or ``PACS.zip``.
-        size: Height and width of the images; they are published with 227.
+        size: Height and width of the images; the published ones have 227.
     """
-    with _open_pacs(Path(root)) as images:
-        return images.load(size, Path(root) / CACHE)
+    return Pacs().load(Path(root), size=size)
 
 
 def load_domains(folder: Path | str, *, size: int) -> Arrays:
     """Any folder of ``domain/class/*.image``.
 
-    Domains and classes are numbered by name. There is no published split, so a fifth of each
-    class of each domain is for test, always the same one.
+    Domains and classes are numbered by name. A fifth of each class of each domain is for test,
+    always the same.
 
     Args:
-        folder: The folder; the cache of its decoded images is made beside it.
+        folder: The folder; the cache of its decoded images is written next to it.
         size: Height and width of the images.
     """
     where = Path(folder).absolute()
@@ -56,38 +82,6 @@ def load_domains(folder: Path | str, *, size: int) -> Arrays:
     name = re.sub(r"[^\w.-]", "_", where.name)
     with Folder(where) as tree:
         return _list(tree, name).load(size, where.parent / CACHE)
-
-
-def find_pacs(root: Path, *, deep: bool = False) -> Finding:
-    """What is there of PACS; with ``deep``, every image is decoded."""
-    where = locate_tree(root, folder="PACS", archive="PACS.zip")
-    if where is None:
-        return Finding.missing(root / "PACS")
-    return find_images(
-        _open_pacs(root), where=where, archives={}, count=_count, cache=root / CACHE, deep=deep
-    )
-
-
-def _count(images: ImageSet) -> str:
-    counts = Counter(images.domains[p.domain] for p in (*images.train, *images.test))
-    wrong = [
-        f"{counts[domain]:,} of {expected:,} images in {domain}"
-        for domain, expected in _PACS.items()
-        if counts[domain] != expected
-    ]
-    others = sorted(set(counts) - set(_PACS))
-    return (f"It has {', '.join(wrong)}. " if wrong else "") + (
-        f"It has other domains: {', '.join(others)}." if others else ""
-    )
-
-
-@contextmanager
-def _open_pacs(root: Path) -> Iterator[ImageSet]:
-    tree = open_tree(root, folder="PACS", archive="PACS.zip")
-    if tree is None:
-        raise DataError(f"No PACS folder {root / 'PACS'}. {HOW_TO_GET}")
-    with tree:
-        yield _list(tree, "pacs")
 
 
 def _list(tree: Tree, name: str) -> ImageSet:

@@ -1,61 +1,58 @@
-"""MNIST and Fashion-MNIST, from their four IDX files each.
+"""MNIST and Fashion-MNIST, from their four IDX files each, gzipped or not.
 
-They are read from the published files every time: unpacking 11 to 30 MB takes half a second,
-not worth a cache that has to be kept and checked.
+An IDX file is two zero bytes, a type code, the number of dimensions, each dimension as a 32-bit
+big-endian number, then the values. Only unsigned bytes (code 8) are in use. The files are not
+cached: unpacking 11 to 30 MB takes half a second.
 """
 
 from __future__ import annotations
 
+import gzip
+import math
+import struct
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import numpy as np
+import numpy.typing as npt
 
+from ocar.datasets.archives import is_file
 from ocar.datasets.arrays import Arrays, Labelled, from_numpy
-from ocar.datasets.finding import Finding, compare_md5
-from ocar.datasets.idx import read_idx
-from ocar.datasets.paths import is_file
+from ocar.datasets.base import DataSet
 from ocar.errors import DataError
+
+MOST_VALUES = 1 << 30
+"""Most values in an IDX file; the largest known set, EMNIST, has 0.55e9."""
+
+_GZIP = b"\x1f\x8b"
+_UNSIGNED_BYTE = 8
+_PIECE = 1 << 20
+_DEFLATE = 1032  # the largest compression ratio of deflate
 
 _PARTS = {"train": 60_000, "t10k": 10_000}
 _FILES = tuple(f"{part}-{kind}-ubyte" for part in _PARTS for kind in ("images-idx3", "labels-idx1"))
 
-_CLOTHES = (
-    "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
-    "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
-)  # fmt: skip
-
 
 @dataclass(frozen=True, kw_only=True)
-class IdxSet:
-    """A data set of the MNIST kind: which files it has and where they are."""
+class IdxSet(DataSet):
+    """A data set in the format of MNIST."""
 
     name: str
-    """What the data set is called."""
+    title: str  #: The name as it is written.
+    folders: tuple[str, ...]  #: Folders under the data root to look in, the proper one first.
+    classes: tuple[str, ...]  #: Name of each label.
+    md5: Mapping[str, str]  #: Published checksums by file name.
+    how_to_get: str
 
-    title: str
-    """The same, written out."""
+    def load(self, root: Path) -> Arrays:
+        """Read it from the data root."""
+        train, test = (self._part(root, part) for part in _PARTS)
+        return from_numpy(self.name, train, test, classes=self.classes)
 
-    folders: tuple[str, ...]
-    """Folders under the data root to look in, the proper one first."""
-
-    classes: tuple[str, ...]
-    """What the labels mean."""
-
-    md5: Mapping[str, str]
-    """Published checksums by file name."""
-
-    url: str
-    """Where the files can be had."""
-
-    @property
-    def how_to_get(self) -> str:
-        """Where to get the files and where to put them."""
-        names = ", ".join(f"{name}.gz" for name in _FILES)
-        return f"Put {names} from {self.url} in {self.folders[0]}."
-
-    def find_file(self, root: Path, name: str) -> Path | None:
+    def _find_file(self, root: Path, name: str) -> Path | None:
         """The file called ``name``, unpacked or gzipped."""
         for folder in self.folders:
             for path in (root / folder / name, root / folder / f"{name}.gz"):
@@ -63,15 +60,10 @@ class IdxSet:
                     return path
         return None
 
-    def load(self, root: Path) -> Arrays:
-        """The whole data set."""
-        train, test = (self._part(root, part) for part in _PARTS)
-        return from_numpy(self.name, train, test, classes=self.classes)
-
     def _part(self, root: Path, part: str) -> Labelled:
         paths = []
         for name in (f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"):
-            path = self.find_file(root, name)
+            path = self._find_file(root, name)
             if path is None:
                 raise DataError(
                     f"No {self.title} file {name} or {name}.gz in {root / self.folders[0]}. "
@@ -87,36 +79,72 @@ class IdxSet:
             raise DataError(f"{paths[1]} has label {y.max()}. Must be 0..{len(self.classes) - 1}.")
         return x[:, None], y.astype(np.int64)
 
-    def find(self, root: Path, *, deep: bool = False) -> Finding:
-        """What is there of it; with ``deep``, all of it is read."""
-        paths = {name: self.find_file(root, name) for name in _FILES}
-        found = [path for path in paths.values() if path is not None]
-        if not found:
-            return Finding.missing(root / self.folders[0])
-        where = found[0].parent
-        genuine, problem = compare_md5({path: self.md5.get(path.name) for path in found}, deep=deep)
-        absent = [name for name, path in paths.items() if path is None]
-        if absent:
-            broken = f"No {', '.join(absent)} in {where}."
-        else:  # the published files are known to be whole
-            broken = self._count(root) if deep or not genuine else ""
-        return Finding(
-            present=True,
-            whole=not broken,
-            genuine=genuine,
-            where=where,
-            problem=broken or problem,
-        )
+    def _locate(self, root: Path) -> tuple[Path, dict[Path, str | None]]:
+        paths = [self._find_file(root, name) for name in _FILES]
+        files = {path: self.md5.get(path.name) for path in paths if path is not None}
+        return next(iter(files)).parent if files else root / self.folders[0], files
 
-    def _count(self, root: Path) -> str:
-        try:
-            arrays = self.load(root)
-        except DataError as error:
-            return str(error)
-        counts = (len(arrays.x_train), len(arrays.x_test))
-        expected = tuple(_PARTS.values())
+    def _examine(self, root: Path, *, deep: bool, genuine: bool | None) -> str:
+        absent = [name for name in _FILES if self._find_file(root, name) is None]
+        if absent:
+            return f"No {', '.join(absent)} in {self._locate(root)[0]}."
+        if genuine and not deep:
+            return ""
+        arrays = self.load(root)
+        counts, expected = (len(arrays.x_train), len(arrays.x_test)), tuple(_PARTS.values())
         return "" if counts == expected else f"It has {counts} images. Must be {expected}."
 
+
+def read_idx(path: Path) -> npt.NDArray[np.uint8]:
+    """Values of an IDX file, in the shape that its header gives.
+
+    Args:
+        path: The file; its first bytes say whether it is gzipped, not its name.
+
+    Raises:
+        DataError: The file cannot be read, is no IDX file of unsigned bytes, or holds more or
+            fewer values than its header says.
+    """
+    try:
+        with path.open("rb") as file:
+            zipped = file.read(2) == _GZIP
+        most = path.stat().st_size * (_DEFLATE if zipped else 1)
+        with gzip.open(path, "rb") if zipped else path.open("rb") as file:
+            return _parse(file, path, most=min(most, MOST_VALUES))
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"Cannot read {path}: {error}.") from error
+
+
+def _parse(file: IO[bytes] | gzip.GzipFile, path: Path, *, most: int) -> npt.NDArray[np.uint8]:
+    magic = file.read(4)
+    if len(magic) < 4 or magic[:3] != bytes((0, 0, _UNSIGNED_BYTE)) or magic[3] == 0:
+        raise DataError(
+            f"{path} is no IDX file of unsigned bytes: it begins with {magic.hex(' ')!r}, "
+            "must be 00 00 08 and the number of dimensions."
+        )
+    sizes = file.read(4 * magic[3])
+    if len(sizes) < 4 * magic[3]:
+        raise DataError(f"{path} ends within its header: it is truncated.")
+    shape = struct.unpack(f">{magic[3]}I", sizes)
+    expected = math.prod(shape)
+    if expected > most:
+        raise DataError(
+            f"{path} should hold {expected} values by its header {shape}, "
+            f"which a file of its size cannot: at most {most}."
+        )
+    values = bytearray()  # in pieces, so that a wrong header does not allocate its size
+    while len(values) <= expected and (piece := file.read(_PIECE)):
+        values += piece
+    if len(values) != expected:
+        given = "more" if len(values) > expected else f"{len(values)}"
+        raise DataError(f"{path} should hold {expected} values by its header {shape}, has {given}.")
+    try:
+        return np.frombuffer(values, dtype=np.uint8).reshape(shape)
+    except ValueError as error:  # too many dimensions, or an empty array that is too large
+        raise DataError(f"{path} has the impossible shape {shape}: {error}.") from error
+
+
+_PUT = f"Put {', '.join(f'{name}.gz' for name in _FILES)} from"
 
 MNIST = IdxSet(
     name="mnist",
@@ -134,7 +162,7 @@ MNIST = IdxSet(
         "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
         "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
     },
-    url="https://ossci-datasets.s3.amazonaws.com/mnist/",
+    how_to_get=f"{_PUT} https://ossci-datasets.s3.amazonaws.com/mnist/ in MNIST/raw.",
 )
 """Handwritten digits."""
 
@@ -142,7 +170,10 @@ FASHION_MNIST = IdxSet(
     name="fashion-mnist",
     title="Fashion-MNIST",
     folders=("FashionMNIST/raw", "FashionMNIST"),
-    classes=_CLOTHES,
+    classes=(
+        "T-shirt/top", "Trouser", "Pullover", "Dress", "Coat",
+        "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot",
+    ),
     # The README of zalandoresearch/fashion-mnist.
     md5={
         "train-images-idx3-ubyte.gz": "8d4fb7e6c68d591d4c3dfef9ec88bf0d",
@@ -150,17 +181,17 @@ FASHION_MNIST = IdxSet(
         "t10k-images-idx3-ubyte.gz": "bef4ecab320f06d8554ea6380940ec79",
         "t10k-labels-idx1-ubyte.gz": "bb300cfdad3c16e7a12a480ee83cd310",
     },
-    url="http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",
-)
+    how_to_get=(
+        f"{_PUT} http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/ in FashionMNIST/raw."
+    ),
+)  # fmt: skip
 """Pictures of clothes, in the format of MNIST."""
 
 
 def load_mnist(root: Path | str) -> Arrays:
     """MNIST, 60,000 training and 10,000 test images of 28×28 pixels.
 
-    Args:
-        root: The data root; the four IDX files, gzipped or not, are in ``MNIST/raw`` under it
-            or in ``root`` itself.
+    The four files are in ``MNIST/raw`` or ``MNIST`` under the data root, or in the root itself.
     """
     return MNIST.load(Path(root))
 
@@ -168,7 +199,6 @@ def load_mnist(root: Path | str) -> Arrays:
 def load_fashion_mnist(root: Path | str) -> Arrays:
     """Fashion-MNIST, 60,000 training and 10,000 test images of 28×28 pixels.
 
-    Args:
-        root: The data root; the four IDX files, gzipped or not, are in ``FashionMNIST/raw``.
+    The four files are in ``FashionMNIST/raw`` or ``FashionMNIST`` under the data root.
     """
     return FASHION_MNIST.load(Path(root))

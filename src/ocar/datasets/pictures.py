@@ -1,75 +1,67 @@
-"""Image files: from their bytes to pixels of one size."""
+"""Data sets of image files: decode them to one size, through the cache."""
 
 from __future__ import annotations
 
+import hashlib
 import io
 import itertools
 import os
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from PIL import Image, UnidentifiedImageError
 
-from ocar.datasets.tree import Tree
+from ocar.datasets.archives import Tree
+from ocar.datasets.arrays import Arrays
+from ocar.datasets.base import DataSet
+from ocar.datasets.cache import CACHE, Entry, load_or_make, verify_cache
 from ocar.errors import ConfigError, DataError
 
-# Only what decodes by itself: Pillow hands some others, such as EPS, to other programs.
+# Pillow decodes these itself; it hands others, such as EPS, to other programs.
 _FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-SUFFIXES = frozenset(
-    (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-)
-"""How the name of an image file ends, in lower case."""
-
+_SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 _MOST_PIXELS = 50_000_000  # a small file may claim to be a large image
 _CHUNK = 256
+_DECODER = "shorter side, bilinear, centre crop, 1"  # change it if the pixels change
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """One image file and what it shows."""
+    """One image file."""
 
-    tree: Tree
-    """Where the file is."""
-
-    name: str
-    """Its name there."""
-
-    stamp: str
-    """Changes if the file does."""
-
+    tree: Tree  #: The folder or archive with the file.
+    name: str  #: Its name there.
+    stamp: str  #: Changes with its content.
     label: int
-    """Its class."""
-
     domain: int = 0
-    """Its domain."""
 
 
 def is_picture(name: str) -> bool:
     """Whether a file is an image by its name."""
-    return os.path.splitext(name)[1].lower() in SUFFIXES  # noqa: PTH122 a name, not a path
+    return os.path.splitext(name)[1].lower() in _SUFFIXES  # noqa: PTH122 a name, not a path
 
 
 def decode(data: bytes, size: int) -> npt.NDArray[np.uint8]:
-    """Pixels of an image file.
+    """The pixels of an image file, ``(3, size, size)``: red, green and blue.
 
-    The shorter side is scaled to ``size`` (bilinear, with antialiasing) and the middle of the
-    longer one is cut out; an image of that size already is left as it is.
-
-    Returns:
-        ``(3, size, size)``, red, green and blue.
+    The shorter side is scaled to ``size`` (bilinear, with antialiasing) and the centre of the
+    longer one is cut out; an image of that size already is not changed.
 
     Raises:
-        Exception: Anything, since a damaged image can fail in any way.
+        Exception: Any, since a damaged image can fail in any way.
     """
     with Image.open(io.BytesIO(data), formats=_FORMATS) as file:
         width, height = file.size
         if width * height > _MOST_PIXELS:
             raise DataError(f"it claims {width}×{height} pixels, more than {_MOST_PIXELS}")
-        # Without the step between, Pillow warns of what becomes of a palette's transparency.
+        # Without the step between, Pillow warns about the transparency of a palette.
         image = (file.convert("RGBA") if "transparency" in file.info else file).convert("RGB")
     if (width, height) != (size, size):
         scale = size / min(width, height)
@@ -102,6 +94,84 @@ def _decode_one(picture: Picture, size: int) -> npt.NDArray[np.uint8]:
     except Exception as error:  # a damaged image can raise anything
         where = picture.tree.locate(picture.name)
         reason: object = error
-        if isinstance(error, UnidentifiedImageError):  # which names our buffer
+        if isinstance(error, UnidentifiedImageError):  # its message names our buffer
             reason = f"it is none of {', '.join(_FORMATS)}"
         raise DataError(f"Cannot read {where} as an image: {reason}.") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSet:
+    """The image files of a data set; the files of a domain are contiguous."""
+
+    name: str  #: Name of the data set.
+    train: Sequence[Picture]
+    test: Sequence[Picture]
+    classes: tuple[str, ...]  #: Name of each label.
+    domains: tuple[str, ...] = ()  #: Name of each domain; empty without domains.
+
+    def load(self, size: int, cache: Path) -> Arrays:
+        """The data set, with images of ``size`` × ``size`` pixels, through the folder ``cache``."""
+        for part, pictures in (("training", self.train), ("test", self.test)):
+            if not pictures:
+                raise DataError(f"{self.name} has no {part} images.")
+        pictures = [*self.train, *self.test]
+        entry = Entry(
+            folder=cache,
+            name=f"{self.name}-{size}",
+            fingerprint=self._fingerprint(size),
+            shape=(len(pictures), 3, size, size),
+        )
+        x = torch.from_numpy(load_or_make(entry, lambda: decode_all(pictures, size)))
+        y, domain = (
+            torch.tensor([getattr(picture, field) for picture in pictures], dtype=torch.int64)
+            for field in ("label", "domain")
+        )
+        split = len(self.train)
+        return Arrays(
+            name=self.name,
+            x_train=x[:split],
+            y_train=y[:split],
+            x_test=x[split:],
+            y_test=y[split:],
+            domain_train=domain[:split] if self.domains else None,
+            domain_test=domain[split:] if self.domains else None,
+            classes=self.classes,
+            domains=self.domains,
+        )
+
+    def _fingerprint(self, size: int) -> str:
+        """A hash of all that decides the pixels: the files, their order, how they are decoded."""
+        digest = hashlib.sha256(f"{_DECODER}/{size}".encode())
+        for picture in (*self.train, *self.test):
+            digest.update(f"\0{picture.name}\0{picture.stamp}".encode("utf-8", "surrogateescape"))
+        return digest.hexdigest()
+
+
+class ImageFiles(DataSet):
+    """A data set of image files, decoded through the cache in the data root."""
+
+    size: int  #: Default height and width of the images.
+
+    @abstractmethod
+    def _open(self, root: Path) -> AbstractContextManager[ImageSet]:
+        """List its files; they can be read within the context."""
+
+    @abstractmethod
+    def _count(self, images: ImageSet) -> str:
+        """What is missing; empty if nothing is."""
+
+    def load(self, root: Path, *, size: int | None = None) -> Arrays:
+        """Read it from the data root."""
+        with self._open(root) as images:
+            return images.load(self.size if size is None else size, root / CACHE)
+
+    def _examine(self, root: Path, *, deep: bool, genuine: bool | None) -> str:
+        with self._open(root) as images:
+            missing = self._count(images)
+            if deep and not missing:
+                for _ in decode_all([*images.train, *images.test], 1):
+                    pass
+            return missing
+
+    def _check_cache(self, root: Path) -> str:
+        return verify_cache(root / CACHE, self.name)

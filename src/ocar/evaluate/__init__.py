@@ -1,20 +1,18 @@
-"""The loop of online continual learning: learn a batch, then say how good the learner is now.
+"""Learn and evaluate a stream: :func:`evaluate` is a generator of events.
 
-:func:`evaluate` is a generator of events and does nothing else: no file is written and nothing
-is printed. Progress bars, logs and checkpoints listen to the events. The one to save learner and
-stream on is ``AtRest``: all that was learned has been evaluated.
+It writes no file and prints nothing: progress bars, logs and checkpoints listen to the events.
+Save learner and stream on an ``Idle`` event.
 """
 
-from ocar.evaluate.history import History
+from ocar.evaluate.history import History, summarize
 from ocar.evaluate.loop import OnlineLearner, evaluate
-from ocar.evaluate.summary import summarize
 from ocar.events import (
-    AtRest,
     Counts,
     Evaluated,
     Event,
     Finished,
     Guarded,
+    Idle,
     Learned,
     StepReport,
     Summary,
@@ -23,13 +21,13 @@ from ocar.events import (
 from ocar.streams.base import TaskStream
 
 __all__ = [
-    "AtRest",
     "Counts",
     "Evaluated",
     "Event",
     "Finished",
     "Guarded",
     "History",
+    "Idle",
     "Learned",
     "OnlineLearner",
     "StepReport",

@@ -1,48 +1,53 @@
 """The evaluations of a run so far, in memory that does not grow with the stream.
 
-The first ones are all kept, and the metrics are computed from them. Of a stream with more, sums
-are carried on that say the same, and fewer and fewer evaluations are worth writing down:
-:func:`is_kept` says which, from the number of an evaluation alone, so that a run that goes on
-from the middle keeps the same ones.
+The first ``ALL`` evaluations are kept, and the metrics are computed from them. Longer streams are
+summarized from running sums, with the same result, and fewer and fewer of their evaluations are
+written to the run folder, see :func:`is_kept`.
 """
 
 from __future__ import annotations
 
-import dataclasses
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple
 from typing import Any
 
-from ocar.errors import CheckpointError
-from ocar.events import Evaluated
-from ocar.metrics import AnytimeAccuracy, Forgetting, StabilityGap, WorstCaseAccuracy
-from ocar.metrics.running import Ended, Gaps, Mean, OpenGap, Worst
+from ocar.errors import CheckpointError, InputError
+from ocar.events import Counts, Evaluated, Summary
+from ocar.metrics import (
+    AnytimeAccuracy,
+    Forgetting,
+    StabilityGap,
+    WorstCaseAccuracy,
+    history_array,
+)
+from ocar.metrics.running import Mean, OpenGap
+from ocar.metrics.validation import NAMES, by_name, validation_metrics
 
 ALL = 1 << 14
-"""So many evaluations are all kept: more than any benchmark has."""
+"""Evaluations that are all kept: more than any benchmark has."""
 
 
 def is_kept(number: int) -> bool:
-    """Whether an evaluation is worth writing down.
+    """Whether evaluation ``number``, counted from 0, is written to the run folder.
 
     After the first ``ALL`` it is every second one, after twice as many every fourth, and so on:
-    each doubling of the stream adds ``ALL / 2`` of them.
-
-    Args:
-        number: How many evaluations there were before it.
+    each doubling of the stream adds ``ALL / 2``. It depends on the number only, so a resumed run
+    keeps the same ones.
     """
     return number % (1 << (number // ALL).bit_length()) == 0
 
 
 class History:
-    """The evaluations so far, or the first ones and what the metrics need of the rest.
+    """The evaluations so far, or the running sums of the metrics.
 
     Args:
-        events: The evaluations so far, all of them.
+        events: All evaluations so far.
 
     Attributes:
         events: All evaluations; empty once there are more than ``ALL``.
         last: The last one; None before the first.
-        count: How many there were.
+        count: Number of evaluations so far.
         first_task_seconds: Seconds of training on the first task; None before it is evaluated.
     """
 
@@ -60,11 +65,11 @@ class History:
 
     @property
     def whole(self) -> bool:
-        """Whether ``events`` are all of them."""
+        """Whether ``events`` holds every evaluation."""
         return self.count == len(self.events)
 
     def add(self, event: Evaluated) -> None:
-        """Take in the next evaluation."""
+        """Add the next evaluation."""
         self.count += 1
         if self.count <= ALL:
             self.events.append(event)
@@ -74,30 +79,26 @@ class History:
         if event.task == 0:
             self.first_task_seconds = event.seconds
         if event.sizes:
-            accuracies = event.accuracies
             self.anytime.update(event.accuracy)
-            self.worst_case.update(accuracies)
-            self.forgetting.update(accuracies)
-            self.gaps.update(accuracies, event.sizes)
+            self.worst_case.update(event.accuracies)
+            self.forgetting.update(event.accuracies)
+            self.gaps.update(event.accuracies, event.sizes)
 
     def state(self) -> dict[str, Any]:
-        """All but the events, in plain values."""
+        """Everything but the events, in plain values."""
         return {
             "count": self.count,
-            "last": None if self.last is None else dataclasses.asdict(self.last),
+            "last": None if self.last is None else asdict(self.last),
             "first_task_seconds": self.first_task_seconds,
-            "anytime": self.anytime.state,
-            "worst_case": self.worst_case.state,
-            "forgetting": self.forgetting.state,
-            "gaps": self.gaps.state,
+            "anytime": astuple(self.anytime),
+            "worst_case": astuple(self.worst_case),
+            "forgetting": astuple(self.forgetting),
+            "gaps": astuple(self.gaps),
         }
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> History:
-        """A history of which the events are no longer there.
-
-        Args:
-            state: What :meth:`state` gave.
+        """A history without events, from :meth:`state`.
 
         Raises:
             CheckpointError: It is not such a state.
@@ -107,16 +108,12 @@ class History:
             history.count = int(state["count"])
             history.last = Evaluated(**{k: _frozen(v) for k, v in state["last"].items()})
             history.first_task_seconds = state["first_task_seconds"]
-            history.anytime.state = Mean(*state["anytime"])
-            history.worst_case.state = Worst(*map(tuple, state["worst_case"]))
-            history.forgetting.state = Ended(*map(tuple, state["forgetting"]))
+            history.anytime = AnytimeAccuracy(*state["anytime"])
+            history.worst_case = WorstCaseAccuracy(*map(tuple, state["worst_case"]))
+            history.forgetting = Forgetting(*map(tuple, state["forgetting"]))
             latest, drops, recoveries, gap = state["gaps"]
-            history.gaps.state = Gaps(
-                tuple(latest),
-                Mean(*drops),
-                Mean(*recoveries),
-                None if gap is None else OpenGap(*gap),
-            )
+            gap = None if gap is None else OpenGap(*gap)
+            history.gaps = StabilityGap(tuple(latest), Mean(*drops), Mean(*recoveries), gap)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise CheckpointError(f"The state is not of a history: {error!r}.") from error
         return history
@@ -124,3 +121,51 @@ class History:
 
 def _frozen(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
+
+
+def summarize(
+    history: Sequence[Evaluated] | History,
+    *,
+    test: Counts,
+    seconds: float,
+    probe: float | None = None,
+) -> Summary:
+    """The metrics of a run.
+
+    Args:
+        history: Every evaluation of the run, in order.
+        test: Results on the test data at the end.
+        seconds: Seconds of training.
+        probe: Probed Acc, if it was measured.
+    """
+    past = history if isinstance(history, History) else History(history)
+    last = past.last
+    if last is None:
+        raise InputError("No evaluation to summarize: the stream has no batch left, no history.")
+    return Summary(
+        acc=None if math.isnan(test.accuracy) else test.accuracy,
+        **(_on_validation(past) if last.sizes else dict.fromkeys(NAMES)),
+        seconds=seconds,
+        probe=probe,
+        online_acc=None if last.online_correct is None else last.online_correct / last.seen,
+        l_p=last.l_p,
+        l_s=last.l_s,
+        first_task_seconds=past.first_task_seconds,
+    )
+
+
+def _on_validation(history: History) -> dict[str, float | None]:
+    if history.whole:
+        array = history_array([event.accuracies for event in history.events])
+        return validation_metrics(array, sizes=history.events[-1].sizes)
+    lost = history.forgetting.compute()  # the sums give the same, up to rounding
+    return by_name(
+        (
+            history.anytime.compute(),
+            history.worst_case.compute(),
+            lost[0],
+            sum(lost[:-1]) / len(lost[:-1]) if lost[:-1] else math.nan,
+            history.worst_case.latest[-1],
+            *history.gaps.compute(),
+        )
+    )

@@ -1,135 +1,81 @@
-"""What is measured while a learner goes through a stream, and on which data."""
+"""Evaluate a learner on the data of a stream, by classification or by regression.
+
+Both kinds see each batch before it is learned, start an evaluation after it, and read the result
+later, so that a GPU is not waited for.
+"""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ocar.accel.transfer import Later
 from ocar.errors import InputError
-from ocar.evaluate.later import Later
 from ocar.events import Counts, Evaluated
-from ocar.metrics import CumulativeLoss
 from ocar.streams.base import Labelled, StreamBatch, TaskStream, concatenate
-
-T = TypeVar("T")
 
 
 class Predictor(Protocol):
-    """What can be tried on data."""
+    """A learner that predicts."""
 
     @property
     def classes(self) -> tuple[int, ...]:
-        """The label that each column of :meth:`predict` stands for: the classes seen so far."""
+        """The label of each column of :meth:`predict`: the classes seen so far."""
 
     def predict(self, x: Tensor, /) -> Tensor:
-        """Logits ``(n, len(classes))`` of raw samples ``(n, ...)``, or ``(n, outputs)``."""
+        """Logits ``(n, len(classes))`` of raw samples ``(n, ...)``, or outputs ``(n, outputs)``."""
 
 
-Answer = Callable[[float], Evaluated]
-"""From the seconds of training so far to an evaluation; it may wait for the device."""
+Result = Callable[[], dict[str, Any]]
+"""Gives the measured fields of an ``Evaluated`` event; it may wait for the device."""
 
 
-class Measure(ABC):
-    """Looks at each batch before it is learned, and at the learner when it is asked.
-
-    Args:
-        learner: What is measured; held-out data is kept on its ``device`` if it has one.
-        stream: Where it learns.
-        before: The evaluation before, where the stream goes on from the middle.
-
-    Attributes:
-        predicts: Whether it predicts each batch before it is learned.
-    """
-
-    predicts: bool = True
-
-    def __init__(self, learner: Predictor, stream: TaskStream, before: Evaluated | None) -> None:
-        self.learner = learner
-        self.stream = stream
-        self.device: torch.device | None = getattr(learner, "device", None)
-        self.seen = 0 if before is None else before.seen
-
-    def arrive(self, batch: StreamBatch) -> None:
-        """A batch is there and has not been learned."""
-        self.seen += len(batch.y)
-
-    @abstractmethod
-    def evaluate(self, batch: StreamBatch) -> Answer:
-        """Try the learner after a batch.
-
-        Args:
-            batch: The batch.
-
-        Returns:
-            What to ask for the evaluation later: it may wait for the device.
-        """
-
-    @abstractmethod
-    def release(self) -> None:
-        """No evaluation follows: give back what they needed."""
-
-    @abstractmethod
-    def test(self, most: int) -> Counts:
-        """Try the learner on the test data, ``most`` samples at once."""
-
-
-class Classification(Measure):
-    """Correct predictions on the validation data of the tasks so far.
+class Classification:
+    """Counts correct predictions on the validation data of the tasks so far.
 
     Args:
-        learner: What is measured.
-        stream: Where it learns.
-        before: The evaluation before, where the stream goes on from the middle.
-        online: Whether to count correct predictions on each batch before it is learned.
+        learner: The learner; validation data is moved to its ``device`` if it has one.
+        stream: The stream that it learns.
+        before: The last evaluation before this part of the stream.
+        online: Also count correct predictions on each batch before it is learned.
     """
 
     def __init__(
         self, learner: Predictor, stream: TaskStream, before: Evaluated | None, *, online: bool
     ) -> None:
-        super().__init__(learner, stream, before)
-        self.predicts = online
-        self._online: int | Tensor = 0 if before is None else before.online_correct or 0
+        self.learner = learner
+        self.stream = stream
+        self.online = online
+        self._correct: int | Tensor = 0 if before is None else before.online_correct or 0
         self._held_out: _HeldOut | None = None
 
     def arrive(self, batch: StreamBatch) -> None:
-        """Predict the batch, if that is asked for."""
-        super().arrive(batch)
-        if self.predicts:
-            self._online = _hits(self.learner, batch.x, batch.y).sum() + self._online
+        """Predict a batch that is about to be learned, if ``online``."""
+        if self.online:
+            self._correct = _hits(self.learner, batch.x, batch.y).sum() + self._correct
 
-    def evaluate(self, batch: StreamBatch) -> Answer:
-        """Count correct predictions for each task up to that of the batch."""
+    def evaluate(self, batch: StreamBatch) -> Result:
+        """Start to count correct predictions for each task up to that of the batch."""
         if self._held_out is None:
-            self._held_out = _HeldOut(
-                self.learner, self.stream, self.device, needed=not self.predicts
-            )
-        correct, sizes = self._held_out.correct(batch.task)
-        online, seen = self._online if self.predicts else None, self.seen
-
-        def answer(seconds: float) -> Evaluated:
-            return Evaluated(
-                index=batch.index,
-                task=batch.task,
-                correct=tuple(correct()),
-                sizes=sizes,
-                seconds=seconds,
-                seen=seen,
-                online_correct=None if online is None else int(online),
-            )
-
-        return answer
+            self._held_out = _HeldOut(self.learner, self.stream, optional=self.online)
+        counts, sizes = self._held_out.correct(batch.task)
+        online = self._correct if self.online else None
+        return lambda: {
+            "correct": tuple(counts.read().tolist()),
+            "sizes": sizes,
+            "online_correct": None if online is None else int(online),
+        }
 
     def release(self) -> None:
-        """Drop the validation data and what predicts it."""
+        """Free the validation data."""
         self._held_out = None
 
     def test(self, most: int) -> Counts:
-        """Count correct predictions on the test data of each task."""
+        """Count correct predictions on the test data, at most ``most`` samples at once."""
         correct, sizes = [], []
         for task in range(self.stream.tasks):
             x, y = self.stream.test(task)
@@ -139,147 +85,94 @@ class Classification(Measure):
         return Counts(correct=tuple(correct), sizes=tuple(sizes))
 
 
-class Regression(Measure):
-    """L_p on each batch before it is learned, L_s on all that the stream has given.
-
-    Args:
-        learner: What is measured.
-        stream: Where it learns.
-        before: The evaluation before, where the stream goes on from the middle.
-    """
+class Regression:
+    """Sums L_p, on each batch before it is learned, and L_s, on all data so far."""
 
     def __init__(self, learner: Predictor, stream: TaskStream, before: Evaluated | None) -> None:
-        super().__init__(learner, stream, before)
-        self._l_p, self._l_s = CumulativeLoss(), CumulativeLoss()
-        self._pending: list[Tensor] = []  # not yet waited for
+        self.learner = learner
+        self.device: torch.device | None = getattr(learner, "device", None)
+        self._l_p = self._l_s = 0.0
+        self._pending: list[Tensor] = []  # losses not read yet
         self._data: list[Labelled] = []
         if before is not None:
-            self._l_p = CumulativeLoss(before.l_p or 0.0)
-            self._l_s = CumulativeLoss(before.l_s or 0.0)
-            given = concatenate([stream.training(task) for task in range(before.task + 1)])
-            self._keep(given[0][: self.seen], given[1][: self.seen])
+            self._l_p, self._l_s = before.l_p or 0.0, before.l_s or 0.0
+            x, y = concatenate([stream.training(task) for task in range(before.task + 1)])
+            self._data.append(_moved((x[: before.seen], y[: before.seen]), self.device))
 
     def arrive(self, batch: StreamBatch) -> None:
-        """Predict the batch."""
-        super().arrive(batch)
+        """Predict a batch that is about to be learned."""
         self._pending.append(_squared_error(self.learner, batch.x, batch.y))
-        self._keep(batch.x, batch.y)
+        self._data.append(_moved((batch.x, batch.y), self.device))
 
-    def evaluate(self, batch: StreamBatch) -> Answer:
-        """Predict all data so far."""
+    def evaluate(self, batch: StreamBatch) -> Result:
+        """Start to predict all data so far."""
         self._data = [concatenate(self._data)]
         everything = _squared_error(self.learner, *self._data[0])
         pending, self._pending = self._pending, []
-        seen = self.seen
 
-        def answer(seconds: float) -> Evaluated:
-            self._l_s.update(float(everything))
+        def result() -> dict[str, Any]:
+            self._l_s += float(everything)
             for loss in pending:
-                self._l_p.update(float(loss))
-            return Evaluated(
-                index=batch.index,
-                task=batch.task,
-                correct=(),
-                sizes=(),
-                seconds=seconds,
-                seen=seen,
-                l_p=self._l_p.compute(),
-                l_s=self._l_s.compute(),
-            )
+                self._l_p += float(loss)
+            return {"correct": (), "sizes": (), "l_p": self._l_p, "l_s": self._l_s}
 
-        return answer
+        return result
 
     def release(self) -> None:
-        """Drop the data of the stream."""
+        """Free the data of the stream."""
         self._data.clear()
 
     def test(self, most: int) -> Counts:
-        """Nothing is counted in regression."""
+        """Count nothing: regression has no test data."""
         return Counts(correct=(), sizes=())
-
-    def _keep(self, x: Tensor, y: Tensor) -> None:
-        self._data.append((x.to(self.device), y.to(self.device)) if self.device else (x, y))
 
 
 class _HeldOut:
-    """The validation data of all tasks in one piece, so that one predict does.
+    """The validation data of all tasks in one tensor, for one prediction an evaluation."""
 
-    Args:
-        learner: What is tried on it.
-        stream: Where it is from.
-        device: Where to keep it; where it is if not given.
-        needed: Whether it is an error if there is none at all.
-    """
-
-    def __init__(
-        self,
-        learner: Predictor,
-        stream: TaskStream,
-        device: torch.device | None,
-        *,
-        needed: bool,
-    ) -> None:
+    def __init__(self, learner: Predictor, stream: TaskStream, *, optional: bool) -> None:
         parts = [stream.validation(task) for task in range(stream.tasks)]
+        self.learner = learner
         self.sizes = tuple(len(y) for _, y in parts)
-        self.empty = not any(self.sizes)
-        if self.empty and not needed:
+        if not any(self.sizes) and optional:
             return
         if 0 in self.sizes:
             raise InputError(
                 f"Task {self.sizes.index(0)} has no validation data. Make the stream with "
                 "validation greater than 0, or evaluate with online=True a stream without any."
             )
-        x, y = concatenate(parts)
-        x, self.y = (x, y) if device is None else (x.to(device), y.to(device))
+        x, self.y = _moved(concatenate(parts), getattr(learner, "device", None))
         self.task_of = torch.repeat_interleave(
             torch.arange(len(self.sizes)), torch.tensor(self.sizes)
         ).to(self.y.device)
-        self.learner = learner
         prepare = getattr(learner, "predict_repeatedly", None)
-        self.predict: _Repeated = _Plain(learner, x) if prepare is None else prepare(x)
+        # From n and a function of logits to that function of the logits of the first n samples.
+        self.predict: Callable[[int, Callable[[Tensor], Later]], Later] = (
+            (lambda n, use: use(learner.predict(x[:n]))) if prepare is None else prepare(x)
+        )
 
-    def correct(self, task: int) -> tuple[Callable[[], list[int]], tuple[int, ...]]:
-        """Correct predictions for each task up to ``task``, and their samples.
-
-        The former are to be asked for: they may still be on their way.
-        """
-        if self.empty:
-            return list, ()
+    def correct(self, task: int) -> tuple[Later, tuple[int, ...]]:
+        """Correct predictions for each task up to ``task``, and the samples of each."""
+        if not any(self.sizes):
+            return Later(torch.empty(0, dtype=torch.int64)), ()
         sizes = self.sizes[: task + 1]
         n = sum(sizes)
 
-        def count(logits: Tensor) -> Tensor:
+        def count(logits: Tensor) -> Later:
             hits = _compare(self.learner, logits, self.y[:n])
             counts = torch.zeros(task + 1, dtype=torch.int64, device=hits.device)
-            return counts.index_add_(0, self.task_of[:n].to(hits.device), hits)
+            return Later(counts.index_add_(0, self.task_of[:n].to(hits.device), hits))
 
-        counts = self.predict(n, lambda logits: Later(count(logits)))
-
-        def look() -> list[int]:
-            found: list[int] = counts.read().tolist()
-            return found
-
-        return look, sizes
+        return self.predict(n, count), sizes
 
 
-class _Repeated(Protocol):
-    """What can be made of the predictions of the first samples, again and again."""
-
-    def __call__(self, n: int, use: Callable[[Tensor], T], /) -> T: ...
-
-
-class _Plain:
-    def __init__(self, learner: Predictor, x: Tensor) -> None:
-        self.learner = learner
-        self.x = x
-
-    def __call__(self, n: int, use: Callable[[Tensor], T], /) -> T:
-        return use(self.learner.predict(self.x[:n]))
+def _moved(data: Labelled, device: torch.device | None) -> Labelled:
+    return data if device is None else (data[0].to(device), data[1].to(device))
 
 
 @torch.no_grad()
 def _hits(learner: Predictor, x: Tensor, y: Tensor) -> Tensor:
-    """1 where the learner is right, else 0: ``(n,)`` int64 on the learner's device."""
+    """1 for each correct prediction, else 0: ``(n,)`` int64 on the learner's device."""
     return _compare(learner, learner.predict(x), y)
 
 

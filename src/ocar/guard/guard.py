@@ -146,11 +146,12 @@ class BatchGuard:
         """
         if self._snapshot is None:
             return
-        divergences, total = accel.parallel(self._divergences, self._snapshot.total)
+        snapshot = self._snapshot
+        divergences, total = accel.parallel(self._divergences, lambda: snapshot.total() + loss)
         accel.commit_or_rollback(
-            self._snapshot,
+            snapshot,
             self.verdict,
-            total=total + loss,
+            total=total,
             ok=self._yes if ok is None else ok,
             trusted=trusted,
             divergences=divergences,
@@ -181,9 +182,13 @@ class BatchGuard:
         """
         if self.settings is None or self.settings.copies or len(x) < 2:
             return accepted
+        if accel.known((x[0] == x[1]).all()) is False:  # most batches, at once
+            return accepted
         copies = (x == x[:1]).all()
-        self.verdict.counts[3] += copies & accepted
-        self._report()
+        refused = copies & accepted
+        self.verdict.counts[3] += refused
+        if accel.known(refused):
+            self._report()
         return accepted & ~copies
 
     def _divergences(self) -> Tensor | None:
@@ -224,7 +229,8 @@ class BatchGuard:
 
     def _report(self) -> None:
         """Warn at once where that means no waiting."""
-        if accel.known(self.verdict.accepted) is not None:
+        known = accel.known(self.verdict.accepted) is not None
+        if known and sum(self.verdict.counts.tolist()) >= self._warn_at:
             self._warn(self.counts())
 
     def _warn(self, counts: GuardCounts) -> None:

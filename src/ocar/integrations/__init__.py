@@ -1,5 +1,4 @@
-"""Ways into other libraries: scikit-learn, river, Avalanche.
+"""Learners inside other libraries: scikit-learn, river, Avalanche.
 
-Each module needs the library that it is named after and is imported by name, so that nobody
-else pays for it.
+Import a module by name; each needs the library that it is named after.
 """

@@ -1,8 +1,8 @@
 """OCAR inside Avalanche: a plugin that preconditions the gradient of a strategy.
 
-The strategy keeps its model, loss, memory and optimizer. The plugin watches the forward pass of
-each training iteration, takes the curvature of the mini-batch from it, with replayed samples
-weighing more than new ones, and rewrites the gradients after the backward pass.
+The strategy keeps its model, loss, memory and optimizer. The plugin records the forward pass of
+each training iteration, updates the curvature with the mini-batch, in which replayed samples weigh
+more than new ones, and rewrites the gradients after the backward pass.
 """
 
 from __future__ import annotations
@@ -35,17 +35,16 @@ __all__ = ["OCARPlugin", "OCARSettings", "replayed_by_loader"]
 class OCARPlugin(SupervisedPlugin):
     """Gives a supervised strategy of Avalanche the curvature-aware gradient.
 
-    Put it behind plugins that change the loss, and before those that look at gradients. The
-    optimizer is the strategy's; OCAR is meant for plain SGD, whose learning rate at the first
-    experience is also where the damping starts unless ``settings.tau`` says otherwise.
+    Put it after plugins that change the loss, and before plugins that use gradients. OCAR is meant
+    for plain SGD. Its learning rate at the first experience is also the initial damping, unless
+    ``settings.tau`` is given.
 
-    An iteration of the first epoch over an experience is a stream batch, and further epochs are
-    further passes over it. With ``fisher_passes="first"`` the curvature is thus renewed in the
-    first epoch alone, which suits experiences of one mini-batch, as ``split_online_stream`` makes
-    them; use ``"every"`` for longer ones.
+    An iteration of the first epoch over an experience is a stream batch; further epochs are further
+    passes over it. So with ``fisher_passes="first"`` the curvature is updated in the first epoch
+    only, which suits the experiences of one mini-batch that ``split_online_stream`` makes; use
+    ``"every"`` for longer ones.
 
-    A head that grows (``IncrementalClassifier``) is followed. Models with one head a task are
-    refused.
+    A head may grow (``IncrementalClassifier``). Models with one head a task are refused.
 
     Example::
 
@@ -55,10 +54,9 @@ class OCARPlugin(SupervisedPlugin):
 
     Args:
         settings: Settings of the transform.
-        head: Name of the layer that makes the outputs; by default the last linear one.
-        replayed: Says which samples of ``strategy.mb_y`` are replayed, ``(n,)`` of bool. By
-            default those that a ``ReplayDataLoader`` has put behind the new ones, which is what
-            ``ReplayPlugin`` uses; without such a loader all are new.
+        head: Name of the output layer; by default the last linear one.
+        replayed: From the strategy to a mask of the replayed samples in ``strategy.mb_y``, ``(n,)``
+            bool. By default :func:`replayed_by_loader`, which fits ``ReplayPlugin``.
         seed: Seed of the random root of the Fisher.
 
     Attributes:
@@ -85,13 +83,13 @@ class OCARPlugin(SupervisedPlugin):
         self._watching = ExitStack()
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Make the curvature, or fit it to a model that has changed."""
+        """Make the curvature, or adapt it to a changed model."""
         self._follow_model(strategy)
 
     def before_forward(self, strategy: Any, **kwargs: Any) -> None:
-        """Count the classes of new samples, and watch the forward pass."""
+        """Count the classes of new samples, and start to record the forward pass."""
         assert self.transform is not None
-        self._watching.close()  # of an iteration that an error has ended
+        self._watching.close()  # after an iteration that raised
         if strategy.clock.train_exp_epochs == 0:
             labels = strategy.mb_y[~self._replayed(strategy)].tolist()
             self.classes.update(labels)
@@ -102,7 +100,7 @@ class OCARPlugin(SupervisedPlugin):
             self._watching.enter_context(self.transform.curvature.record())
 
     def after_forward(self, strategy: Any, **kwargs: Any) -> None:
-        """Take the curvature of the mini-batch into the average."""
+        """Update the curvature with the mini-batch."""
         self._watching.close()
         if not self._renews(strategy):
             return
@@ -122,12 +120,12 @@ class OCARPlugin(SupervisedPlugin):
         self.transform.curvature.precondition_()
 
     def after_training_exp(self, strategy: Any, **kwargs: Any) -> None:
-        """Raise what went wrong in steps that were not waited for, if anything did."""
+        """Raise errors of steps that ran asynchronously."""
         assert self.transform is not None
         self.transform.check()
 
     def report(self) -> dict[str, float]:
-        """τ, the weight of replayed samples, and the ratio of norms where it is tracked."""
+        """τ, the weight of replayed samples, and the ratio of norms if it is tracked."""
         return {} if self.transform is None else self.transform.report()
 
     def _renews(self, strategy: Any) -> bool:
@@ -145,7 +143,7 @@ class OCARPlugin(SupervisedPlugin):
         return mask
 
     def _follow_model(self, strategy: Any) -> None:
-        """Make a curvature where there is none for the parameters that the model has now."""
+        """Make a curvature if there is none for the current parameters of the model."""
         model = strategy.model
         parameters = list(model.parameters())
         if self.transform is not None and _same(parameters, self._parameters):
@@ -172,13 +170,13 @@ class OCARPlugin(SupervisedPlugin):
 
 
 def replayed_by_loader(strategy: Any) -> Tensor:
-    """Which samples of the mini-batch a ``ReplayDataLoader`` took from memory, ``(n,)`` of bool.
+    """Which samples of the mini-batch a ``ReplayDataLoader`` took from memory, ``(n,)`` bool.
 
-    It puts them behind the new ones, of which there are ``batch_size``, in an epoch's last
-    mini-batch perhaps fewer.
+    It puts them after the new ones. There are ``batch_size`` new ones, fewer in an epoch's last
+    mini-batch. Without such a loader all samples are new.
 
     Raises:
-        InputError: The mini-batch is not as such a loader makes it; ``replayed`` has to say.
+        InputError: No such loader makes this mini-batch; ``OCARPlugin`` needs ``replayed``.
     """
     loader, labels = strategy.dataloader, strategy.mb_y
     mask = torch.zeros(len(labels), dtype=torch.bool, device=labels.device)
@@ -197,7 +195,7 @@ def replayed_by_loader(strategy: Any) -> Tensor:
 
 
 def active_outputs(model: nn.Module, outputs: Tensor) -> Tensor:
-    """Which outputs stand for a class, ``(outputs,)`` of bool: all that are not masked."""
+    """Which outputs stand for a class, ``(outputs,)`` bool: all that are not masked."""
     masked = [m for m in model.modules() if isinstance(m, IncrementalClassifier) and m.masking]
     if masked:
         units: Tensor = masked[-1].active_units
@@ -206,11 +204,11 @@ def active_outputs(model: nn.Module, outputs: Tensor) -> Tensor:
 
 
 def carry_over(old: Curvature, new: Curvature) -> None:
-    """Give the curvature of a model whose head has grown what was known before.
+    """Copy the curvature of a model to that of the same model with a larger head.
 
     Args:
-        old: The curvature of the model as it was.
-        new: A fresh one of the model as it is.
+        old: The curvature of the model before.
+        new: A new curvature of the model now.
 
     Raises:
         ModelError: More than the outputs of the head has changed.
@@ -229,7 +227,7 @@ def carry_over(old: Curvature, new: Curvature) -> None:
 
 
 def _widened(factor: Tensor, head: nn.Module) -> Tensor:
-    """A factor of the outputs with rows and columns of 0 for those that are new."""
+    """A factor of the outputs with rows and columns of 0 for the new outputs."""
     missing = int(head.out_features) - factor.shape[-1]  # type: ignore[arg-type]
     return functional.pad(factor, (0, missing, 0, missing))
 

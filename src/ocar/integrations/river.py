@@ -24,20 +24,20 @@ __all__ = ["RiverClassifier"]
 class RiverClassifier(Classifier):
     """Learns from a stream of dictionaries.
 
-    The features are those of the first sample unless ``features`` names them. One that a later
-    sample lacks counts as 0; one that comes up later is ignored, since a network has as many
-    inputs as it has. Scale them, for instance with ``river.preprocessing.StandardScaler``.
+    The features are those of the first sample unless ``features`` names them. A missing feature
+    counts as 0. A feature that appears later is ignored, since a network has a fixed number of
+    inputs. Scale them, for example with ``river.preprocessing.StandardScaler``.
 
     Args:
         method: A method of this package, such as ``"ocar"`` or ``"er"``.
-        features: Names of the features, where the first sample may lack some.
+        features: Names of the features, if the first sample may lack some.
         model: From the number of features to an ``nn.Module`` that ends in an ``nn.Linear``; by
             default an MLP with two hidden layers of 100 units, in float64.
-        preset: The benchmark whose selected settings are the default, but for those that belong
-            to its data; None for none.
+        preset: The benchmark whose selected settings are the default, except those of its data; or
+            None.
         settings: Settings of the method by name, over those of the preset.
-        batch_size: Samples that wait for each other before they are learned together.
-        seed: Decides all that is random.
+        batch_size: Samples that are learned together.
+        seed: Seed of everything random.
     """
 
     def __init__(
@@ -68,10 +68,10 @@ class RiverClassifier(Classifier):
         return True
 
     def learn_one(self, x: Mapping[Hashable, Any], y: Hashable) -> None:
-        """Learn from a sample, or keep it until there are ``batch_size``.
+        """Learn from a sample, once there are ``batch_size``.
 
         Args:
-            x: Numbers by the name of their feature.
+            x: Numbers by name of feature.
             y: The label, of any kind.
 
         Raises:
@@ -83,7 +83,15 @@ class RiverClassifier(Classifier):
                 raise InputError("The first sample has no features. Must have at least one.")
             self._names = sorted(names, key=str)
             self._row(x)
-            self._learner = self._make_learner()
+            self._learner = TabularLearner(
+                len(self._names),
+                method=self.method,
+                preset=self.preset,
+                settings=self.settings,
+                model=self.model,
+                batch_size=self.batch_size,
+                seed=self.seed,
+            )
         self._waiting.append((self._row(x), y))
         if len(self._waiting) >= self.batch_size:
             rows, labels = zip(*self._waiting, strict=True)
@@ -91,7 +99,7 @@ class RiverClassifier(Classifier):
             self._learner.learn(np.stack(rows), labels)
 
     def predict_proba_one(self, x: Mapping[Hashable, Any], **kwargs: Any) -> dict[Any, float]:
-        """The probability of each label learned so far; none before the first."""
+        """The probability of each label learned so far; empty before the first."""
         if self._learner is None or not self._learner.labels:
             return {}
         (found,) = self._learner.probabilities(self._row(x)[None])
@@ -106,27 +114,6 @@ class RiverClassifier(Classifier):
             raise InputError(f"The features must be finite; given {dict(x)!r}.")
         return row
 
-    def _make_learner(self) -> TabularLearner:
-        return TabularLearner(
-            len(self._names),
-            method=self.method,
-            preset=self.preset,
-            settings=self.settings,
-            model=self.model,
-            batch_size=self.batch_size,
-            seed=self.seed,
-        )
-
     @classmethod
     def _unit_test_params(cls) -> Iterator[dict[str, Any]]:
         yield {}
-
-    def __getstate__(self) -> dict[str, Any]:
-        learned = None if self._learner is None else self._learner.state()
-        return {**self.__dict__, "_learner": learned}
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        self.__dict__.update(state)
-        if self._learner is not None:
-            learned, self._learner = state["_learner"], self._make_learner()
-            self._learner.load_state(learned)

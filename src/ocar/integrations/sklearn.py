@@ -27,26 +27,25 @@ __all__ = ["OnlineClassifier"]
 
 
 class OnlineClassifier(ClassifierMixin, BaseEstimator):
-    """Learns from a stream, and from a table as from a stream.
+    """Learns from a stream, or from a table as if it were a stream.
 
-    Scale the features, as for any network. Unlike scikit-learn's own classifiers it takes labels
-    in :meth:`partial_fit` that were not there before: ``classes_`` grows.
+    Scale the features, as for any network. Unlike scikit-learn's own classifiers it takes new
+    labels in :meth:`partial_fit`: ``classes_`` grows.
 
     Args:
         method: A method of this package, such as ``"ocar"`` or ``"er"``.
         model: From the number of features to an ``nn.Module`` that ends in an ``nn.Linear``; by
             default an MLP with two hidden layers of 100 units, in float64.
-        preset: The benchmark whose selected settings are the default, but for those that belong
-            to its data; None for none.
+        preset: The benchmark whose selected settings are the default, except those of its data; or
+            None.
         settings: Settings of the method by name, over those of the preset: ``{"lr": 0.01}``.
         batch_size: Most samples in a mini-batch; each is learned in ``passes`` steps.
-        epochs: How many times :meth:`fit` goes through the samples.
-        shuffle: Whether :meth:`fit` takes the samples in random order. :meth:`partial_fit` takes
-            them as they come.
-        random_state: Decides all that is random: an integer, a ``RandomState`` or None.
+        epochs: Passes of :meth:`fit` through the samples.
+        shuffle: Whether :meth:`fit` shuffles the samples; :meth:`partial_fit` never does.
+        random_state: Seed of everything random: an integer, a ``RandomState`` or None.
 
     Attributes:
-        classes_: The labels known, sorted.
+        classes_: The known labels, sorted.
         n_features_in_: Features of a sample.
         feature_names_in_: Their names, where X had any.
     """
@@ -95,7 +94,7 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):
         Args:
             X: Shape ``(n, features)``.
             y: One label a row, of any kind.
-            classes: Labels that may come, if they are known; their probability is 0 until then.
+            classes: Labels that may follow; their probability is 0 until then.
         """
         fresh = not hasattr(self, "classes_")
         rows, labels = self._checked(X, y, reset=fresh)
@@ -127,27 +126,23 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):
 
     def _begin(self) -> np.random.RandomState:
         random: np.random.RandomState = check_random_state(self.random_state)
-        self._seed = int(random.randint(2**31 - 1))
-        self._learner = self._make_learner()
-        self.classes_ = np.empty(0)
-        return random
-
-    def _make_learner(self) -> TabularLearner:
-        return TabularLearner(
+        self._learner = TabularLearner(
             self.n_features_in_,
             method=self.method,
             preset=self.preset,
             settings=self.settings,
             model=self.model,
             batch_size=self.batch_size,
-            seed=self._seed,
+            seed=int(random.randint(2**31 - 1)),
         )
+        self.classes_ = np.empty(0)
+        return random
 
     def _know(self, labels: NDArray[Any]) -> None:
-        """Take labels into ``classes_``, which stays sorted.
+        """Add labels to ``classes_``, which stays sorted.
 
         Raises:
-            InputError: Some are numbers and others are not, which have no common order.
+            InputError: Some are numbers and others are not, so they have no order.
         """
         known = np.unique(labels)
         if len(self.classes_):
@@ -158,17 +153,3 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):
                 )
             known = np.union1d(self.classes_, known)
         self.classes_ = known
-
-    def __getstate__(self) -> dict[str, Any]:
-        state: dict[str, Any] = dict(super().__getstate__())
-        if "_learner" in state:
-            state["_learner"] = state["_learner"].state()
-        return state
-
-    def __setstate__(self, state: Mapping[str, Any]) -> None:
-        state = dict(state)
-        learned = state.pop("_learner", None)
-        super().__setstate__(state)
-        if learned is not None:
-            self._learner = self._make_learner()
-            self._learner.load_state(learned)

@@ -1,4 +1,4 @@
-"""A learner for rows of numbers with labels of any kind, which the wrappers have in common."""
+"""The common part of the classifiers: learn rows of numbers with labels of any kind."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ Rows = NDArray[np.float64]
 """Samples, ``(n, features)``."""
 
 _OF_THE_DATA = ("normalize", "augment", "classes", "n_new")
-"""What a preset says of the data that it was selected on."""
+"""Settings of a preset that belong to its data."""
 
 
 class TabularLearner:
-    """Learns rows of numbers, in mini-batches.
+    """Learns rows of numbers, in mini-batches. It can be pickled.
 
     Args:
         features: Numbers in a row.
         method: A name in :data:`ocar.methods.registry.METHODS`.
-        preset: A benchmark whose selected settings to start from; None for none.
+        preset: A benchmark whose selected settings to start from, or None.
         settings: Settings of the method, over those of the preset.
         model: Makes the model; by default an MLP with two hidden layers of 100, in float64.
         batch_size: Most samples in a mini-batch.
-        seed: Decides all that is random, the weights of the model included.
+        seed: Seed of everything random, the weights of the model included.
 
     Attributes:
-        labels: The labels that have come, in order of appearance.
+        labels: The labels seen, in order of appearance.
     """
 
     def __init__(
@@ -56,6 +56,15 @@ class TabularLearner:
         seed: int,
     ) -> None:
         require("batch_size", batch_size, batch_size >= 1, "at least 1")
+        self._arguments = {
+            "features": features,
+            "method": method,
+            "preset": preset,
+            "settings": settings,
+            "model": model,
+            "batch_size": batch_size,
+            "seed": seed,
+        }
         chosen = {} if preset is None else preset_settings(preset, method)
         values = {name: value for name, value in chosen.items() if name not in _OF_THE_DATA}
         self.batch_size = batch_size
@@ -68,14 +77,10 @@ class TabularLearner:
         )
 
     def learn(self, x: Rows, y: Sequence[Hashable]) -> None:
-        """Learn from rows in the order given.
-
-        Args:
-            x: Shape ``(n, features)``.
-            y: One label a row.
+        """Learn from rows ``(n, features)`` with one label a row, in their order.
 
         Raises:
-            InputError: A mini-batch cannot be learned from; those before it were.
+            InputError: A mini-batch cannot be learned from; earlier ones were.
         """
         for first in range(0, len(x), self.batch_size):
             part = slice(first, first + self.batch_size)
@@ -95,15 +100,19 @@ class TabularLearner:
                 self.labels.append(label)
         return [self._units[label] for label in y]
 
-    def state(self) -> dict[str, Any]:
-        """What :meth:`load_state` needs to go on exactly; it can be pickled."""
+    def __getstate__(self) -> dict[str, Any]:
         tensors, values = self._learner.state()
-        # The same state is the same bytes, which pickled tensors are not.
+        # Serialized tensors of equal state are equal bytes; pickled tensors are not.
         own = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
-        return {"tensors": serialize(own), "values": values, "labels": list(self.labels)}
+        return {
+            "arguments": self._arguments,
+            "tensors": serialize(own),
+            "values": values,
+            "labels": list(self.labels),
+        }
 
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state` gave, on one made with the same arguments."""
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__init__(**state["arguments"])  # type: ignore[misc]
         self._learner.load_state(deserialize(state["tensors"]), state["values"])
         self.labels = list(state["labels"])
         self._units = {label: unit for unit, label in enumerate(self.labels)}
@@ -111,7 +120,7 @@ class TabularLearner:
 
 def _make_model(model: ModelFactory | None, features: int, seed: int) -> nn.Module:
     if model is None:
-        # In float64 a prediction does not depend on the rows beside it, up to 1e-12.
+        # In float64 a prediction depends on the other rows by less than 1e-12.
         return make_model("mlp", image_shape=(1, 1, features), seed=seed).double()
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(seed, "model"))

@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ocar import accel
 from ocar.augment import Compose, Grey, HorizontalFlip, ResizedCrop
 from ocar.config import require, require_one_of
 from ocar.methods.context import Context
@@ -132,13 +133,7 @@ class RotatedSettings(LearnerSettings):
         """Adam, unless plain SGD is wanted."""
         if self.optimizer == "sgd":
             return None
-        return torch.optim.Adam(
-            parameters,
-            lr=self.lr,
-            betas=self.betas,
-            weight_decay=self.weight_decay,
-            capturable=parameters[0].is_cuda,
-        )
+        return accel.adam(parameters, lr=self.lr, betas=self.betas, weight_decay=self.weight_decay)
 
 
 class Stretches:
@@ -265,9 +260,7 @@ class Rotated(Objective):
 
     def project(self, x: Tensor, forward: Forward) -> tuple[Tensor, Tensor]:
         """Projections ``(n, p)`` and features ``(n, d)`` of inputs, rows of unit length."""
-        if x.is_cuda and x.dim() == 4:  # many images are convolved faster channels last
-            x = x.contiguous(memory_format=torch.channels_last)
-        features, _ = self.context.features(x, forward)
+        features, _ = self.context.features(accel.many_images(x), forward)
         return unit_rows(self.projection(features)), unit_rows(features)
 
     def similarity(self, projections: Tensor, features: Tensor) -> Tensor:

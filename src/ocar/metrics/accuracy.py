@@ -1,21 +1,30 @@
-"""How well a learner does, over time and at the end: functions of a history of accuracies."""
+"""Accuracy over time and at the end: functions of a history.
+
+A history is an array ``(evaluations, tasks)`` in time order. Its entry ``[n, i]`` is the accuracy
+on task ``i`` at evaluation ``n``, in 0..1, and NaN before the task has begun. Tasks begin in order,
+so the numbers come first in a row, and their count says which task was current. A task may begin
+and end between two evaluations.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from ocar.metrics.history import Floats, checked, checked_sizes
+from ocar.errors import InputError
+
+Floats = npt.NDArray[np.float64]
 
 
-def accuracy(accuracies: npt.ArrayLike, *, sizes: npt.ArrayLike | None = None) -> float:
-    """Accuracy on the data of several tasks together.
-
-    Args:
-        accuracies: Accuracy on each task, ``(tasks,)``.
-        sizes: Samples of each task, ``(tasks,)``; equally many if not given.
-    """
-    return average_anytime_accuracy(np.atleast_2d(accuracies), sizes=sizes)
+def history_array(rows: Sequence[Sequence[float]]) -> Floats:
+    """A history from rows that each hold the accuracies of the tasks begun so far."""
+    tasks = max((len(row) for row in rows), default=0)
+    history = np.full((len(rows), tasks), np.nan)
+    for into, row in zip(history, rows, strict=True):
+        into[: len(row)] = row
+    return history
 
 
 def anytime_accuracy(history: npt.ArrayLike, *, sizes: npt.ArrayLike | None = None) -> Floats:
@@ -23,7 +32,7 @@ def anytime_accuracy(history: npt.ArrayLike, *, sizes: npt.ArrayLike | None = No
 
     Args:
         history: ``(evaluations, tasks)``.
-        sizes: Samples of each task, ``(tasks,)``; equally many if not given.
+        sizes: Samples of each task, ``(tasks,)``; equally many by default.
 
     Returns:
         ``(evaluations,)``.
@@ -43,13 +52,10 @@ def average_anytime_accuracy(
 
 
 def worst_case_accuracy(history: npt.ArrayLike) -> float:
-    """WC-Acc at the end: how the last task is known, and how badly the others ever were.
+    """WC-Acc at the end: accuracy on the last task, and the lowest ever on the others.
 
-    With k tasks it is ``A_k / k + (1 − 1/k) · mean over i < k of min A_i``, the minimum over the
-    evaluations since task i ended, that is, made during a later task.
-
-    Args:
-        history: ``(evaluations, tasks)``.
+    With k tasks it is ``A_k / k + (1 − 1/k) · mean over i < k of min A_i``, where the minimum is
+    over the evaluations after task i ended, that is, during a later task.
     """
     values, current = checked(history)
     tasks: int = values.shape[1]
@@ -61,20 +67,14 @@ def worst_case_accuracy(history: npt.ArrayLike) -> float:
 
 
 def task_forgetting(history: npt.ArrayLike) -> Floats:
-    """Accuracy lost on each task since it ended.
+    """Accuracy lost on each task since it ended, ``(tasks,)``; 0 for the last task.
 
-    A task has ended with the last evaluation at which it was current; one that began and ended
-    between two evaluations counts from the first one after it.
-
-    Args:
-        history: ``(evaluations, tasks)``.
-
-    Returns:
-        ``(tasks,)``; of the last task it is 0.
+    A task ends with the last evaluation at which it was current. A task that began and ended
+    between two evaluations counts from the first evaluation after it.
     """
     values, current = checked(history)
     tasks = np.arange(values.shape[1])
-    # Of each task, the last evaluation at which nothing later had begun.
+    # For each task, the last evaluation before any later task began.
     ended = np.searchsorted(current, tasks, side="right") - 1
     skipped = current[np.maximum(ended, 0)] != tasks
     ended = np.where(skipped, ended + 1, ended)
@@ -83,29 +83,56 @@ def task_forgetting(history: npt.ArrayLike) -> Floats:
 
 
 def first_task_forgetting(history: npt.ArrayLike) -> float:
-    """Accuracy on the first task at the last evaluation of that task, less that at the end.
-
-    Args:
-        history: ``(evaluations, tasks)``.
-    """
+    """Accuracy lost on the first task since it ended."""
     return float(task_forgetting(history)[0])
 
 
 def mean_forgetting(history: npt.ArrayLike) -> float:
-    """Mean of :func:`task_forgetting` over all tasks but the last; NaN if there is one only.
-
-    Args:
-        history: ``(evaluations, tasks)``.
-    """
+    """Mean of :func:`task_forgetting` over all tasks but the last; NaN for one task."""
     earlier = task_forgetting(history)[:-1]
     return float(earlier.mean()) if len(earlier) else float("nan")
 
 
 def last_task_accuracy(history: npt.ArrayLike) -> float:
-    """Plasticity: accuracy at the end on the task that came last.
-
-    Args:
-        history: ``(evaluations, tasks)``.
-    """
+    """Plasticity: accuracy on the last task at the end."""
     values, _ = checked(history)
     return float(values[-1, -1])
+
+
+def checked(history: npt.ArrayLike) -> tuple[Floats, npt.NDArray[np.intp]]:
+    """The history as an array and the current task of each row.
+
+    Raises:
+        InputError: It is not a history.
+    """
+    values = np.asarray(history, dtype=np.float64)
+    if values.ndim != 2 or 0 in values.shape:
+        raise InputError(
+            f"Invalid history of shape {values.shape}. Must be (evaluations, tasks), not empty."
+        )
+    seen = ~np.isnan(values)
+    counts = seen.sum(axis=1)
+    in_order = seen == (np.arange(values.shape[1]) < counts[:, None])
+    if not in_order.all() or (np.diff(counts) < 0).any() or counts[0] < 1:
+        raise InputError(
+            "Invalid history. Each row must hold the tasks begun so far, then NaN, and no task "
+            "may be lost from one row to the next."
+        )
+    if counts[-1] < values.shape[1]:
+        raise InputError(
+            f"Invalid history of {values.shape[1]} tasks, {counts[-1]} of which have begun. "
+            "Leave out tasks that have not."
+        )
+    if ((values < 0) | (values > 1)).any():
+        raise InputError(
+            f"Invalid accuracies from {np.nanmin(values)} to {np.nanmax(values)}. Must be in 0..1."
+        )
+    return values, counts - 1
+
+
+def checked_sizes(sizes: npt.ArrayLike | None, tasks: int) -> Floats:
+    """Samples of each task, ``(tasks,)``; equally many by default."""
+    weights = np.ones(tasks) if sizes is None else np.asarray(sizes, dtype=np.float64)
+    if weights.shape != (tasks,) or not (weights > 0).all():
+        raise InputError(f"Invalid sizes={weights.tolist()}. Must be {tasks} positive numbers.")
+    return weights

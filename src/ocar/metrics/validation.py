@@ -1,4 +1,4 @@
-"""The metrics on validation data, all of them by name, as a run's summary has them."""
+"""The metrics on validation data by name, as a run's summary has them."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from collections.abc import Sequence
 import numpy.typing as npt
 
 from ocar.metrics.accuracy import (
+    Floats,
     average_anytime_accuracy,
+    first_task_forgetting,
     last_task_accuracy,
-    task_forgetting,
+    mean_forgetting,
     worst_case_accuracy,
 )
-from ocar.metrics.history import Floats
 from ocar.metrics.stability import mean_gap, mean_recovery, stability_gaps
 
 NAMES = (
@@ -25,7 +26,7 @@ NAMES = (
     "stability_gap",
     "recovery",
 )
-"""What they are called, in this order."""
+"""Their names, in order."""
 
 
 def validation_metrics(history: Floats, *, sizes: npt.ArrayLike | None) -> dict[str, float | None]:
@@ -36,13 +37,12 @@ def validation_metrics(history: Floats, *, sizes: npt.ArrayLike | None) -> dict[
         sizes: Validation samples of each task.
     """
     gaps = stability_gaps(history, sizes=sizes)
-    forgotten = task_forgetting(history)
     return by_name(
         (
             average_anytime_accuracy(history, sizes=sizes),
             worst_case_accuracy(history),
-            float(forgotten[0]),
-            float(forgotten[:-1].mean()) if len(forgotten) > 1 else math.nan,
+            first_task_forgetting(history),
+            mean_forgetting(history),
             last_task_accuracy(history),
             mean_gap(gaps),
             mean_recovery(gaps),
@@ -51,5 +51,5 @@ def validation_metrics(history: Floats, *, sizes: npt.ArrayLike | None) -> dict[
 
 
 def by_name(values: Sequence[float]) -> dict[str, float | None]:
-    """Values in the order of :data:`NAMES`, with None in the place of NaN."""
+    """Values in the order of :data:`NAMES`, with None for NaN."""
     return {n: None if math.isnan(v) else v for n, v in zip(NAMES, values, strict=True)}

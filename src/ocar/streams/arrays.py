@@ -4,69 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ocar.datasets.arrays import Arrays
 from ocar.errors import ConfigError, DataError
-from ocar.streams.indexed import IndexedStream, Part
-from ocar.streams.samples import Samples, Source, View
+from ocar.streams.indexed import IndexedStream, Part, Samples, Source, View
 
 _PARTS = ("train", "validation", "test")
-
-
-class LabelledSet(Protocol):
-    """Training and test data with labels, such as the data sets of ``ocar.datasets``."""
-
-    @property
-    def name(self) -> str:
-        """What it is called."""
-
-    @property
-    def x_train(self) -> Tensor:
-        """Training samples ``(n, ...)``."""
-
-    @property
-    def y_train(self) -> Tensor:
-        """Their labels ``(n,)``."""
-
-    @property
-    def x_test(self) -> Tensor:
-        """Test samples ``(m, ...)``."""
-
-    @property
-    def y_test(self) -> Tensor:
-        """Their labels ``(m,)``."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TaskArrays:
     """The data of one task, as tensors or as anything that ``torch.as_tensor`` takes."""
 
-    name: str = "task"
-    """What it is called."""
-
-    x_train: Any
-    """Samples ``(n, ...)``, uint8 or floating point."""
-
-    y_train: Any
-    """Their labels ``(n,)``, integers, or regression targets ``(n, outputs)``, floating point."""
-
-    x_test: Any = None
-    """Test samples, if there are any."""
-
-    y_test: Any = None
-    """Their labels or targets."""
-
-    x_validation: Any = None
-    """Validation samples; a part of the training data is taken if they are not given."""
-
-    y_validation: Any = None
-    """Their labels or targets."""
-
-    view: View | None = None
-    """How all these samples are shown: a function of ``(n, ...)`` to the same shape and type."""
+    name: str = "task"  #: Name in messages.
+    x_train: Any  #: Samples ``(n, ...)``, uint8 or floating point.
+    y_train: Any  #: Integer labels ``(n,)``, or floating-point targets ``(n, outputs)``.
+    x_test: Any = None  #: Test samples.
+    y_test: Any = None  #: Their labels or targets.
+    x_validation: Any = None  #: Validation samples; by default split off the training data.
+    y_validation: Any = None  #: Their labels or targets.
+    view: View | None = None  #: Applied to all samples: ``(n, ...)`` to the same shape and type.
 
     def __post_init__(self) -> None:
         for part in _PARTS:
@@ -79,7 +40,7 @@ class TaskArrays:
                 object.__setattr__(self, f"y_{part}", y)
 
     def source(self, part: str) -> Source | None:
-        """Samples of ``"train"``, ``"validation"`` or ``"test"``; None where there are none."""
+        """Samples of ``"train"``, ``"validation"`` or ``"test"``; None without any."""
         x = getattr(self, f"x_{part}")
         return None if x is None else Source(x=x, y=getattr(self, f"y_{part}"), view=self.view)
 
@@ -94,7 +55,7 @@ class TaskArrays:
         return TaskArrays(name=self.name, view=self.view, **moved)
 
 
-def as_task(arrays: LabelledSet | TaskArrays) -> TaskArrays:
+def as_task(arrays: Arrays | TaskArrays) -> TaskArrays:
     """A data set as the data of one task."""
     if isinstance(arrays, TaskArrays):
         return arrays
@@ -108,25 +69,23 @@ def as_task(arrays: LabelledSet | TaskArrays) -> TaskArrays:
 
 
 class ArrayStream(IndexedStream):
-    """A stream over the user's own arrays, one task after another.
-
-    Labels are taken as they are. Each task keeps a random part of its training data for
-    validation, unless it brings validation data.
+    """A stream over the user's own arrays, one task after another, with their labels.
 
     Args:
         tasks: The data of each task.
         batch_size: Samples in a complete batch.
-        validation: Part of a task's training data that is kept for validation.
-        seed: Decides the order of samples and, without ``split_seed``, which are validation data.
-        split_seed: Decides the validation data alone, so that it is the same for every seed.
+        validation: Fraction of a task's training data that is kept for validation, unless the task
+            brings validation data.
+        seed: Seed of the order of samples and, without ``split_seed``, of the validation data.
+        split_seed: Seed of the validation data, to have the same for every ``seed``.
         iid: Put all tasks' data in one task.
-        blurry: Part of each task's samples that change places with other tasks'.
-        shuffle: Whether a task's samples come in random order, or as they are in the arrays.
+        blurry: Fraction of each task's samples that are exchanged with other tasks.
+        shuffle: Whether a task's samples come in random order, or as in the arrays.
     """
 
     def __init__(
         self,
-        tasks: Sequence[LabelledSet | TaskArrays],
+        tasks: Sequence[Arrays | TaskArrays],
         *,
         batch_size: int = 10,
         validation: float = 0.05,
@@ -172,7 +131,7 @@ def _parts(
     if iid and len(found) < len(sources):
         missing = [place for place, source in enumerate(sources) if source is None]
         raise ConfigError(f"Task {missing[0]} has no {what} data, others have: no task of all.")
-    Samples([train.sources[0], *found])  # of one shape and type
+    Samples([train.sources[0], *found])  # raises if shapes or types differ
     if iid:
         joined = Samples(found)
         return [Part(joined, torch.arange(len(joined)))]
@@ -183,7 +142,7 @@ def _parts(
 
 
 def _checked(x: Tensor, y: Tensor, name: str) -> tuple[Tensor, Tensor]:
-    """Samples and labels that fit, labels as int64."""
+    """Samples and labels that fit together, labels as int64."""
     if x.dim() < 2 or len(x) == 0 or not (x.dtype == torch.uint8 or x.is_floating_point()):
         raise DataError(
             f"{name}: x is {x.dtype} of shape {tuple(x.shape)}. "
@@ -191,15 +150,11 @@ def _checked(x: Tensor, y: Tensor, name: str) -> tuple[Tensor, Tensor]:
         )
     if y.shape[:1] != x.shape[:1]:
         raise DataError(f"{name}: y has shape {tuple(y.shape)}. Must start with {len(x)}, as x.")
+    given = f"{name}: y is {y.dtype} of shape {tuple(y.shape)}."
     if y.is_floating_point():
         if y.dim() != 2:
-            raise DataError(
-                f"{name}: y is {y.dtype} of shape {tuple(y.shape)}. "
-                "Regression targets must be (n, outputs)."
-            )
+            raise DataError(f"{given} Regression targets must be (n, outputs).")
         return x, y
     if y.dim() != 1 or y.is_complex() or y.dtype == torch.bool:
-        raise DataError(
-            f"{name}: y is {y.dtype} of shape {tuple(y.shape)}. Labels must be integers (n,)."
-        )
+        raise DataError(f"{given} Labels must be integers (n,).")
     return x, y.long()

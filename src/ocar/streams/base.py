@@ -1,7 +1,8 @@
-"""What a stream is: batches of one task after another, held-out data, a place to go on from."""
+"""What a stream is: the batches of one task after another, held-out data, and a position."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -17,32 +18,21 @@ Labelled = tuple[Tensor, Tensor]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StreamBatch:
-    """One mini-batch as it arrives."""
+    """One mini-batch of a stream."""
 
-    x: Tensor
-    """Samples ``(n, ...)``; images are ``(n, channels, height, width)``, uint8."""
-
-    y: Tensor
-    """Labels ``(n,)``, int64, or regression targets ``(n, outputs)``, floating point."""
-
-    task: int
-    """Which task it is from; for evaluation, learners are not told."""
-
-    index: int
-    """Its place in the whole stream, from 0."""
-
-    complete: bool
-    """False for a task's last batch when it is short: it is remembered, not trained on."""
-
-    last: bool
-    """Whether it is the last one of its task."""
+    x: Tensor  #: Samples ``(n, ...)``; images are ``(n, channels, height, width)``, uint8.
+    y: Tensor  #: Labels ``(n,)``, int64, or regression targets ``(n, outputs)``, floating point.
+    task: int  #: Its task, for evaluation; learners do not see it.
+    index: int  #: Its index in the whole stream, from 0.
+    complete: bool  #: False if it is short: it is then remembered, not trained on.
+    last: bool  #: Whether it is the last one of its task.
 
 
 class TaskStream(Protocol):
-    """What every stream is; anything that has these can be learned from and evaluated on.
+    """A stream; anything with these methods can be learned from and evaluated on.
 
-    Iterating goes on from where the stream stands and moves it; a batch counts as seen once it
-    is given. Where it stands is all of its state.
+    Iterating continues from the stream's position and moves it; a batch counts as seen once it is
+    given. The position is all of its state.
     """
 
     @property
@@ -50,33 +40,73 @@ class TaskStream(Protocol):
         """Number of tasks."""
 
     def __iter__(self) -> Iterator[StreamBatch]:
-        """The batches that are left."""
+        """The remaining batches."""
 
     def training(self, task: int, /) -> Labelled:
-        """All that one task gives to learn from, in the order in which it is given."""
+        """All training data of one task, in the order of its batches."""
 
     def validation(self, task: int, /) -> Labelled:
-        """Validation samples of one task; there may be none."""
+        """Validation samples of one task, possibly none."""
 
     def test(self, task: int, /) -> Labelled:
-        """Test samples of one task; there may be none."""
+        """Test samples of one task, possibly none."""
 
     def state_dict(self) -> dict[str, int]:
-        """Where the stream stands."""
+        """The position."""
 
     def load_state_dict(self, state: Mapping[str, int], /) -> None:
-        """Go to where a stream made with the same arguments stood."""
+        """Go to the position of a stream made with the same arguments."""
+
+
+class PositionedStream(ABC):
+    """The common part of our streams.
+
+    Attributes:
+        position: Index of the next batch.
+    """
+
+    position: int = 0
+
+    @property
+    @abstractmethod
+    def tasks(self) -> int:
+        """Number of tasks."""
+
+    def reset(self) -> None:
+        """Go back to the first batch."""
+        self.load_state_dict({"position": 0})
+
+    def validation(self, task: int) -> Labelled:
+        """Validation samples ``(n, ...)`` and labels of one task; n may be 0."""
+        check_task(task, self.tasks)
+        return self._held_out("validation", task)
+
+    def test(self, task: int) -> Labelled:
+        """Test samples ``(n, ...)`` and labels of one task; n may be 0."""
+        check_task(task, self.tasks)
+        return self._held_out("test", task)
+
+    def state_dict(self) -> dict[str, int]:
+        """The position; the rest follows from the arguments."""
+        return {"position": self.position}
+
+    @abstractmethod
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go to the position of another stream made with the same arguments."""
+
+    @abstractmethod
+    def _held_out(self, part: str, task: int) -> Labelled: ...
 
 
 def read_position(state: Mapping[str, int], *, length: int | None = None) -> int:
     """The position in the state of a stream.
 
     Args:
-        state: What ``state_dict`` gave.
-        length: Batches in the stream, where that is known.
+        state: The state.
+        length: Batches in the stream, if known.
 
     Raises:
-        CheckpointError: The state is not one of a stream of this length.
+        CheckpointError: It is no state of a stream of this length.
     """
     if set(state) != {"position"}:
         raise CheckpointError(f"Invalid stream state with {sorted(state)}. Must be position.")
@@ -88,17 +118,12 @@ def read_position(state: Mapping[str, int], *, length: int | None = None) -> int
     return position
 
 
-def empty_like(x: Tensor, y: Tensor) -> Labelled:
-    """No samples at all, of the shapes and types of some."""
-    return x[:0], y[:0]
-
-
 def check_task(task: int, tasks: int) -> None:
-    """Refuse a task that is not there."""
+    """Raise if there is no such task."""
     if not 0 <= task < tasks:
         raise ConfigError(f"Invalid {task=}. Must be in 0..{tasks - 1}.")
 
 
 def concatenate(parts: list[Labelled]) -> Labelled:
-    """Several pieces of labelled samples in one."""
+    """Concatenate pieces of labelled samples."""
     return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])

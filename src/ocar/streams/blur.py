@@ -1,4 +1,4 @@
-"""Blurry task boundaries: part of each task's samples change places with other tasks'."""
+"""Blurry task boundaries: tasks exchange part of their samples."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from ocar.errors import ConfigError
 def exchanged(sizes: Sequence[int], fraction: float) -> list[int]:
     """How many samples each task gives away, and gets.
 
-    It is the fraction of its samples, rounded; but no task can give more than all the others
-    together take.
+    This is the fraction of its samples, rounded, but no more than all other tasks take together.
 
     Args:
         sizes: Samples of each task.
-        fraction: Part of them to give away, in 0..1.
+        fraction: Fraction of them to give away, in 0..1.
     """
     counts = [round(fraction * size) for size in sizes]
     largest = max(range(len(counts)), key=counts.__getitem__)
@@ -28,12 +27,12 @@ def exchanged(sizes: Sequence[int], fraction: float) -> list[int]:
 
 
 def blur(tasks: Sequence[Tensor], *, fraction: float, generator: torch.Generator) -> list[Tensor]:
-    """Tasks of the same sizes, a fraction of whose samples are other tasks'.
+    """Exchange a fraction of the samples of each task with other tasks.
 
-    Of each task a random fraction is taken out, and what was taken out is dealt at random to the
-    places left free, so that none comes back to its own task. The other samples stay where they
-    are. With a fraction f, a task is made of 1 − f of its own samples and f of the others', as in
-    the blurry streams of Bang et al., "Rainbow Memory" (2021).
+    A random fraction is taken out of each task and dealt at random to the free places, so that no
+    sample returns to its own task. The other samples keep their places. With a fraction f, a task
+    has 1 − f of its own samples and f of the others', as in the blurry streams of Bang et al.,
+    "Rainbow Memory" (2021).
 
     Args:
         tasks: The samples of each task in order, ``(n_t,)`` each.
@@ -41,10 +40,10 @@ def blur(tasks: Sequence[Tensor], *, fraction: float, generator: torch.Generator
         generator: Draws on the host.
 
     Returns:
-        As ``tasks``; together they hold the same samples.
+        Tasks of the same sizes, with the same samples in all.
 
     Raises:
-        ConfigError: The fraction is out of range, or there is one task only.
+        ConfigError: The fraction is out of range, or there is only one task.
     """
     if not 0 <= fraction < 1:
         raise ConfigError(f"Invalid blurry={fraction}. Must be in [0, 1).")
@@ -69,21 +68,21 @@ def blur(tasks: Sequence[Tensor], *, fraction: float, generator: torch.Generator
 
 
 def _derange(home: Tensor, generator: torch.Generator) -> Tensor:
-    """A random permutation that puts nothing where its own group was.
+    """A random permutation that returns nothing to its own group.
 
     Args:
         home: The group of each place, ``(n,)``; none larger than the others together.
         generator: Draws on the host.
 
     Returns:
-        ``(n,)``: what comes to each place; ``home[result] != home`` throughout.
+        ``(n,)``, with ``home[result] != home`` everywhere.
     """
     dealt = torch.randperm(len(home), generator=generator)
     for place in torch.nonzero(home[dealt] == home).flatten().tolist():
         group = home[place]
         if home[dealt[place]] != group:
-            continue  # mended by an earlier swap
-        # Both ends of such a swap are right afterwards. There is one: of the places of other
+            continue  # an earlier swap has mended it
+        # After such a swap both places are right. A partner exists: of the places of other
         # groups, fewer than the group's size hold one of the group.
         partners = torch.nonzero((home != group) & (home[dealt] != group)).flatten()
         chosen = partners[torch.randint(len(partners), (), generator=generator)]

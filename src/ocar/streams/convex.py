@@ -1,14 +1,13 @@
 """The paper's convex stream: one linear regression after another.
 
 From its appendix "Qualitative Experiment": ten tasks of 1000 samples with ten inputs and one
-output; each task has its own multivariate normal for the inputs and its own true weights. What
-it leaves open is chosen here so that inputs and targets are of the order of one:
+output; each task has its own multivariate normal for the inputs and its own true weights. The paper
+leaves the distributions open. Here inputs and targets are of the order of one:
 
     μ ~ N(0, I),   Σ = A Aᵀ / d + 0.1 I with A_ij ~ N(0, 1),   w ~ N(0, I / d),
     x ~ N(μ, Σ),   y = wᵀx + ε,   ε ~ N(0, noise²).
 
-The data are those of ``data_seed``; as in the paper, runs with other seeds see the same data,
-in another order.
+As in the paper, runs with different seeds see the same data in a different order.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ class ConvexStream(ArrayStream):
     """Linear-regression tasks, without validation or test data.
 
     Args:
-        tasks: How many tasks.
+        tasks: Number of tasks.
         features: Inputs of the regression.
         samples: Samples of each task.
-        noise: Standard deviation of what the true weights do not explain.
+        noise: Standard deviation of the noise ε.
         batch_size: Samples in a complete batch.
-        seed: Decides the order of the samples in each task.
-        data_seed: Decides the data.
+        seed: Seed of the order of the samples in each task.
+        data_seed: Seed of the data.
         iid: Put all tasks' samples in one task.
-        blurry: Part of each task's samples that change places with other tasks'.
+        blurry: Fraction of each task's samples that are exchanged with other tasks.
         device: Where to keep the data and give the batches.
 
     Attributes:
@@ -66,16 +65,9 @@ class ConvexStream(ArrayStream):
             for task in range(tasks)
         ]
         self.weights = torch.stack([weight for _, _, weight in made]).to(device)
+        data = [TaskArrays(name="convex", x_train=x, y_train=y).to(device) for x, y, _ in made]
         super().__init__(
-            [
-                TaskArrays(name="convex", x_train=x.to(device), y_train=y.to(device))
-                for x, y, _ in made
-            ],
-            batch_size=batch_size,
-            validation=0.0,
-            seed=seed,
-            iid=iid,
-            blurry=blurry,
+            data, batch_size=batch_size, validation=0.0, seed=seed, iid=iid, blurry=blurry
         )
 
 

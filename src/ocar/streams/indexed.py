@@ -1,20 +1,93 @@
-"""Streams over arrays that are at hand: each task is a list of rows, given in batches."""
+"""Streams over arrays: each task is a list of rows, given in batches.
+
+Samples are gathered when a batch needs them: a data set may be larger than memory (memory-mapped)
+or be shown in several views (rotated, permuted), so nothing is joined or transformed before.
+"""
 
 from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from ocar.errors import ConfigError
+from ocar.errors import ConfigError, DataError
 from ocar.rng import make_generator
-from ocar.streams.base import Labelled, StreamBatch, check_task, empty_like, read_position
+from ocar.streams.base import Labelled, PositionedStream, StreamBatch, check_task, read_position
 from ocar.streams.blur import blur
-from ocar.streams.samples import Samples
+
+View = Callable[[Tensor], Tensor]
+"""A fixed change of the samples of a task, ``(n, ...)`` to the same shape and type."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Source:
+    """Arrays that samples come from."""
+
+    x: Tensor  #: Samples ``(n, ...)``.
+    y: Tensor  #: Labels ``(n,)`` or targets ``(n, outputs)``.
+    view: View | None = None  #: Applied to the samples.
+
+    def take(self, rows: Tensor) -> Tensor:
+        """The samples in some rows, ``(len(rows), ...)``."""
+        x = self.x[rows.to(self.x.device, non_blocking=True)]
+        return x if self.view is None else self.view(x)
+
+
+class Samples:
+    """The rows of several sources, numbered through.
+
+    Args:
+        sources: At least one; all of one sample shape and type.
+
+    Attributes:
+        y: The labels or targets of all rows.
+    """
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        first = sources[0]
+        for source in sources:
+            for part, mine, wanted in (("x", source.x, first.x), ("y", source.y, first.y)):
+                if (mine.shape[1:], mine.dtype) != (wanted.shape[1:], wanted.dtype):
+                    raise DataError(
+                        f"Invalid {part} of {tuple(mine.shape[1:])} a sample, {mine.dtype}, after "
+                        f"{tuple(wanted.shape[1:])}, {wanted.dtype}. Must be the same in all tasks."
+                    )
+        self.sources = tuple(sources)
+        self.y = first.y if len(sources) == 1 else torch.cat([source.y for source in sources])
+        self._ends = torch.tensor(list(itertools.accumulate(len(s.y) for s in sources)))
+
+    def __len__(self) -> int:
+        return len(self.y)
+
+    def rows_of(self, source: int) -> Tensor:
+        """The rows of one source, ``(n,)`` int64 on the host."""
+        return torch.arange(self._start(source), int(self._ends[source]))
+
+    def take(self, rows: Tensor) -> Labelled:
+        """Samples and labels in some rows, ``(n,)`` int64 on the host."""
+        y = self.y[rows.to(self.y.device, non_blocking=True)]
+        if len(self.sources) == 1:
+            return self.sources[0].take(rows), y
+        owner = torch.bucketize(rows, self._ends, right=True)
+        present = owner.unique().tolist()
+        if len(present) == 1:
+            return self._from(present[0], rows), y
+        first = self.sources[0].x
+        x = torch.empty((len(rows), *first.shape[1:]), dtype=first.dtype, device=first.device)
+        for source in present:
+            mine = torch.nonzero(owner == source).flatten()
+            x[mine.to(x.device)] = self._from(source, rows[mine])
+        return x, y
+
+    def _start(self, source: int) -> int:
+        return int(self._ends[source - 1]) if source else 0
+
+    def _from(self, source: int, rows: Tensor) -> Tensor:
+        return self.sources[source].take(rows - self._start(source))
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,33 +102,30 @@ class Part:
         return self.samples.take(self.rows)
 
 
-class IndexedStream:
+class IndexedStream(PositionedStream):
     """Tasks that are rows of arrays, each row seen once, in batches.
 
-    Each task keeps a random part of its training data for validation, unless it brings its own;
-    the rest is shuffled, blurred if that is asked for, and cut in batches. All of it follows from
-    the arguments, so where a stream stands is one number.
-
-    Iterating goes on from ``position`` and moves it, a batch counting as seen once it is given;
-    :meth:`reset` goes back to the start. Batches are on the device of the arrays.
+    Each task keeps a random part of its training data for validation, unless it brings its own.
+    The rest is shuffled, blurred if asked for, and cut in batches. All of it follows from the
+    arguments. Batches are on the device of the arrays.
 
     Args:
         train: The training data of all tasks.
         rows: The rows of each task, ``(n_t,)`` int64 on the host.
-        test: Test data of each task; None where there is none.
-        own_validation: Validation data that tasks bring; None where it is split off.
+        test: Test data of each task, or None.
+        own_validation: Validation data of each task; None to split it off the training data.
         batch_size: Samples in a complete batch.
-        validation: Part of a task's training data that is kept for validation.
-        seed: Decides the order of samples and, without ``split_seed``, which are validation data.
-        split_seed: Decides the validation data alone, so that it is the same for every seed.
-        blurry: Part of each task's samples that change places with other tasks', see
+        validation: Fraction of a task's training data that is kept for validation.
+        seed: Seed of the order of samples and, without ``split_seed``, of the validation data.
+        split_seed: Seed of the validation data, to have the same for every ``seed``.
+        blurry: Fraction of each task's samples that are exchanged with other tasks, see
             :func:`~ocar.streams.blur.blur`. Validation and test data stay with their task.
-        shuffle: Whether a task's samples come in random order, or as they are in the arrays.
-        name: What the data is called, for messages.
+        shuffle: Whether a task's samples come in random order, or as in the arrays.
+        name: Name of the data in messages.
 
     Attributes:
-        position: Index of the batch that comes next.
-        data: What the arrays belong to, where others may want to share it.
+        position: Index of the next batch.
+        data: The data set that the arrays belong to; streams on one device share it.
     """
 
     data: object = None
@@ -83,10 +153,8 @@ class IndexedStream:
         self.seed = seed
         self.split_seed = split_seed
         self.blurry = blurry
-        self.position = 0
         self._samples = train
-        self._test = list(test)
-        self._validation: list[Part | None] = []
+        self._parts: dict[str, list[Part | None]] = {"validation": [], "test": list(test)}
         given = [None] * len(rows) if own_validation is None else own_validation
         learned = []
         for task, (members, own) in enumerate(zip(rows, given, strict=True)):
@@ -100,7 +168,7 @@ class IndexedStream:
                 )
             shuffled = self._shuffled(members, task, held_out)
             split_off = Part(train, shuffled[:held_out]) if held_out else None
-            self._validation.append(split_off if own is None else own)
+            self._parts["validation"].append(split_off if own is None else own)
             left = shuffled[held_out:]
             learned.append(left if shuffle else left.sort().values)
         self._rows = blur(learned, fraction=blurry, generator=make_generator(seed, "blurry"))
@@ -122,33 +190,17 @@ class IndexedStream:
             self.position += 1
             yield self._batch(self.position - 1)
 
-    def reset(self) -> None:
-        """Go back to the first batch."""
-        self.position = 0
-
     def training(self, task: int) -> Labelled:
-        """Samples ``(n, ...)`` and labels that one task gives to learn from, in its order."""
+        """All training data of one task: samples ``(n, ...)`` and labels, in order."""
         check_task(task, self.tasks)
         return self._samples.take(self._rows[task])
 
-    def validation(self, task: int) -> Labelled:
-        """Validation samples ``(n, ...)`` and labels of one task; n may be 0."""
-        return self._held_out(self._validation, task)
-
-    def test(self, task: int) -> Labelled:
-        """Test samples ``(n, ...)`` and labels of one task; n may be 0."""
-        return self._held_out(self._test, task)
-
-    def state_dict(self) -> dict[str, int]:
-        """Where the stream stands; all else follows from the arguments."""
-        return {"position": self.position}
-
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go to where another stream, made with the same arguments, stood."""
+        """Go to the position of another stream made with the same arguments."""
         self.position = read_position(state, length=len(self))
 
     def _shuffled(self, members: Tensor, task: int, held_out: int) -> Tensor:
-        """The rows of a task, those of validation first."""
+        """The rows of a task in random order, the validation rows first."""
         name, n = f"split/{task}", len(members)
         if self.split_seed is None:
             return members[torch.randperm(n, generator=make_generator(self.seed, name))]
@@ -157,13 +209,12 @@ class IndexedStream:
         rest = held_out + torch.randperm(n - held_out, generator=order)
         return torch.cat([members[:held_out], members[rest]])
 
-    def _held_out(self, parts: Sequence[Part | None], task: int) -> Labelled:
-        check_task(task, self.tasks)
-        part = parts[task]
-        if part is None:
-            source = self._samples.sources[0]
-            return empty_like(source.x, source.y)
-        return part.take()
+    def _held_out(self, part: str, task: int) -> Labelled:
+        found = self._parts[part][task]
+        if found is not None:
+            return found.take()
+        source = self._samples.sources[0]
+        return source.x[:0], source.y[:0]
 
     def _batch(self, index: int) -> StreamBatch:
         task = bisect.bisect_right(self._ends, index)

@@ -1,50 +1,43 @@
-"""Class-incremental streams: the classes of a data set, a few at a time."""
+"""Streams over one data set: its classes, a few at a time, or one domain after another."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from ocar.datasets.arrays import Arrays
 from ocar.errors import ConfigError, DataError
 from ocar.rng import make_generator
-from ocar.streams.arrays import LabelledSet, TaskArrays, as_task
-from ocar.streams.base import StreamBatch
-from ocar.streams.indexed import IndexedStream, Part
-from ocar.streams.samples import Samples, Source
-
-__all__ = ["ClassIncremental", "StreamBatch"]
+from ocar.streams.arrays import TaskArrays, as_task
+from ocar.streams.indexed import IndexedStream, Part, Samples, Source
 
 
 class ClassIncremental(IndexedStream):
-    """A data set split in tasks of equally many classes, each seen once, in batches.
+    """A data set split in tasks of equally many classes.
 
     Classes come in an order that depends on the seed and are numbered by it: task ``t`` of
-    ``k`` classes has labels ``t·k .. t·k + k − 1``. Each task keeps a random part of its
-    training data for validation; the rest is shuffled and cut in batches. All of it follows
-    from the seed, so where a stream stands is one number.
-
-    Iterating goes on from ``position`` and moves it, a batch counting as seen once it is
-    given; :meth:`reset` goes back to the start. Batches are on the device of ``arrays``.
+    ``k`` classes has labels ``t·k .. t·k + k − 1``.
 
     Args:
         arrays: The data.
-        tasks: How many tasks; must divide the number of classes.
+        tasks: Number of tasks; must divide the number of classes.
         batch_size: Samples in a complete batch.
-        validation: Part of each task's training data that is kept for validation.
-        seed: Decides class order, validation data and the order of samples.
+        validation: Fraction of each task's training data that is kept for validation.
+        seed: Seed of class order, validation data and the order of samples.
         iid: Put all classes in one task, whatever ``tasks`` says.
-        blurry: Part of each task's samples that change places with other tasks', see
+        blurry: Fraction of each task's samples that are exchanged with other tasks, see
             :func:`~ocar.streams.blur.blur`; classes then appear before their task.
 
     Attributes:
-        tasks: How many tasks there are, 1 when ``iid``.
         class_order: The data set's own label of each class, by order of appearance.
-        position: Index of the batch that comes next.
+        position: Index of the next batch.
     """
 
     def __init__(
         self,
-        arrays: LabelledSet | TaskArrays,
+        arrays: Arrays | TaskArrays,
         *,
         tasks: int,
         batch_size: int = 10,
@@ -69,12 +62,13 @@ class ClassIncremental(IndexedStream):
         rank = torch.argsort(order)  # of a sorted original label, its place in the order
         per_task = classes if iid else classes // tasks
 
-        def numbered(part: str) -> tuple[Samples, list[Tensor]] | None:
-            """The samples of a part with their labels by appearance, and the rows of each task."""
+        def parts(part: str) -> list[Part] | None:
+            """The samples of each task, labelled by appearance; None without any."""
             source = data.source(part)
             if source is None:
                 return None
             y = _renumber(source.y, originals, rank, name=f"{data.name} has {part}")
+            samples = Samples([Source(x=source.x, y=y, view=source.view)])
             rows = [
                 torch.nonzero((y >= first) & (y < first + per_task)).flatten().cpu()
                 for first in range(0, classes, per_task)
@@ -82,22 +76,15 @@ class ClassIncremental(IndexedStream):
             empty = [task for task, mine in enumerate(rows) if not len(mine)]
             if empty:
                 raise DataError(f"{data.name} has no {part} data for task {empty[0]}.")
-            return Samples([Source(x=source.x, y=y, view=source.view)]), rows
+            return [Part(samples, mine) for mine in rows]
 
-        train = numbered("train")
+        train = parts("train")
         assert train is not None
-        samples, rows = train
-        held_out: dict[str, list[Part | None]] = {}
-        for part in ("validation", "test"):
-            found = numbered(part)
-            held_out[part] = (
-                [None] * len(rows) if found is None else [Part(found[0], r) for r in found[1]]
-            )
         super().__init__(
-            samples,
-            rows,
-            test=held_out["test"],
-            own_validation=held_out["validation"],
+            train[0].samples,
+            [part.rows for part in train],
+            test=parts("test") or [None] * len(train),
+            own_validation=parts("validation"),
             batch_size=batch_size,
             validation=validation,
             seed=seed,
@@ -123,3 +110,74 @@ def _renumber(y: Tensor, originals: Tensor, rank: Tensor, *, name: str) -> Tenso
     if not torch.equal(originals[place], y):
         raise DataError(f"{name} labels that its training data does not have.")
     return rank[place]
+
+
+class DomainIncremental(IndexedStream):
+    """A data set of several domains, one domain a task, with the labels of the data set.
+
+    For domains in arrays of their own see :class:`~ocar.streams.arrays.ArrayStream`.
+
+    Args:
+        arrays: The data.
+        order: Names of the domains in the order of the stream; by default that of ``arrays``.
+        batch_size: Samples in a complete batch.
+        validation: Fraction of each domain's training data that is kept for validation.
+        seed: Seed of the order of samples and, without ``split_seed``, of the validation data.
+        split_seed: Seed of the validation data, to have the same for every ``seed``.
+        iid: Put all domains in one task.
+        blurry: Fraction of each domain's samples that are exchanged with other domains.
+
+    Attributes:
+        domains: Names of the domains in the order of the stream.
+    """
+
+    def __init__(
+        self,
+        arrays: Arrays,
+        *,
+        order: Sequence[str] | None = None,
+        batch_size: int = 10,
+        validation: float = 0.05,
+        seed: int = 0,
+        split_seed: int | None = None,
+        iid: bool = False,
+        blurry: float = 0.0,
+    ) -> None:
+        if arrays.domain_train is None or arrays.domain_test is None:
+            raise DataError(f"{arrays.name} has no domains.")
+        names = arrays.domains if order is None else tuple(order)
+        if sorted(names) != sorted(arrays.domains):
+            raise ConfigError(
+                f"Invalid {order=}. Must be the domains of {arrays.name}, each once: "
+                f"{', '.join(arrays.domains)}."
+            )
+        self.arrays = arrays
+        self.domains = names
+        self.iid = iid
+        places = [arrays.domains.index(name) for name in names]
+
+        def rows(domain: Tensor, part: str) -> list[Tensor]:
+            """The rows of each task, on the host."""
+            mine = [torch.nonzero(domain == place).flatten().cpu() for place in places]
+            for name, found in zip(names, mine, strict=True):
+                if not len(found):
+                    raise DataError(f"{arrays.name} has no {part} data in domain {name}.")
+            return [torch.cat(mine)] if iid else mine
+
+        test = Samples([Source(x=arrays.x_test, y=arrays.y_test)])
+        super().__init__(
+            Samples([Source(x=arrays.x_train, y=arrays.y_train)]),
+            rows(arrays.domain_train, "training"),
+            test=[Part(test, mine) for mine in rows(arrays.domain_test, "test")],
+            batch_size=batch_size,
+            validation=validation,
+            seed=seed,
+            split_seed=split_seed,
+            blurry=blurry,
+            name=arrays.name,
+        )
+
+    @property
+    def classes(self) -> int:
+        """Number of classes in the whole stream."""
+        return len(torch.unique(self.arrays.y_train))

@@ -1,4 +1,4 @@
-"""Domains made of one data set: its images permuted or rotated."""
+"""Views of a data set, one a task: its images permuted or rotated."""
 
 from __future__ import annotations
 
@@ -10,21 +10,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ocar.datasets.arrays import Arrays
 from ocar.errors import ConfigError
 from ocar.rng import make_generator
-from ocar.streams.arrays import LabelledSet, TaskArrays
-from ocar.streams.samples import View
+from ocar.streams.arrays import TaskArrays
+from ocar.streams.indexed import View
 
 
 @dataclass(frozen=True)
 class Permute:
     """The pixels of each image in another order, the same for every image and channel."""
 
-    seed: int
-    """Decides the order."""
-
-    name: str = "permutation"
-    """Tells apart orders of one seed."""
+    seed: int  #: Seed of the order.
+    name: str = "permutation"  #: Distinguishes orders of one seed.
 
     def __call__(self, x: Tensor) -> Tensor:
         """Images ``(n, channels, h, w)`` with their pixels permuted."""
@@ -37,15 +35,14 @@ class Permute:
 class Rotate:
     """Images turned about their centre, with bilinear interpolation and black corners."""
 
-    degrees: float
-    """Angle, counter-clockwise."""
+    degrees: float  #: Angle, counter-clockwise.
 
     def __call__(self, x: Tensor) -> Tensor:
         """Images ``(n, channels, h, w)`` turned, of the type of ``x``; uint8 is rounded."""
         height, width = x.shape[-2:]
         angle = math.radians(self.degrees)
         cos, sin = math.cos(angle), math.sin(angle)
-        # From a pixel of the result to where it comes from; the axes run over −1..1, hence h/w.
+        # From a pixel of the result to its source; the axes run over −1..1, hence h/w.
         matrix = torch.tensor(
             [[cos, -sin * height / width, 0.0], [sin * width / height, cos, 0.0]],
             dtype=torch.float64,
@@ -59,17 +56,17 @@ class Rotate:
 
 
 def in_views(
-    arrays: LabelledSet, views: Sequence[View], *, samples: int | None = None, seed: int = 0
+    arrays: Arrays, views: Sequence[View], *, samples: int | None = None, seed: int = 0
 ) -> list[TaskArrays]:
     """One task for each view of a data set.
 
-    Every task has its own part of the training data, drawn at random, and all the test data.
+    Each task has its own random part of the training data, and all test data.
 
     Args:
         arrays: The data.
-        views: How each task shows it.
-        samples: Training samples of a task; as many as there are for each if not given.
-        seed: Decides which samples each task has.
+        views: The view of each task.
+        samples: Training samples of a task; by default an equal share.
+        seed: Seed of the division of the training data.
     """
     total = len(arrays.x_train)
     each = total // len(views) if samples is None else samples

@@ -1,8 +1,8 @@
 """The command line: ``ocar COMMAND``.
 
 This file finds the command and turns errors into a line or two and an exit code: 0 for success, 1
-for a run that failed or was stopped, 2 for a wrong call. It imports no more than that needs; a
-command's own module is imported when it is called.
+for a run that failed or was stopped, 2 for a wrong call. The module of a command is imported when
+the command is called, so that help comes without PyTorch.
 """
 
 from __future__ import annotations
@@ -15,44 +15,46 @@ from collections.abc import Sequence
 
 from ocar.errors import ConfigError, OcarError
 from ocar.version import __version__
+from ocar_lab.plugins import take_plugins
 
 COMMANDS = {
     "demo": ("demo", "ER and OCAR on bundled digits: a table and a report, in under 2 minutes"),
-    "run": ("run", "methods on a benchmark; the same command goes on with what was interrupted"),
-    "tune": ("tune", "search for the settings of a method; the same command goes on"),
-    "show": ("show", "mean ± std of every metric of stored runs, the paper's beside it"),
+    "run": ("run", "methods on a benchmark; the same command resumes what was interrupted"),
+    "tune": ("tune", "search for the settings of a method; the same command resumes"),
+    "show": ("show", "mean ± std of every metric of stored runs, and the paper's numbers"),
     "report": ("report", "one HTML page on stored runs: tables, figures, commands; no network"),
     "compare": ("compare", "two sets of runs side by side, paired by seed, with an interval"),
-    "keep": ("keep", "what is worth keeping of finished runs, as small files under results/"),
-    "paper": ("paper", "the paper's tables, ours beside them, and its figures, made where missing"),
-    "methods": ("listing", "the methods there are"),
-    "benchmarks": ("listing", "the benchmarks there are"),
-    "data": ("data", "which data sets are there, whole and genuine; how to get the others"),
+    "keep": ("keep", "keep the results of finished runs, as small files under results/"),
+    "paper": ("paper", "the paper's tables with our numbers, and its figures, made where missing"),
+    "methods": ("listing", "list the methods"),
+    "benchmarks": ("listing", "list the benchmarks"),
+    "data": ("data", "which data sets are complete and genuine; how to get the others"),
 }
-"""The module of each command, and what it does."""
+"""The module of each command, and a line about it."""
 
 FAILED, WRONG_CALL = 1, 2
 
 CUDA_DEFAULTS = {
-    # Runs that share a GPU wait for each other where their streams share a queue; 8 by default.
+    # Streams that share a hardware queue wait for each other; there are 8 queues by default.
     "CUDA_DEVICE_MAX_CONNECTIONS": "32",
-    # Every stream of every captured graph has a workspace, of 32 MiB by default.
+    # Every stream of every CUDA graph has a workspace, of 32 MiB by default.
     "CUBLAS_WORKSPACE_CONFIG": ":4096:2:16:8",
 }
-"""Variables that CUDA reads when it starts; what the user has set stays."""
+"""Environment variables that CUDA reads when it starts; those of the user take precedence."""
 
 
 def usage() -> str:
-    """What ``ocar --help`` says."""
+    """The text of ``ocar --help``."""
     width = max(map(len, COMMANDS))
     commands = "\n".join(f"  ocar {name:{width}}  {about}" for name, (_, about) in COMMANDS.items())
     return (
         "usage: ocar COMMAND [OPTIONS]\n\n"
         "Online continual learning with curvature-aware replay.\n\n"
         f"{commands}\n\n"
-        "  --help     this text; after a command, its options\n"
-        "  --version  the version\n"
-        "  --debug    with a command: the whole traceback of an error\n\n"
+        "  --help           this text; after a command, its options\n"
+        "  --version        the version\n"
+        "  --plugin MODULE  with a command: import a module that registers names of its own\n"
+        "  --debug          with a command: the whole traceback of an error\n\n"
         "To begin: ocar demo\n"
     )
 
@@ -61,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Args:
-        argv: The arguments; those of the process if not given.
+        argv: The arguments; by default those of the process.
 
     Returns:
         The exit code.
@@ -70,12 +72,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.environ.setdefault(name, value)
     given = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in given
-    arguments = [argument for argument in given if argument != "--debug"]
     try:
+        arguments = take_plugins([word for word in given if word != "--debug"])
         return _dispatch(arguments, debug=debug)
-    except SystemExit as ending:  # tyro's way to end after its help
+    except SystemExit as ending:  # tyro ends so after its help
         return int(ending.code or 0)
-    except BrokenPipeError:  # the reader has seen enough, as in `ocar show runs | head`
+    except BrokenPipeError:  # as in `ocar show runs | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except KeyboardInterrupt:

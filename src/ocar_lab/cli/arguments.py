@@ -1,27 +1,119 @@
-"""Arguments into dataclasses, by tyro; mistakes in a line or two."""
+"""Arguments of a command into a dataclass, by tyro: the fields are the flags.
+
+Only flags that were given reach the dataclass, so that its own defaults hold for the others.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import io
+import shlex
+import types
 import typing
-from collections.abc import Sequence
-from typing import Annotated, TypeVar
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import MISSING, dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, Required, TypedDict, TypeVar
 
 from ocar.errors import ConfigError, MissingPackageError
 from ocar_lab.cli.docs import field_docs
+from ocar_lab.plugins import plugin_words
 
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Flag:
+    """A field of a dataclass as a flag.
+
+    Attributes:
+        name: Name of the field.
+        kind: Type of the field.
+        about: Docstring under the field.
+        default: Value if the flag is not given; ``MISSING`` if it is required.
+    """
+
+    name: str
+    kind: Any
+    about: str
+    default: Any
+
+
+Flags = dict[str, Flag]
+Given = dict[str, Any]
+
+
+def flags(kind: Any, *, without: Collection[str] = ()) -> Flags:
+    """The fields of a dataclass whose values can be written on a command line."""
+    hints, about = typing.get_type_hints(kind), field_docs(kind)
+    written = {name: _written_type(hint) for name, hint in hints.items()}
+    return {
+        f.name: Flag(
+            name=f.name, kind=written[f.name], about=about.get(f.name, ""), default=f.default
+        )
+        for f in dataclasses.fields(kind)
+        if f.name not in without and written[f.name] is not None
+    }
+
+
+def shared_group(owners: Mapping[str, Flags], *, about: str) -> Any:
+    """Flags of several owners as one group; the help shows the default of each owner.
+
+    Raises:
+        ConfigError: Two owners have a flag of one name with different types.
+    """
+    from tyro.conf import arg
+
+    hints = {}
+    for name in dict.fromkeys(name for own in owners.values() for name in own):
+        having = {owner: own[name] for owner, own in owners.items() if name in own}
+        first = next(iter(having.values()))
+        if any(flag.kind != first.kind for flag in having.values()):
+            raise ConfigError(
+                f"{name} is not the same in {', '.join(having)}. Run the methods one by one."
+            )
+        hint = _hint({owner: flag.default for owner, flag in having.items()})
+        hints[name] = Annotated[first.kind, arg(help=first.about, help_behavior_hint=hint)]
+    return _group(hints, about)
+
+
+def option_group(own: Flags, *, about: str) -> Any:
+    """Flags as a group of their own."""
+    return _group({name: _option(flag) for name, flag in own.items()}, about)
+
+
+def _group(hints: Mapping[str, Any], about: str) -> Any:
+    from tyro.conf import OmitArgPrefixes, arg
+
+    kind = _typed_dict("Group", hints)
+    return Annotated[kind, OmitArgPrefixes, arg(help=about)]
+
+
+def _typed_dict(name: str, hints: Mapping[str, Any]) -> Any:
+    """A type for tyro that makes a dictionary of the flags that were given."""
+    return TypedDict(name, dict(hints), total=False)  # type: ignore[operator]
+
+
 def parse(kind: type[T], arguments: Sequence[str], *, command: str) -> T:
-    """The dataclass that arguments stand for; ``--help`` prints and ends.
+    """The dataclass for some arguments; ``--help`` prints the help and exits.
 
     Args:
-        kind: A dataclass; its fields are the options.
-        arguments: What comes after the command.
+        kind: A dataclass; its fields are the flags, those without a default are positional.
+        arguments: The arguments after the command.
         command: The command, for the usage line.
+
+    Raises:
+        ConfigError: The arguments are wrong.
+        MissingPackageError: tyro is not installed.
+    """
+    return parse_groups(kind, arguments, command=command, groups={})[0]
+
+
+def parse_groups(
+    kind: type[T], arguments: Sequence[str], *, command: str, groups: Mapping[str, Any]
+) -> tuple[T, dict[str, Given]]:
+    """The dataclass as in :func:`parse`, and the flags of further groups that were given.
 
     Raises:
         ConfigError: The arguments are wrong.
@@ -33,46 +125,81 @@ def parse(kind: type[T], arguments: Sequence[str], *, command: str) -> T:
         raise MissingPackageError(
             'The command line needs tyro and rich: pip install "ocar[cli]"'
         ) from error
+    hints = {name: _option(flag) for name, flag in flags(kind).items()}
+    assert len(hints) == len(dataclasses.fields(kind))  # type: ignore[arg-type]
+    made = _typed_dict(kind.__name__, {**hints, **groups})
+    made.__doc__ = kind.__doc__
     markers = (tyro.conf.PositionalRequiredArgs, tyro.conf.PositionalMetavarFromFieldName)
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
-            return tyro.cli(quiet_none(kind), args=list(arguments), prog=command, config=markers)
+            given: Given = tyro.cli(made, args=list(arguments), prog=command, config=markers)
     except SystemExit as ending:
         if ending.code in (0, None):
             raise
-        message = unbox(errors.getvalue())
-        raise ConfigError(f"{message}\n      See: {command} --help") from None
+        raise ConfigError(f"{unbox(errors.getvalue())}\n      See: {command} --help") from None
+    found = {name: given.pop(name, {}) for name in groups}
+    return kind(**given), found
 
 
-def quiet_none(kind: type[T]) -> type[T]:
-    """The same dataclass, with help that does not offer None where leaving out the flag means it.
-
-    Args:
-        kind: A dataclass with a docstring under each field.
-    """
+def _option(flag: Flag) -> Any:
+    """A flag for tyro. Where the default is None the help does not offer None as a value."""
     from tyro.conf import DisallowNone, arg
 
-    hints, about = typing.get_type_hints(kind, include_extras=True), field_docs(kind)
-    quiet = [
-        (field.name, Annotated[hints[field.name], DisallowNone, described], None)
-        for field in dataclasses.fields(kind)  # type: ignore[arg-type]
-        if field.default is None
-        and (described := arg(help=about.get(field.name), help_behavior_hint=""))
-    ]
-    made = dataclasses.make_dataclass(
-        kind.__name__, quiet, bases=(kind,), frozen=True, kw_only=True
+    if flag.default is MISSING:
+        return Required[Annotated[flag.kind, arg(help=flag.about)]]
+    if flag.default is None:
+        return Annotated[flag.kind, DisallowNone, arg(help=flag.about, help_behavior_hint="")]
+    hint = _hint({"": flag.default})
+    return Annotated[flag.kind, arg(help=flag.about, help_behavior_hint=hint)]
+
+
+def _hint(by_owner: Mapping[str, Any]) -> str:
+    """The default of a flag, as it would be written on the command line."""
+    texts = {owner: _written(value) for owner, value in by_owner.items()}
+    if len(set(texts.values())) == 1:
+        only = next(iter(texts.values()))
+        return "(required)" if only == "required" else f"(default: {only})"
+    return f"({', '.join(f'{owner}: {text}' for owner, text in texts.items())})"
+
+
+def _written(value: Any) -> str:
+    if value is MISSING:
+        return "required"
+    if isinstance(value, (tuple, list)):
+        return " ".join(map(str, value)) or "none"
+    return str(value)
+
+
+def _written_type(kind: Any) -> Any:
+    """The part of a type whose values can be written on a command line; None if there is none."""
+    if typing.get_origin(kind) in (types.UnionType, typing.Union):
+        parts = [part for part in typing.get_args(kind) if _can_be_flag(part)]
+        return typing.Union[tuple(parts)] if set(parts) - {type(None)} else None  # noqa: UP007
+    return kind if _can_be_flag(kind) else None
+
+
+def _can_be_flag(kind: Any) -> bool:
+    if kind in (int, float, str, bool, Path, type(None), Ellipsis):
+        return True
+    origin = typing.get_origin(kind)
+    parts: Iterable[Any] = typing.get_args(kind)
+    return origin is Literal or (
+        origin in (tuple, types.UnionType, typing.Union) and all(map(_can_be_flag, parts))
     )
-    made.__doc__ = kind.__doc__
-    return made
+
+
+def command_line(command: str, arguments: Sequence[str]) -> str:
+    """The command line that was given, with its plugins, as a shell reads it."""
+    return shlex.join(["ocar", command, *arguments, *plugin_words()])
 
 
 def unbox(text: str) -> str:
-    """The point of an error that tyro frames: its first paragraph, and what it suggests.
+    """The first paragraph of an error that tyro prints in a frame, and its suggestion.
 
     Args:
-        text: What tyro printed: a title, then paragraphs with rules between them. The title is
-            in the frame where frames can be drawn, else it is a paragraph of its own.
+        text: A title, then paragraphs with rules between them. The title is part of the frame
+            where frames can be drawn; elsewhere it is a paragraph.
     """
     framed = text.startswith("╭")
     lines = [line.strip("│ ") for line in text.splitlines() if not line.startswith(("╭", "╰"))]

@@ -1,9 +1,8 @@
-"""``ocar data``: which data sets are there, whole and genuine, and how to get the others."""
+"""``ocar data``: the state of the data sets, and how to get the missing ones."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -11,44 +10,42 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ocar import datasets
-from ocar.datasets.catalog import DataStatus
+from ocar.datasets import DataStatus
 from ocar_lab.cli.arguments import parse
-from ocar_lab.cli.tables import print_table
+from ocar_lab.cli.tables import print_json, print_table
 
 ACTIONS = ("status", "verify")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Say which data sets are there, whole and genuine, and how to get the others.
+    """Show which data sets are present, complete and genuine, and how to get the others.
 
-    ``ocar data status``, or ``ocar data`` alone, looks at names, sizes and checksums; ``ocar data
+    ``ocar data status``, or just ``ocar data``, checks names, sizes and checksums; ``ocar data
     verify`` reads everything.
     """
 
     data_root: Path | None = None
-    """Where the data sets are; by default OCAR_DATA or the user's data folder."""
+    """Folder of the data sets; by default OCAR_DATA or the user's data folder."""
 
     json: bool = False
     """Print JSON."""
 
 
 def main(command: str, arguments: list[str], *, debug: bool) -> int:
-    """Say what is there.
+    """Show the state of the data sets.
 
     Returns:
-        0, or 1 if something that is there is damaged.
+        0, or 1 if a data set is damaged.
     """
     named = arguments[:1] if arguments[:1] and arguments[0] in ACTIONS else []
-    action = named[0] if named else "status"
     prog = " ".join(["ocar", command, *(named or ["[status|verify]"])])
     options = parse(Options, arguments[len(named) :], command=prog)
     root = datasets.data_root() if options.data_root is None else options.data_root
-    found = datasets.verify(root) if action == "verify" else datasets.status(root)
+    found = datasets.verify(root) if named == ["verify"] else datasets.status(root)
     if options.json:
         plain = [{**dataclasses.asdict(one), "where": str(one.where)} for one in found]
-        json.dump({"root": str(root), "sets": plain}, sys.stdout, indent=1, ensure_ascii=False)
-        sys.stdout.write("\n")
+        print_json({"root": str(root), "sets": plain})
     else:
         _print(root, found)
     return 1 if any(one.present and not one.whole for one in found) else 0
@@ -69,8 +66,8 @@ def _print(root: Path, found: Sequence[DataStatus]) -> None:
 def state_text(one: DataStatus) -> str:
     """The state of a data set in a few words."""
     if not one.present:
-        return "not there"
+        return "missing"
     if not one.whole:
-        return "not whole"
-    genuine = {True: "genuine", False: "not the published files", None: ""}[one.genuine]
-    return ", ".join(part for part in ("whole", genuine) if part)
+        return "incomplete"
+    genuine = {True: ", genuine", False: ", not the published files", None: ""}[one.genuine]
+    return f"complete{genuine}"

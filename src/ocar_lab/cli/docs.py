@@ -1,4 +1,4 @@
-"""The docstrings under the fields of a dataclass, as help."""
+"""The docstrings under the fields of a dataclass, for ``--help``."""
 
 from __future__ import annotations
 
@@ -10,11 +10,7 @@ import textwrap
 
 
 def field_docs(kind: type) -> dict[str, str]:
-    """The docstring under each field of a dataclass and of those that it derives from.
-
-    Args:
-        kind: The dataclass.
-    """
+    """The docstring under each field of a dataclass and of its bases."""
     docs: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         if not dataclasses.is_dataclass(base):

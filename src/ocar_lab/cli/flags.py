@@ -1,178 +1,155 @@
-"""Every setting of a method as a flag.
+"""``COMMAND BENCHMARK METHOD... [FLAGS]``: the flags of ``ocar run`` and ``ocar tune``.
 
-The settings are dataclasses with a docstring under each field. From one or more of them comes one
-``TypedDict`` whose keys may be left out: a key is there only if its flag was given, so that what is
-left out falls back to the preset of each method.
+The flags are the fields of three kinds of dataclasses: the options of the command, the
+configuration of a run or study, and the settings of the named methods.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import types
-import typing
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Any, Literal, TypedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
 
 from ocar.errors import ConfigError
 from ocar.methods.registry import METHODS, TRANSFORMS
-from ocar_lab.cli.docs import field_docs
+from ocar.streams.benchmarks import BENCHMARKS
+from ocar_lab.cli.arguments import Flags, Given, flags, option_group, parse_groups, shared_group
 from ocar_lab.experiment.config import base_settings
 
-NOT_FLAGS = {"seed"}
-"""Settings that another option decides."""
+T = TypeVar("T")
 
 DEFAULTS = "Settings of the method; the defaults are those selected for this benchmark."
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Setting:
-    """One setting of a method."""
+@dataclass(frozen=True, kw_only=True)
+class Call(Generic[T]):
+    """A command line, parsed.
 
-    name: str
-    """Its name in the dataclass."""
+    Attributes:
+        options: Options of the command.
+        benchmark: Name of the benchmark.
+        methods: Names of the methods.
+        config: Fields of the configuration that were given.
+        settings: Settings that were given, for each method its own.
+    """
 
-    kind: Any
-    """Its type."""
-
-    about: str
-    """The docstring under the field."""
-
-    default: Any
-    """Its value if it is not given; ``dataclasses.MISSING`` if it has to be."""
+    options: T
+    benchmark: str
+    methods: list[str]
+    config: Given
+    settings: dict[str, Given]
 
 
-def method_settings(method: str, *, transform: str | None = None) -> dict[str, Setting]:
-    """The settings of a method and its transform that can be given on the command line.
+def parse_call(
+    kind: type[T],
+    config: Any,
+    arguments: Sequence[str],
+    *,
+    command: str,
+    usage: str,
+    one_method: bool = False,
+    without: Sequence[str] = (),
+    about: Callable[[str, str, str | None], str] = lambda *_: DEFAULTS,
+) -> Call[T]:
+    """Parse a command line that begins with a benchmark and methods.
+
+    Args:
+        kind: Dataclass of the command's options.
+        config: Dataclass of the configuration.
+        arguments: The arguments after the command.
+        command: The command.
+        usage: How to call it.
+        one_method: Whether only one method may be named.
+        without: Fields of the configuration that are no flags.
+        about: A line above the settings, from benchmark, first method and transform.
+
+    Raises:
+        ConfigError: The call is wrong.
+    """
+    count = next((i for i, a in enumerate(arguments) if a.startswith("-")), len(arguments))
+    names, rest = list(arguments[:count]), list(arguments[count:])
+    known = flags(config, without=("benchmark", "method", *without))
+    groups = {"run": option_group(known, about="What to run, and how.")}
+    if len(names) < 2 or (one_method and len(names) > 2):
+        parse_groups(kind, rest, command=usage, groups=groups)  # the help, or another mistake
+        needed = "one method" if one_method else "a method"
+        raise ConfigError(f"A benchmark and {needed} are needed: {usage}")
+    benchmark, *methods = names
+    check_names(benchmark, methods)
+    transform = _find_transform(rest)
+    own = {method: method_settings(method, transform, benchmark) for method in methods}
+    text = about(benchmark, methods[0], transform)
+    groups["settings"] = shared_group(own, about=text)
+    try:
+        options, given = parse_groups(
+            kind, rest, command=" ".join([command, *names]), groups=groups
+        )
+    except ConfigError as error:
+        raise ConfigError(f"{_owners(rest, own)}{error}") from None
+    settings = {
+        method: {name: value for name, value in given["settings"].items() if name in has}
+        for method, has in own.items()
+    }
+    return Call(
+        options=options,
+        benchmark=benchmark,
+        methods=methods,
+        config=given["run"],
+        settings=settings,
+    )
+
+
+def method_settings(
+    method: str, transform: str | None = None, benchmark: str | None = None
+) -> Flags:
+    """The settings of a method and its transform as flags.
 
     Args:
         method: Name of the method.
         transform: Name of a transform to use instead of the method's own.
+        benchmark: A benchmark whose preset gives the defaults.
     """
     chosen = METHODS[method]
     rewriting = chosen.transform if transform is None else TRANSFORMS[transform]
-    kinds: list[Any] = [chosen.settings, *([] if rewriting is None else [rewriting])]
-    settings: dict[str, Setting] = {}
-    for kind in kinds:
-        hints = typing.get_type_hints(kind)
-        about = field_docs(kind)
-        for field in dataclasses.fields(kind):
-            if field.name not in NOT_FLAGS and _can_be_flag(hints[field.name]):
-                settings[field.name] = Setting(
-                    name=field.name,
-                    kind=hints[field.name],
-                    about=about.get(field.name, ""),
-                    default=field.default,
-                )
-    return settings
+    kinds = [chosen.settings, *([] if rewriting is None else [rewriting])]
+    found = {n: f for kind in kinds for n, f in flags(kind, without=("seed",)).items()}
+    preset = {} if benchmark is None else base_settings(benchmark, method, transform)
+    return {n: replace(f, default=preset.get(n, f.default)) for n, f in found.items()}
 
 
-def defaults(
-    benchmark: str, method: str, transform: str | None, settings: Mapping[str, Setting]
-) -> dict[str, Any]:
-    """The value of each setting if its flag is not given, ``MISSING`` where it has to be.
-
-    Args:
-        benchmark: Name of the benchmark.
-        method: Name of the method.
-        transform: Name of a transform to use instead of the method's own.
-        settings: Their settings.
-    """
-    preset = base_settings(benchmark, method, transform)
-    return {key: preset.get(key, setting.default) for key, setting in settings.items()}
-
-
-def flags_type(settings: Mapping[str, Mapping[str, Setting]], values: Mapping[str, Any]) -> Any:
-    """A ``TypedDict`` of flags for several methods together.
-
-    Args:
-        settings: The settings of each method.
-        values: The defaults of each method.
+def check_names(benchmark: str, methods: Sequence[str]) -> None:
+    """Raise if a name is unknown.
 
     Raises:
-        ConfigError: Two methods mean different things by one name.
+        ConfigError: A name is unknown, or a method is named twice.
     """
-    from tyro.conf import arg
-
-    hints: dict[str, Any] = {}
-    for name in dict.fromkeys(name for own in settings.values() for name in own):
-        having = [method for method in settings if name in settings[method]]
-        kinds = {settings[method][name].kind for method in having}
-        if len(kinds) > 1:
-            raise ConfigError(
-                f"{name} is not the same in {', '.join(having)}. Run the methods one by one."
-            )
-        first = settings[having[0]][name]
-        described = arg(
-            help=first.about, help_behavior_hint=_hint({m: values[m][name] for m in having})
-        )
-        hints[name] = Annotated[first.kind, described]
-    return TypedDict("Settings", hints, total=False)  # type: ignore[operator]
+    if benchmark not in BENCHMARKS:
+        raise ConfigError(f"Unknown benchmark {benchmark!r}. There are {', '.join(BENCHMARKS)}.")
+    for method in methods:
+        if method not in METHODS:
+            raise ConfigError(f"Unknown method {method!r}. There are {', '.join(METHODS)}.")
+    if len(set(methods)) < len(methods):
+        raise ConfigError(f"Invalid methods {' '.join(methods)}. Each can be named once.")
 
 
-def _hint(by_method: Mapping[str, Any]) -> str:
-    """What a flag is if it is not given, as it would be written."""
-    texts = {
-        method: "required" if value is dataclasses.MISSING else _written(value)
-        for method, value in by_method.items()
-    }
-    if len(set(texts.values())) == 1:
-        only = next(iter(texts.values()))
-        return "(required)" if only == "required" else f"(default: {only})"
-    return f"({', '.join(f'{method}: {text}' for method, text in texts.items())})"
-
-
-def _written(value: Any) -> str:
-    if isinstance(value, (tuple, list)):
-        return " ".join(map(str, value)) or "none"
-    return str(value)
-
-
-def _can_be_flag(kind: Any) -> bool:
-    """Whether a value of this type can be written on a command line."""
-    if kind in (int, float, str, bool, type(None), Ellipsis):
-        return True
-    origin = typing.get_origin(kind)
-    if origin is Literal:
-        return True
-    parts: Iterable[Any] = typing.get_args(kind)
-    return origin in (tuple, types.UnionType, typing.Union) and all(map(_can_be_flag, parts))
-
-
-def find_transform(arguments: Sequence[str]) -> str | None:
-    """The transform that the arguments name, which decides what flags there are.
-
-    Args:
-        arguments: What comes after the names.
-
-    Raises:
-        ConfigError: There is no such transform.
-    """
+def _find_transform(arguments: Sequence[str]) -> str | None:
+    """The transform that the arguments name, which decides what flags there are."""
     for index, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
         if name == "--transform":
-            following = arguments[index + 1 : index + 2]
-            transform = value if equals else (following[0] if following else "")
+            transform = value if equals else "".join(arguments[index + 1 : index + 2])
             if transform not in TRANSFORMS:
-                raise ConfigError(
-                    f"Unknown transform {transform!r}. There are {', '.join(TRANSFORMS)}."
-                )
+                known = ", ".join(TRANSFORMS)
+                raise ConfigError(f"Unknown transform {transform!r}. There are {known}.")
             return transform
     return None
 
 
-def with_flags(options: Any, flags: Any, *, about: str = DEFAULTS) -> Any:
-    """The options of a command with the settings of methods beside them.
-
-    Args:
-        options: A dataclass.
-        flags: What :func:`flags_type` made.
-        about: A line about the settings.
-    """
-    from tyro.conf import OmitArgPrefixes, arg
-
-    field = ("settings", Annotated[flags, OmitArgPrefixes, arg(help=about)])
-    kind = dataclasses.make_dataclass(
-        "Options", [field], bases=(options,), frozen=True, kw_only=True
-    )
-    kind.__doc__ = options.__doc__
-    return kind
+def _owners(arguments: Sequence[str], known: dict[str, Flags]) -> str:
+    """A sentence on a flag that belongs to methods that were not named, if there is one."""
+    for argument in arguments:
+        name = argument.partition("=")[0].removeprefix("--").replace("-", "_")
+        owners = [method for method in METHODS if name in method_settings(method)]
+        if argument.startswith("--") and owners and not any(name in own for own in known.values()):
+            return f"--{name.replace('_', '-')} is a setting of {', '.join(owners)}. "
+    return ""

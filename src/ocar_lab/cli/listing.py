@@ -1,9 +1,8 @@
-"""``ocar methods`` and ``ocar benchmarks``: what there is."""
+"""``ocar methods`` and ``ocar benchmarks``: lists of both."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from ocar.methods.registry import METHODS
 from ocar.streams.benchmarks import BENCHMARKS
 from ocar_lab.cli.arguments import parse
 from ocar_lab.cli.flags import method_settings
-from ocar_lab.cli.tables import print_table
+from ocar_lab.cli.tables import print_json, print_table
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +21,7 @@ class MethodOptions:
     """List the methods."""
 
     json: bool = False
-    """Print JSON, with every setting of each."""
+    """Print JSON, with every setting of each method."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +29,7 @@ class BenchmarkOptions:
     """List the benchmarks."""
 
     json: bool = False
-    """Print JSON, with all that each fixes."""
+    """Print JSON, with everything that each benchmark fixes."""
 
 
 def main(command: str, arguments: list[str], *, debug: bool) -> int:
@@ -42,12 +41,12 @@ def main(command: str, arguments: list[str], *, debug: bool) -> int:
         more = "The settings of a method: ocar run BENCHMARK METHOD --help"
     else:
         wanted = parse(BenchmarkOptions, arguments, command=f"ocar {command}").json
-        listed, header = benchmarks(), ["benchmark", "about"]
+        listed = [to_plain(benchmark) for benchmark in BENCHMARKS.values()]
+        header = ["benchmark", "about"]
         shown = [[b["name"], b["description"]] for b in listed]
-        more = "Which data sets are there, and how to get them: ocar data"
+        more = "The state of the data sets, and how to get them: ocar data"
     if wanted:
-        json.dump(listed, sys.stdout, indent=1, ensure_ascii=False)
-        sys.stdout.write("\n")
+        print_json(listed)
     else:
         print_table(header, shown)
         sys.stdout.write(f"\n{more}\n")
@@ -72,8 +71,3 @@ def methods() -> list[dict[str, Any]]:
         }
         for name, method in METHODS.items()
     ]
-
-
-def benchmarks() -> list[dict[str, Any]]:
-    """The benchmarks with what they fix, in plain values."""
-    return [to_plain(benchmark) for benchmark in BENCHMARKS.values()]

@@ -1,42 +1,72 @@
 """``ocar paper NAME``: the paper's tables and figures.
 
-To add a table or a figure: a line in ``NAMES``, and a module with a ``main`` like a command's.
+To add a figure: a line in ``FIGURES``, and a module in :mod:`ocar_lab.paper.figures`.
 """
 
 from __future__ import annotations
 
 import importlib
+import shlex
 import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
-from ocar.errors import ConfigError
+from ocar.errors import ConfigError, RunError
+from ocar_lab.cli.arguments import parse
+from ocar_lab.cli.tables import markdown_sheets, print_errors, print_json, print_sheets
+from ocar_lab.published import SOURCE
+from ocar_lab.runs import Measured, Run, read_all, read_folders, run_folders
+from ocar_lab.runs.texts import Sheet
 
-NAMES = {
-    "table1": ("paper_tables", "Table 1: all methods on Split-CIFAR100 or Split-TinyImageNet"),
-    "clear": ("paper_tables", "Table 2: Online CLEAR, and PACS as a stand-in"),
-    "times": ("paper_tables", "Table 3: training time for the first task"),
-    "convex": ("paper_figures", "ER, EWC, NGD and OCAR on the convex stream: L_p and L_s"),
-    "landscape": ("paper_figures", "paths through the loss landscape, and learning curves"),
-    "grid": ("paper_figures", "accuracy, forgetting and plasticity over α and α/τ"),
-    "steps": ("paper_figures", "effective step size against eigenvalue"),
-    "spectrum": ("paper_figures", "eigenvalues of the damped curvature on a run"),
-    "ratio": ("paper_figures", "ratio of gradient norms over the stream, with a small τ"),
-    "curves": ("paper_curves", "validation accuracy over time, with the spread over seeds"),
+if TYPE_CHECKING:
+    from ocar_lab.experiment import Job
+    from ocar_lab.paper.figures.curves import Options as CurvesOptions
+    from ocar_lab.paper.figures.setup import Listen
+
+TABLES = {
+    "table1": "Table 1: all methods on Split-CIFAR100 or Split-TinyImageNet",
+    "clear": "Table 2: Online CLEAR, and PACS as a stand-in",
+    "times": "Table 3: training time for the first task",
 }
-"""The module of each table or figure, and what it is."""
+
+FIGURES = {
+    "convex": "ER, EWC, NGD and OCAR on the convex stream: L_p and L_s",
+    "landscape": "paths through the loss landscape, and learning curves",
+    "grid": "accuracy, forgetting and plasticity over α and α/τ",
+    "steps": "effective step size against eigenvalue",
+    "spectrum": "eigenvalues of the damped curvature on a run",
+    "ratio": "ratio of gradient norms over the stream, with a small τ",
+}
+"""Figures by the name of their module."""
+
+CURVES = {"curves": "validation accuracy over time, with the spread over seeds"}
+"""A figure of stored runs."""
+
+NAMES = TABLES | FIGURES | CURVES
 
 ALIASES = {"table2": "clear", "table3": "times"}
-"""Other names of the same."""
+
+RESULTS = Path("results")
+"""Where ``ocar keep`` writes."""
+
+FOLDERS = ("--out", "--results", "--data-root")
+"""Options that name a folder, which the numbers do not depend on."""
+
+IID = "-iid"
 
 
 def usage() -> str:
-    """What ``ocar paper --help`` says."""
+    """The text of ``ocar paper --help``."""
     width = max(map(len, NAMES))
-    names = "\n".join(f"  ocar paper {name:{width}}  {about}" for name, (_, about) in NAMES.items())
+    names = "\n".join(f"  ocar paper {name:{width}}  {about}" for name, about in NAMES.items())
     return (
         "usage: ocar paper NAME [OPTIONS]\n\n"
-        "The paper's numbers, ours from stored runs, and how far they are apart; which of the\n"
-        "paper's claims hold in ours; how to make what is missing. A figure makes what it lacks,\n"
-        "and writes its numbers and pictures under results/figures.\n\n"
+        "A table shows the paper's numbers, ours from stored runs and their difference, which of\n"
+        "the paper's claims hold in ours, and the commands for missing runs. A figure makes its\n"
+        "missing runs, and writes its numbers and pictures under results/figures.\n\n"
         f"{names}\n\n"
         "  --help     this text; after a name, its options\n"
     )
@@ -55,6 +85,239 @@ def main(command: str, arguments: list[str], *, debug: bool) -> int:
     name = ALIASES.get(given, given)
     if name not in NAMES:
         raise ConfigError(f"Unknown name {given!r}. There are {', '.join([*NAMES, *ALIASES])}.")
-    module = importlib.import_module(f"ocar_lab.cli.{NAMES[name][0]}")
-    code: int = module.main(name, rest, debug=debug)
-    return code
+    if name in TABLES:
+        return _show_table(name, rest)
+    return _draw_curves(name, rest, debug=debug) if name in CURVES else _draw_figure(name, rest)
+
+
+# Tables
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableOptions:
+    """Options of every table."""
+
+    results: Path = RESULTS
+    """A folder that contains kept results or runs, at any depth."""
+
+    json: bool = False
+    """Print JSON: every number, the claims, the commands for missing runs."""
+
+    markdown: bool = False
+    """Print Markdown."""
+
+    def __post_init__(self) -> None:
+        if self.json and self.markdown:
+            raise ConfigError("Invalid --json with --markdown. Must be one of them.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table1Options(TableOptions):
+    """Table 1 of the paper: its numbers, ours, and the difference in standard deviations.
+
+    The difference is (ours - paper) / sqrt(s_paper² + s_ours²), with means over seeds and sample
+    standard deviations s. One seed of ours has no spread: then it is over s_paper alone, marked by
+    °. A difference beyond two standard deviations is marked by !.
+
+    A row uses runs that follow the protocol with the published settings. Among several
+    configurations the one with the most seeds is used, and the others are named.
+    """
+
+    benchmark: Literal["split-cifar100", "split-tinyimagenet"] = "split-cifar100"
+    """Which half of the table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClearOptions(TableOptions):
+    """The paper's table of Online CLEAR: its numbers, ours, the difference in standard deviations.
+
+    The difference is (ours - paper) / sqrt(s_paper² + s_ours²), with means over seeds and sample
+    standard deviations s. One seed of ours has no spread: then it is over s_paper alone, marked by
+    °. A difference beyond two standard deviations is marked by !.
+
+    PACS stands in for CLEAR in a second table: the same methods on a smaller domain-incremental
+    benchmark, without numbers of the paper. Where no settings were selected, any are used.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimesOptions(TableOptions):
+    """The paper's table of training times: the first task of Split-CIFAR100, without evaluation.
+
+    The paper's seconds are of a V100, so times are compared as ratios to ER. Ours are all of one
+    device, the one with the most methods, and of runs without another run in parallel.
+    """
+
+
+def _show_table(name: str, arguments: list[str]) -> int:
+    kinds: dict[str, type[TableOptions]] = {
+        "table1": Table1Options,
+        "clear": ClearOptions,
+        "times": TimesOptions,
+    }
+    options = parse(kinds[name], arguments, command=f"ocar paper {name}")
+    # Before there are any results, the table shows the commands that make them.
+    begun = options.results.exists() or options.results != RESULTS
+    runs, errors = read_all(options.results) if begun else ([], [])
+    print_errors(errors)
+    document, sheets = _make_table(options, runs)
+    if options.json:
+        print_json({"paper": SOURCE, **document})
+    elif options.markdown:
+        sys.stdout.write(markdown_sheets(sheets))
+    else:
+        print_sheets(sheets)
+    return 1 if errors else 0
+
+
+def _make_table(options: TableOptions, runs: list[Measured]) -> tuple[dict[str, Any], list[Sheet]]:
+    from ocar_lab.paper import sheets, tables, times
+
+    if isinstance(options, TimesOptions):
+        table = times.times_table(runs)
+        return sheets.times_document(table), [sheets.times_sheet(table)]
+    if isinstance(options, Table1Options):
+        found = [tables.table1(runs, options.benchmark)]
+    else:
+        found = [*tables.clear_tables(runs)]
+    return sheets.table_document(found), [*map(sheets.table_sheet, found)]
+
+
+# Figures
+
+
+def command_line(name: str, arguments: Sequence[str]) -> str:
+    """The command line for the file of a figure: without folders."""
+    words, skip = ["ocar", "paper", name], False
+    for argument in arguments:
+        if skip:
+            skip = False
+        elif argument in FOLDERS:
+            skip = True
+        elif not argument.startswith(tuple(f"{folder}=" for folder in FOLDERS)):
+            words.append(argument)
+    return shlex.join(words)
+
+
+class Meter:
+    """Shows the parts of a figure as they are made: a counting line in a terminal, else lines."""
+
+    def __init__(self) -> None:
+        self._name = ""
+        self._begun = self._shown = 0.0
+
+    def begin(self, name: str) -> Listen:
+        """Begin a part."""
+        self.end()
+        self._name, self._begun = name, time.monotonic()
+        if not sys.stderr.isatty():
+            sys.stderr.write(f"{name}: begun\n")
+        return self._listen
+
+    def _listen(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if sys.stderr.isatty() and now - self._shown > 0.2:
+            self._shown = now
+            of = f" of {total}" if total else ""
+            sys.stderr.write(f"\r\033[K{self._name}: batch {done}{of}")
+            sys.stderr.flush()
+
+    def end(self) -> None:
+        """End the part that was begun last."""
+        if self._name:
+            clear = "\r\033[K" if sys.stderr.isatty() else ""
+            seconds = time.monotonic() - self._begun
+            sys.stderr.write(f"{clear}{self._name}: {seconds:.0f} s\n")
+            self._name = ""
+
+
+def _draw_figure(name: str, arguments: list[str]) -> int:
+    from ocar_lab.experiment.parts import limited_threads
+
+    kind = importlib.import_module(f"ocar_lab.paper.figures.{name}").FIGURE
+    figure = parse(kind, arguments, command=f"ocar paper {name}")
+    meter = Meter()
+    with limited_threads(1):  # more do not help with models as small as these
+        paths = figure.produce(command_line(name, arguments), meter.begin)
+    meter.end()
+    sys.stdout.writelines(f"{path}\n" for path in paths)
+    return 0
+
+
+def _draw_curves(name: str, arguments: list[str], *, debug: bool) -> int:
+    from ocar.methods.registry import METHODS
+    from ocar.streams.benchmarks import get_benchmark
+    from ocar_lab.cli import run as run_command
+    from ocar_lab.cli.flags import check_names
+    from ocar_lab.cli.workers import choose_workers
+    from ocar_lab.drawing import save
+    from ocar_lab.paper.figures import curves
+    from ocar_lab.paper.figures.store import Wanted, gather, read_document
+
+    options = parse(curves.Options, arguments, command=f"ocar paper {name}")
+    labels, benchmark = options.methods, options.benchmark
+    check_names(benchmark, [m for m in labels if m.removesuffix(IID) not in METHODS])
+    if get_benchmark(benchmark).kind == "regression":
+        raise ConfigError(
+            f"Invalid --benchmark {benchmark}: it has losses and no accuracy, and "
+            "ocar paper convex draws them over time. Must be a benchmark with classes."
+        )
+    kept = read_document(options.file)["parts"] if options.file.exists() else {}
+    jobs = _missing_runs(options, kept)
+    if jobs:
+        workers, _ = choose_workers({}, workers=options.workers, jobs=len(jobs))
+        again = shlex.join(["ocar", "paper", name, *arguments])
+        code = run_command.do_runs(jobs, workers=workers, again=again, debug=debug)
+        if code:
+            return code
+    chosen: dict[str, Sequence[Run]] = {}
+    for label, own in _stored(options).items():
+        if own and (set(options.seeds) <= {run.seed for run in own} or label not in kept):
+            chosen[label] = own
+        elif label not in kept:
+            raise RunError(f"There is no finished run of {label} in {options.results}.")
+    wanted = curves.wanted(benchmark, chosen)
+    settings = {label: wanted.parts.get(label) or kept[label]["settings"] for label in labels}
+    tasks = get_benchmark(benchmark).tasks
+    parts = gather(
+        options.file,
+        Wanted(settings=wanted.settings, parts=settings),
+        curves.Curve,
+        lambda label: curves.make_curve(chosen[label], tasks=tasks),
+        command=command_line(name, arguments),
+    )
+    paths = [options.file, *save(curves.draw_curves(benchmark, parts), options.stem)]
+    sys.stdout.writelines(f"{path}\n" for path in paths)
+    return 0
+
+
+def _stored(options: CurvesOptions) -> dict[str, Sequence[Run]]:
+    """The stored runs of each method."""
+    from ocar_lab.paper.figures import curves
+
+    folders = run_folders(options.results) if options.results.exists() else []
+    runs, errors = read_folders([f for f in folders if options.benchmark in f.parts])
+    print_errors(errors)
+    return {
+        label: curves.choose(runs, options.benchmark, label, options.seeds)
+        for label in options.methods
+    }
+
+
+def _missing_runs(options: CurvesOptions, kept: dict[str, Any]) -> list[Job]:
+    """The runs of each method that has too few seeds, both stored and in the file."""
+    from ocar_lab.cli import run as run_command
+    from ocar_lab.cli.workers import choose_workers
+
+    jobs: list[Job] = []
+    seeds = set(options.seeds)
+    for label, own in _stored(options).items():
+        in_file = set(kept.get(label, {}).get("settings", {}).get("seeds", ()))
+        if (own and seeds <= {run.seed for run in own}) or (in_file and seeds <= in_file):
+            continue
+        wanted = {"data_root": options.data_root, "iid": label.endswith(IID)}
+        chosen = options.seeds or (0,)
+        _, config = choose_workers(wanted, workers=options.workers, jobs=len(chosen))
+        method, out = label.removesuffix(IID), options.results
+        jobs += run_command.make_jobs(options.benchmark, [method], seeds=chosen, out=out, **config)
+    return jobs

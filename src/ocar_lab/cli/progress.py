@@ -1,12 +1,11 @@
-"""How runs are watched: a bar each in a terminal, now and then a line elsewhere."""
+"""The progress of runs: a bar each in a terminal, now and then a line elsewhere."""
 
 from __future__ import annotations
 
 import sys
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from ocar.errors import MissingPackageError
 from ocar_lab.experiment import Ended, Message, Progress
@@ -15,7 +14,7 @@ LINE_SECONDS = 60.0
 """Without a terminal, the least time between two lines about one run."""
 
 MOST_BARS = 12
-"""With more runs than this, those that are over give their place to others."""
+"""With more runs than this, the bars of ended runs disappear."""
 
 LIVE = {
     "l_p": "L_p {:.4g}",
@@ -25,42 +24,128 @@ LIVE = {
     "replay_weight": "λ {:.3g}",
     "classes": "{:.0f} classes",
 }
-"""What the learner reports and how it is written, the most interesting first."""
+"""Values that the learner reports and how to print them, the most interesting first."""
+
+D = TypeVar("D", bound="Display")
 
 
-class Display(ABC):
-    """Shows messages about some runs, named by their labels."""
+class Display:
+    """Bars or lines on standard error; used in a ``with`` statement.
 
-    def __init__(self, labels: Sequence[str]) -> None:
-        self.labels = labels
+    Args:
+        columns: Columns of the bars after label, bar and count: texts with fields of a bar, or
+            names of rich's columns.
+        terminal: Whether to draw bars; by default if standard error is a terminal.
 
-    @abstractmethod
-    def show(self, message: Message) -> None:
-        """Take in a message."""
+    Attributes:
+        bars: rich's progress bars; None without a terminal.
+        room: Characters to the right of label, bar and count; 0 without a terminal.
+    """
 
-    @abstractmethod
-    def note(self, text: str) -> None:
-        """Say something beside the bars."""
+    def __init__(self, *columns: str, terminal: bool | None = None) -> None:
+        self.bars: Any = None
+        self.room = 0
+        if not (sys.stderr.isatty() if terminal is None else terminal):
+            return
+        try:
+            from rich import progress
+            from rich.console import Console
+        except ImportError as error:
+            raise MissingPackageError(
+                'The command line needs tyro and rich: pip install "ocar[cli]"'
+            ) from error
+        console = Console(stderr=True, highlight=False)
+        bar = max(8, min(24, console.width - 95))
+        self.room = console.width - bar - 12
+        self.bars = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(bar_width=bar),
+            progress.MofNCompleteColumn(),
+            *(
+                progress.TimeRemainingColumn(compact=True)
+                if column == "left"
+                else progress.TextColumn(f"{{task.fields[{column}]}}", markup=False)
+                for column in columns
+            ),
+            console=console,
+        )
 
-    def __enter__(self) -> Display:
+    def __enter__(self: D) -> D:
+        if self.bars is not None:
+            self.bars.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        return None
+        if self.bars is not None:
+            self.bars.stop()
+
+    def note(self, text: str) -> None:
+        """Print a line, above the bars if there are any."""
+        if self.bars is not None:
+            self.bars.console.print(text, markup=False)
+        else:
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
 
 
-def make_display(labels: Sequence[str]) -> Display:
-    """Bars if standard error is a terminal, else lines."""
-    return Bars(labels) if sys.stderr.isatty() else Lines(labels)
+class RunDisplay(Display):
+    """A bar for each run with rate, time left and live metrics, or a line now and then.
+
+    Args:
+        labels: Names of the runs.
+    """
+
+    def __init__(self, labels: Sequence[str]) -> None:
+        super().__init__("rate", "left", "live")
+        self.labels = labels
+        self._began: dict[int, tuple[float, int]] = {}
+        self._said: dict[int, float] = {}
+        self._room = self.room - max(map(len, labels)) - 15  # "100/s", "1:02:03" and spaces
+        for label in labels if self.bars is not None else ():
+            # All at once, since a worker takes seconds to begin.
+            self.bars.add_task(
+                label, total=None, rate="", live="waiting", visible=len(labels) <= MOST_BARS
+            )
+
+    def show(self, message: Message) -> None:
+        """Show a message."""
+        if self.bars is None:
+            self._show_line(message)
+        elif isinstance(message, Ended):
+            bar = self.bars.tasks[message.job]
+            if message.state in ("finished", "already finished"):
+                self.bars.update(bar.id, completed=bar.total or 1, total=bar.total or 1)
+            visible = len(self.labels) <= MOST_BARS
+            self.bars.update(bar.id, live=end_text(message), visible=visible)
+            self.bars.stop_task(bar.id)
+        else:
+            now, begun = self._began.setdefault(message.job, (time.monotonic(), message.done))
+            passed = time.monotonic() - now
+            self.bars.update(
+                self.bars.tasks[message.job].id,
+                completed=message.done,
+                total=message.batches or None,
+                rate=f"{(message.done - begun) / passed:.0f}/s" if passed > 0.5 else "",
+                live=live_text(message, width=self._room),
+                visible=True,
+            )
+
+    def _show_line(self, message: Message) -> None:
+        label = self.labels[message.job]
+        if isinstance(message, Ended):
+            state = f"{message.state}  " if message.metrics else ""
+            self.note(f"{label}: {state}{end_text(message)}")
+        elif message.job not in self._said:
+            self._said[message.job] = time.monotonic()
+            begun = f"resumes at batch {message.resumed}" if message.resumed else "begins"
+            self.note(f"{label}: {begun}, {message.batches or '?'} batches")
+        elif time.monotonic() - self._said[message.job] >= LINE_SECONDS:
+            self._said[message.job] = time.monotonic()
+            self.note(f"{label}: {message.done}/{message.batches or '?'}  {live_text(message)}")
 
 
 def live_text(message: Progress, *, width: int = 1000) -> str:
-    """The live metrics, as many as fit.
-
-    Args:
-        message: The message.
-        width: Characters.
-    """
+    """The live metrics, as many as fit into ``width`` characters."""
     parts = []
     if message.accuracy is not None:
         parts.append(f"acc {message.accuracy:.1%}")
@@ -80,108 +165,3 @@ def end_text(message: Ended) -> str:
     found = {name: number for name, number in message.metrics.items() if number is not None}
     parts = [text.format(found[name]) for name, text in known.items() if name in found]
     return "  ".join(parts) or message.state
-
-
-class Lines(Display):
-    """A line when a run begins, when it ends, and now and then between."""
-
-    def __init__(self, labels: Sequence[str]) -> None:
-        super().__init__(labels)
-        self._said: dict[int, float] = {}
-
-    def show(self, message: Message) -> None:
-        """Take in a message."""
-        label = self.labels[message.job]
-        if isinstance(message, Ended):
-            state = f"{message.state}  " if message.metrics else ""
-            self.note(f"{label}: {state}{end_text(message)}")
-        elif message.job not in self._said:
-            self._said[message.job] = time.monotonic()
-            begun = f"goes on at batch {message.resumed}" if message.resumed else "begins"
-            self.note(f"{label}: {begun}, {message.batches or '?'} batches")
-        elif time.monotonic() - self._said[message.job] >= LINE_SECONDS:
-            self._said[message.job] = time.monotonic()
-            self.note(f"{label}: {message.done}/{message.batches or '?'}  {live_text(message)}")
-
-    def note(self, text: str) -> None:
-        """Write a line."""
-        sys.stderr.write(f"{text}\n")
-        sys.stderr.flush()
-
-
-class Bars(Display):
-    """A bar for each run, with rate, time left and live metrics."""
-
-    def __init__(self, labels: Sequence[str]) -> None:
-        super().__init__(labels)
-        try:
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-            from rich.progress import Progress as RichProgress
-        except ImportError as error:
-            raise MissingPackageError(
-                'The command line needs tyro and rich: pip install "ocar[cli]"'
-            ) from error
-        self._console = Console(stderr=True, highlight=False)
-        bar = max(8, min(24, self._console.width - 95))
-        # Left of the live metrics: label, bar, "4740/4760", "100/s", "1:02:03" and spaces.
-        self._room = self._console.width - max(map(len, labels)) - bar - 27
-        self._bars = RichProgress(
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=bar),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]}", justify="right"),
-            TimeRemainingColumn(compact=True),
-            TextColumn("{task.fields[live]}"),
-            console=self._console,
-        )
-        self._tasks: dict[int, Any] = {}
-        self._began: dict[int, tuple[float, int]] = {}
-
-    def __enter__(self) -> Display:
-        self._bars.start()
-        if len(self.labels) <= MOST_BARS:  # at once: a worker needs seconds to begin
-            for job in range(len(self.labels)):
-                self._task(job)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bars.stop()
-
-    def show(self, message: Message) -> None:
-        """Take in a message."""
-        task = self._task(message.job)
-        if isinstance(message, Ended):
-            self._end(task, message)
-            return
-        now, begun = self._began.setdefault(message.job, (time.monotonic(), message.done))
-        passed = time.monotonic() - now
-        rate = f"{(message.done - begun) / passed:.0f}/s" if passed > 0.5 else ""
-        self._bars.update(
-            task,
-            completed=message.done,
-            total=message.batches or None,
-            rate=rate,
-            live=live_text(message, width=self._room),
-        )
-
-    def _task(self, job: int) -> Any:
-        """The bar of a run."""
-        if job not in self._tasks:
-            label = self.labels[job]
-            self._tasks[job] = self._bars.add_task(label, total=None, rate="", live="waiting")
-        return self._tasks[job]
-
-    def _end(self, task: Any, message: Ended) -> None:
-        bar = next(t for t in self._bars.tasks if t.id == task)
-        if message.state in ("finished", "already finished"):
-            total = bar.total or 1
-            self._bars.update(task, completed=total, total=total)
-        self._bars.update(task, live=end_text(message))
-        self._bars.stop_task(task)
-        if len(self.labels) > MOST_BARS:
-            self._bars.update(task, visible=False)
-
-    def note(self, text: str) -> None:
-        """Write a line above the bars."""
-        self._console.print(text, markup=False)

@@ -11,10 +11,10 @@ from pathlib import Path
 from ocar.errors import ConfigError, RunError
 from ocar.files import write_whole
 from ocar_lab.cli.arguments import parse
-from ocar_lab.cli.stored import read_all
+from ocar_lab.cli.tables import print_errors
 from ocar_lab.report.page import make_page
 from ocar_lab.report.sections import make_report, plain
-from ocar_lab.runs import Measured
+from ocar_lab.runs import Measured, read_all
 from ocar_lab.runs.provenance import now
 
 NAME = "report.html"
@@ -22,14 +22,14 @@ NAME = "report.html"
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Write one HTML page on stored runs, which needs neither network nor anything beside it.
+    """Write one HTML page on stored runs, which needs no network and no other file.
 
-    What was run, the table with the paper's numbers, accuracy over time, every task over time,
-    the stability gap, τ and λ, time a batch, commands and configurations.
+    It has an overview of the runs, the table with the paper's numbers, accuracy over time, every
+    task over time, the stability gap, τ and λ, the time of a batch, commands and configurations.
     """
 
     dir: Path
-    """A folder with runs or kept results in it, at any depth."""
+    """A folder that contains runs or kept results, at any depth."""
 
     out: Path | None = None
     """The page; report.html in that folder by default."""
@@ -50,18 +50,18 @@ def main(command: str, arguments: list[str], *, debug: bool) -> int:
     """
     options = parse(Options, arguments, command=f"ocar {command}")
     runs, errors = read_all(options.dir)
-    for error in errors:
-        sys.stderr.write(f"ocar: {error}\n")
+    print_errors(errors)
     if not runs:
         raise RunError(f"There are no runs in {options.dir}.")
+    title = options.dir.resolve().name or str(options.dir)
     if options.json:
-        report = make_report(runs, title=_title(options.dir), created=now(), errors=errors)
+        report = make_report(runs, title=title, created=now(), errors=errors)
         json.dump(plain(report), sys.stdout, ensure_ascii=False, allow_nan=False)
         sys.stdout.write("\n")
     else:
         folder = options.dir.parent if options.dir.is_file() else options.dir
         path = options.out or folder / NAME
-        write_report(runs, path, title=_title(options.dir), errors=errors)
+        write_report(runs, path, title=title, errors=errors)
         sys.stdout.write(f"{path}\n")
     return 1 if errors else 0
 
@@ -72,12 +72,8 @@ def write_report(
     """Write the page on some runs.
 
     Raises:
-        MissingPackageError: plotly is not installed.
+        MissingPackageError: plotly or Jinja2 is not installed.
     """
     page = make_page(make_report(runs, title=title, created=now(), errors=errors))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, page.encode())
-
-
-def _title(folder: Path) -> str:
-    return folder.resolve().name or str(folder)

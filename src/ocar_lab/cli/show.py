@@ -1,9 +1,8 @@
-"""``ocar show``: what stored runs and kept results say."""
+"""``ocar show``: tables of stored runs and kept results."""
 
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,33 +10,36 @@ from pathlib import Path
 from typing import Any
 
 from ocar.errors import ConfigError, RunError
+from ocar.files import write_whole
 from ocar_lab.cli.arguments import parse
-from ocar_lab.cli.markdown import markdown, renew
-from ocar_lab.cli.stored import read_all
-from ocar_lab.cli.tables import print_runs
+from ocar_lab.cli.tables import markdown_runs, print_errors, print_json, print_runs
 from ocar_lab.published import SOURCE, published
-from ocar_lab.runs import Group, Measured, groups, rows
+from ocar_lab.runs import Group, Measured, groups, read_all, rows
+
+BEGIN, END = "<!-- ocar show: begin -->", "<!-- ocar show: end -->"
+"""The lines of a document that enclose its tables."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Show stored runs: mean ± sample std of every metric, the paper's numbers below.
+    """Show stored runs: mean ± sample std of every metric, with the paper's numbers below.
 
-    What a run folder says is computed anew from its metrics.jsonl; the files of ocar keep are
-    shown as the runs that they were made of.
+    The metrics of a run folder are computed from its metrics.jsonl; the files of ocar keep are
+    shown like the runs that they were made from.
     """
 
     dir: Path
-    """A folder with runs or kept results in it, at any depth."""
+    """A folder that contains runs or kept results, at any depth."""
 
     json: bool = False
     """Print JSON: each run, each group of seeds with mean and std, the paper's numbers."""
 
     markdown: bool = False
-    """Print the metrics that the paper compares as Markdown, of whole streams if there are any."""
+    """Print the metrics that the paper compares as Markdown; runs of part of a stream are left out
+    where there are whole ones."""
 
     into: Path | None = None
-    """A document, such as README.md, whose tables to renew instead of printing them: they stand
+    """A document, such as README.md, whose tables are replaced instead of printed: they stand
     between two lines of comment, <!-- ocar show: begin --> and <!-- ocar show: end -->."""
 
     def __post_init__(self) -> None:
@@ -53,44 +55,58 @@ def main(command: str, arguments: list[str], *, debug: bool) -> int:
     """
     options = parse(Options, arguments, command=f"ocar {command}")
     runs, errors = read_all(options.dir)
-    for error in errors:
-        sys.stderr.write(f"ocar: {error}\n")
+    print_errors(errors)
     if not runs and not errors:
         raise RunError(f"There are no runs in {options.dir}.")
     if options.into is not None:
-        _renew(options.into, runs, whole=not errors)
+        if errors:
+            raise RunError(f"{options.into} is unchanged: some runs cannot be read.")
+        changed = replace_tables(options.into, markdown_runs(groups(runs)))
+        sys.stdout.write(f"{options.into}: tables {'replaced' if changed else 'unchanged'}\n")
     elif options.markdown:
-        sys.stdout.write(markdown(groups(runs)))
+        sys.stdout.write(markdown_runs(groups(runs)))
     elif options.json:
-        json.dump(document(runs), sys.stdout, indent=1, ensure_ascii=False)
-        sys.stdout.write("\n")
+        print_json(document(runs))
     else:
         print_runs(runs, details=True)
     return 1 if errors else 0
 
 
-def _renew(path: Path, runs: Sequence[Measured], *, whole: bool) -> None:
-    if not whole:
-        raise RunError(f"{path} is left as it was: some runs cannot be read.")
-    changed = renew(path, markdown(groups(runs)))
-    sys.stdout.write(f"{path}: {'tables renewed' if changed else 'tables as they were'}\n")
+def replace_tables(path: Path, tables: str) -> bool:
+    """Replace what stands between the two marks of a document.
 
+    Args:
+        path: The document.
+        tables: Whole lines.
 
-def _printed(group: Group) -> dict[str, Any]:
-    printed = published(group.benchmark, group.label)
-    return {name: number._asdict() for name, number in printed.items()}
+    Returns:
+        Whether the document has changed.
+
+    Raises:
+        ConfigError: The document does not have one mark of each kind, in their order.
+    """
+    if not path.is_file():
+        raise ConfigError(f"There is no file {path}.")
+    document = path.read_text(encoding="utf-8")
+    before, begin, rest = document.partition(f"{BEGIN}\n")
+    inside, end, after = rest.partition(f"{END}\n")
+    if not begin or not end or BEGIN in inside + after or END in before + after:
+        raise ConfigError(f"{path} has no place for tables: one line {BEGIN!r}, later one {END!r}.")
+    renewed = f"{before}{begin}\n{tables}\n{end}{after}"
+    if renewed != document:
+        write_whole(path, renewed.encode())
+    return renewed != document
 
 
 def document(runs: Sequence[Measured]) -> dict[str, Any]:
-    """What ``--json`` prints: plain values; metrics as parts of 1, the paper's in per cent."""
+    """What ``--json`` prints: our metrics as fractions, the paper's in per cent."""
     return {
         "runs": rows(runs),
-        "groups": [
-            {
-                **dataclasses.asdict(group),
-                "paper": {} if group.is_part else _printed(group),
-            }
-            for group in groups(runs)
-        ],
+        "groups": [{**dataclasses.asdict(g), "paper": _paper(g)} for g in groups(runs)],
         "paper": SOURCE,
     }
+
+
+def _paper(group: Group) -> dict[str, Any]:
+    printed = {} if group.is_part else published(group.benchmark, group.label)
+    return {name: number._asdict() for name, number in printed.items()}

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: save and leave; a second Ctrl-C: leave at once."""
+"""Ctrl-C and SIGTERM ask to save and leave; a second Ctrl-C leaves at once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class StopRequest:
-    """Whether the user has asked to stop; listens while in its ``with`` statement."""
+    """Whether the user has asked to stop; handles signals inside its ``with`` statement."""
 
     def __init__(self) -> None:
         self.asked = False

@@ -1,70 +1,26 @@
-"""Tables of stored runs for people to read."""
+"""What commands print: tables for a terminal or as Markdown, JSON, errors."""
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from ocar.errors import MissingPackageError
+from ocar_lab.optional import needed
 from ocar_lab.runs import Group, Measured, groups
-from ocar_lab.runs.texts import (
-    DETAILS,
-    MAIN,
-    NOT_PARTS,
-    describe,
-    group_rows,
-    main_metrics,
-    other_metrics,
-    seeds_text,
-    spread_text,
-)
-
-__all__ = [
-    "DETAILS",
-    "MAIN",
-    "NOT_PARTS",
-    "describe",
-    "group_rows",
-    "main_metrics",
-    "print_groups",
-    "print_runs",
-    "print_table",
-    "seeds_text",
-    "spread_text",
-]
+from ocar_lab.runs.texts import Sheet, group_rows, main_metrics, other_metrics
 
 
-def print_runs(runs: Sequence[Measured], *, details: bool = False) -> None:
-    """Print one table a benchmark, with mean ± sample standard deviation over seeds.
-
-    Args:
-        runs: The runs.
-        details: A second table with the metrics that the paper does not compare.
-    """
-    together = groups(runs)
-    for benchmark in dict.fromkeys(group.benchmark for group in together):
-        here = [group for group in together if group.benchmark == benchmark]
-        title = f"{benchmark}: mean ± std over seeds, in %"
-        print_groups(benchmark, here, main_metrics(here), title=title)
-        others = other_metrics(here)
-        if details and others:
-            print_groups(benchmark, here, others, title=f"{benchmark}: stability and plasticity")
+def print_json(value: Any) -> None:
+    """Print a value as indented JSON."""
+    json.dump(value, sys.stdout, indent=1, ensure_ascii=False)
+    sys.stdout.write("\n")
 
 
-def print_groups(
-    benchmark: str, together: Sequence[Group], metrics: Mapping[str, str], *, title: str
-) -> None:
-    """Print the table of one benchmark.
-
-    Args:
-        benchmark: Its name.
-        together: The rows.
-        metrics: The columns, with their titles.
-        title: A line above.
-    """
-    header = ["method", "seeds", *metrics.values()]
-    rows = [texts for _, texts in group_rows(benchmark, together, metrics)]
-    print_table(header, rows, title=title, numbers=True)
+def print_errors(errors: Iterable[str]) -> None:
+    """Print the errors of runs that cannot be read."""
+    sys.stderr.writelines(f"ocar: {error}\n" for error in errors)
 
 
 def print_table(
@@ -74,22 +30,18 @@ def print_table(
     title: str = "",
     numbers: bool = False,
 ) -> None:
-    """Print a table to standard output: fitted to a terminal, plain and unbroken elsewhere.
+    """Print a table: fitted to a terminal, plain and with unbroken lines elsewhere.
 
     Args:
         header: Titles of the columns.
-        rows: Their texts.
+        rows: The texts.
         title: A line above.
         numbers: Whether all columns but the first hold numbers.
     """
-    try:
+    with needed("The command line", "rich", extra="cli"):
         from rich import box
         from rich.console import Console
         from rich.table import Table
-    except ImportError as error:
-        raise MissingPackageError(
-            'The command line needs tyro and rich: pip install "ocar[cli]"'
-        ) from error
     terminal = sys.stdout.isatty()
     console = Console(width=None if terminal else 1000, highlight=False, soft_wrap=not terminal)
     table = Table(box=box.SIMPLE_HEAD if terminal else None, pad_edge=False)
@@ -100,3 +52,79 @@ def print_table(
     if title:
         console.print(title, markup=False, style="bold")
     console.print(table)
+
+
+def print_sheets(sheets: Sequence[Sheet]) -> None:
+    """Print some tables with their notes and commands."""
+    for index, sheet in enumerate(sheets):
+        sys.stdout.write("\n" if index else "")
+        sys.stdout.flush()
+        print_table(sheet.header, sheet.rows, title=sheet.title, numbers=True)
+        lines = [*sheet.notes, *(f"  {command}" for command in sheet.commands)]
+        sys.stdout.write("".join(f"{line}\n" for line in ["", *lines] if lines))
+
+
+def print_runs(runs: Sequence[Measured], *, details: bool = False) -> None:
+    """Print mean ± sample standard deviation over seeds, one table for each benchmark.
+
+    With ``details`` a second table has the metrics that the paper does not compare.
+    """
+    for benchmark, here in by_benchmark(groups(runs)).items():
+        tables = {"mean ± std over seeds, in %": main_metrics(here)}
+        if details and other_metrics(here):
+            tables["stability and plasticity"] = other_metrics(here)
+        for about, metrics in tables.items():
+            header = ["method", "seeds", *metrics.values()]
+            rows = [texts for _, texts in group_rows(benchmark, here, metrics)]
+            print_table(header, rows, title=f"{benchmark}: {about}", numbers=True)
+
+
+def by_benchmark(together: Iterable[Group]) -> dict[str, list[Group]]:
+    """Groups by benchmark, in the order in which each was first met."""
+    found: dict[str, list[Group]] = {}
+    for group in together:
+        found.setdefault(group.benchmark, []).append(group)
+    return found
+
+
+def markdown_runs(together: Sequence[Group]) -> str:
+    """The metrics that the paper compares as Markdown, one table for each benchmark.
+
+    Seconds are left out: they compare only between runs that had a device to themselves. Runs of
+    part of a stream are left out where there are whole ones.
+    """
+    parts = []
+    for benchmark, every in by_benchmark(together).items():
+        here = [group for group in every if not group.is_part] or every
+        metrics = {name: title for name, title in main_metrics(here).items() if name != "seconds"}
+        rows = [
+            [*texts, "" if group is None else ", ".join(group.devices)]
+            for group, texts in group_rows(benchmark, here, metrics)
+        ]
+        header = ["method", "seeds", *metrics.values(), "device"]
+        table = _markdown_table(header, rows, "---:|" * (len(header) - 2) + "---|")
+        parts.append(f"**{benchmark}**\n\n{table}\n")
+    return "\n".join(parts)
+
+
+def markdown_sheets(sheets: Sequence[Sheet]) -> str:
+    """Tables as Markdown: notes as a list, commands as a block of code."""
+    texts = []
+    for sheet in sheets:
+        table = _markdown_table(sheet.header, sheet.rows, "---:|" * (len(sheet.header) - 1))
+        parts = [f"**{sheet.title}**", table]
+        if sheet.notes:
+            parts.append("\n".join(f"- {note}" for note in sheet.notes))
+        if sheet.commands:
+            parts.append("\n".join(["```", *sheet.commands, "```"]))
+        texts.append("\n\n".join(parts) + "\n")
+    return "\n".join(texts)
+
+
+def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], aligned: str) -> str:
+    return "\n".join([_markdown_row(header), f"|---|{aligned}", *map(_markdown_row, rows)])
+
+
+def _markdown_row(cells: Sequence[str]) -> str:
+    texts = [cell.strip().replace("|", "\\|") for cell in cells]
+    return "|" + "|".join(f" {text} " if text else " " for text in texts) + "|"

@@ -1,17 +1,59 @@
-"""How many workers, and where, from the options of a command."""
+"""Who does the work, from the options of a command."""
 
 from __future__ import annotations
 
 import os
-from typing import Literal
+from typing import Any
 
 from ocar.errors import ConfigError
 from ocar_lab.experiment.executors import Workers
 
 MOST_ON_GPU = 8
-"""Runs that share a GPU unless ``--workers`` says otherwise; memory is the limit."""
+"""Runs that share a GPU unless ``--workers`` says otherwise; its memory is the limit."""
 
-Device = Literal["auto", "cpu", "cuda"]
+
+def choose_workers(
+    config: dict[str, Any],
+    *,
+    workers: int | None = None,
+    jobs: int | None = None,
+    ray: str | None = None,
+    gpus: float = 0.0,
+    flag: str = "",
+) -> tuple[Workers, dict[str, Any]]:
+    """The workers, and the configuration with threads and device for each of them.
+
+    Args:
+        config: Fields of the configuration that the user gave.
+        workers: Number of workers that the user gave.
+        jobs: Number of jobs: by default one worker for each, as far as there are cores, or on a
+            GPU up to 8. None for one worker by default.
+        ray: Address of a Ray cluster.
+        gpus: GPUs of the cluster for each worker.
+        flag: The flag that sets ``gpus``.
+
+    Raises:
+        ConfigError: A value is out of range, or two of them contradict each other.
+    """
+    if workers is not None and workers < 1:
+        raise ConfigError(f"Invalid --workers {workers}. Must be at least 1.")
+    if gpus < 0:
+        raise ConfigError(f"Invalid {flag} {gpus:g}. Must be at least 0.")
+    device, threads = config.get("device", "auto"), config.get("threads")
+    if ray is None:
+        if gpus:
+            raise ConfigError(f"Invalid {flag} without --ray: on one machine they share its GPU.")
+        count = workers or (1 if jobs is None else _most_at_once(device))
+        count = count if jobs is None else min(count, jobs)
+        return Workers(count=count), config | {"threads": threads or max(1, cores() // count)}
+    if device == "cuda" and not gpus:
+        raise ConfigError(f"Invalid --device cuda on a Ray cluster without {flag}, such as 0.25.")
+    if device == "cpu" and gpus:
+        raise ConfigError(f"Invalid {flag} {gpus:g} with --device cpu.")
+    if jobs is not None and workers is not None:
+        workers = min(workers, jobs)
+    chosen = {"device": "cuda" if gpus else "cpu", "threads": threads or 1}
+    return Workers(count=workers, ray=ray, cpus=threads or 1, gpus=gpus), config | chosen
 
 
 def cores() -> int:
@@ -19,68 +61,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def usual_workers(device: Device, jobs: int) -> int:
-    """How many runs to do side by side on this machine, if nothing is said.
+def _most_at_once(device: str) -> int:
+    from ocar import accel
 
-    Args:
-        device: Where they compute.
-        jobs: How many there are.
-    """
-    if device != "cpu":
-        import torch
-
-        if torch.cuda.is_available():
-            return min(MOST_ON_GPU, jobs)
-    return min(cores(), jobs)
-
-
-def check_workers(workers: int | None) -> None:
-    """Refuse a number of workers that makes no sense.
-
-    Raises:
-        ConfigError: It is less than 1.
-    """
-    if workers is not None and workers < 1:
-        raise ConfigError(f"Invalid --workers {workers}. Must be at least 1.")
-
-
-def cluster_device(device: Device, gpus: float, *, flag: str) -> Device:
-    """Where work on a Ray cluster computes, which this machine cannot look up.
-
-    Args:
-        device: What the user says.
-        gpus: GPUs that each piece of work takes.
-        flag: The option that says so.
-
-    Raises:
-        ConfigError: The two do not fit.
-    """
-    if gpus < 0:
-        raise ConfigError(f"Invalid {flag} {gpus:g}. Must be at least 0.")
-    if device == "cuda" and not gpus:
-        raise ConfigError(f"Invalid --device cuda on a Ray cluster without {flag}, such as 0.25.")
-    if device == "cpu" and gpus:
-        raise ConfigError(f"Invalid {flag} {gpus:g} with --device cpu.")
-    return "cuda" if gpus else "cpu"
-
-
-def make_workers(
-    workers: int | None, *, ray: str | None, gpus: float, threads: int, flag: str
-) -> Workers:
-    """The workers that options stand for.
-
-    Args:
-        workers: How many; None on a Ray cluster for as many as it has room for.
-        ray: Address of a Ray cluster, if one is meant.
-        gpus: GPUs of the cluster for each.
-        threads: Threads, and so cores of the cluster, for each.
-        flag: The option that says how many GPUs.
-
-    Raises:
-        ConfigError: GPUs are shared out only by a cluster.
-    """
-    if ray is not None:
-        return Workers(count=workers, ray=ray, cpus=threads, gpus=gpus)
-    if gpus:
-        raise ConfigError(f"Invalid {flag} without --ray: on one machine they share its GPU.")
-    return Workers(count=workers)
+    return MOST_ON_GPU if device != "cpu" and accel.has_gpu() else cores()

@@ -1,4 +1,4 @@
-"""One configuration to one run folder, which goes on where it was left."""
+"""One configuration to one run folder, which is resumed where it was left."""
 
 from ocar_lab.experiment.config import RunConfig
 from ocar_lab.experiment.events import AlreadyFinished, Recorded, RunEvent, Saved, Started, Stopped

@@ -1,9 +1,9 @@
 """The configuration of one run, and the name of its folder.
 
-What decides the numbers is the *identity* of a run: benchmark, method, every setting of the
-method (those given, those of the preset and the defaults), how often is evaluated, limits, kind of
-device. Its hash is part of the folder's name, so two settings never share a folder, and the
-same command finds its folder again. Where data lie or how often is saved is not part of it.
+Everything that decides the numbers is the *identity* of a run: benchmark, method, every setting of
+the method, evaluation interval, limits, kind of device. Its hash is part of the folder's name, so
+that two configurations never share a folder, and the same command finds its folder again. Where
+data lie or how often a run is saved is not part of the identity.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 
+from ocar import accel
 from ocar.config import CUSTOM, require, require_one_of, to_plain
 from ocar.errors import ConfigError
 from ocar.methods.presets import PRESETS
@@ -28,14 +29,13 @@ from ocar.methods.registry import (
 from ocar.methods.settings import LearnerSettings
 from ocar.methods.transform import TransformSettings
 from ocar.streams.benchmarks import get_benchmark
+from ocar_lab.plugins import load_plugins, named_plugins
 from ocar_lab.runs.results import identity_hash
-
-DEVICES = ("auto", "cpu", "cuda")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
-    """One method on one benchmark with one seed."""
+    """One method on one benchmark with one seed; the fields are the flags of ``ocar run``."""
 
     benchmark: str
     """Name of the benchmark."""
@@ -44,59 +44,65 @@ class RunConfig:
     """Name of the method."""
 
     transform: str | None = None
-    """Gradient transform to use with the method's objective, instead of the method's own."""
+    """Gradient transform to use with the method's objective, such as ocar; by default the method's
+    own."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the method and its transform, over those of the benchmark's preset."""
 
     seed: int = 0
-    """Decides class order, validation data, weights, memory: all that is random."""
+    """Seed of all that is random: class order, validation data, weights, memory."""
+
+    data_root: Path | None = None
+    """Folder of the data sets; by default OCAR_DATA or the user's data folder."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where to compute; auto is the GPU if there is one."""
 
     iid: bool = False
     """All classes in one task, the benchmark's upper reference."""
 
     blurry: float = 0.0
-    """Part of each task's samples that change places with other tasks'."""
+    """Share of each task's samples that are swapped with those of other tasks."""
 
     every: int | Literal["task"] | None = None
-    """Evaluate after every so many batches, or after each task only; by default after every
-    batch, as the protocol has it, and after each task where a method trains for a prediction."""
+    """Batches between two evaluations, or task to evaluate after each task. By default after every
+    batch, as in the protocol, but after each task for a method that trains for each prediction."""
 
     online: bool = False
     """Also predict each batch before it is learned."""
 
     probe: bool = True
-    """At the end, also fit a linear classifier on the features; not in regression."""
+    """At the end, also fit a linear classifier on the features (Probed Acc); not in regression."""
 
     max_tasks: int | None = None
-    """Stop after so many tasks; test data is of these alone."""
+    """Stop after this many tasks; test data covers these tasks only."""
 
     max_batches: int | None = None
-    """Stop after so many batches; test data is of the tasks begun."""
+    """Stop after this many batches; test data covers the tasks that have begun."""
 
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to compute; ``"auto"`` is the GPU if there is one."""
-
-    capture: bool = True
-    """On a GPU, capture the steps as CUDA graphs: the same up to rounding, many times faster."""
+    record: bool = True
+    """On a GPU, record the steps as CUDA graphs: equal up to rounding, many times faster."""
 
     deterministic: bool = False
-    """On a GPU, use only algorithms that give the same to the bit each time. A CPU always does."""
+    """On a GPU, use only algorithms that are bit-exact from run to run. A CPU always is."""
 
     guard: bool = True
-    """Back off from batches that would spoil the learner, see :mod:`ocar.guard`."""
+    """Back off from batches that would spoil the learner, and say so."""
 
     threads: int | None = None
-    """Threads on the CPU; by default as many as PyTorch takes. A run that goes on keeps those
-    that it began with, since their number can change the last bits of a sum."""
+    """Threads of a run on the CPU; by default PyTorch's number, and for ocar run the cores divided
+    by the workers, or 1 on a Ray cluster. A resumed run keeps its number of threads, since it can
+    change the last bits of a sum."""
 
     checkpoint_every: int | None = None
-    """Save after so many batches; by default as often as costs less than 2 % of the time."""
+    """Save after this many batches; by default as often as costs less than 2 % of the time."""
 
-    data_root: Path | None = None
-    """Where the data sets are; by default ``OCAR_DATA`` or the user's data folder."""
+    plugins: tuple[str, ...] = field(default_factory=named_plugins)
+    """Modules to import first, which register names of their own."""
 
     def __post_init__(self) -> None:
+        load_plugins(self.plugins)
         get_benchmark(self.benchmark)
         require_one_of("method", self.method, METHODS)
         if self.transform is not None:
@@ -108,25 +114,26 @@ class RunConfig:
         for name in ("max_tasks", "max_batches", "threads", "checkpoint_every"):
             value = getattr(self, name)
             require(name, value, value is None or value >= 1, "at least 1, or None")
-        require_one_of("device", self.device, DEVICES)
+        require_one_of("device", self.device, ("auto", "cpu", "cuda"))
         if "seed" in self.settings:
             raise ConfigError("Invalid settings: seed. It is a field of the configuration.")
         object.__setattr__(self, "settings", dict(self.settings))
+        object.__setattr__(self, "plugins", tuple(self.plugins))
         self.resolve()
 
     @property
     def name(self) -> str:
-        """The method with its transform: a registered name if there is one for the two."""
+        """Name of the method with its transform: a registered one if there is one."""
         return method_name(self.method, self.transform)
 
     @property
     def label(self) -> str:
-        """What the method is called in tables and folders."""
+        """Name of the method in tables and folders."""
         return f"{self.name}-iid" if self.iid else self.name
 
     @property
     def interval(self) -> int | Literal["task"]:
-        """How often is evaluated."""
+        """Evaluation interval in batches, or ``"task"``."""
         return usual_interval(self.method) if self.every is None else self.every
 
     def resolve(self) -> tuple[LearnerSettings, TransformSettings | None]:
@@ -147,19 +154,15 @@ class RunConfig:
         return own, transform
 
     def resolve_device(self) -> torch.device:
-        """The device that is meant.
+        """The device to use.
 
         Raises:
             ConfigError: There is no such device.
         """
-        available = torch.cuda.is_available()
-        if self.device == "cuda" and not available:
-            raise ConfigError("Invalid device='cuda'. PyTorch finds no CUDA device here.")
-        use = "cuda" if available and self.device != "cpu" else "cpu"
-        return torch.device(use)
+        return accel.choose_device(self.device)
 
     def identity(self) -> dict[str, Any]:
-        """All that decides the numbers, beside the seed, in plain values."""
+        """All that decides the numbers except the seed, in plain values."""
         own, transform = self.resolve()
         settings = to_plain(own)
         del settings["seed"]
@@ -175,14 +178,14 @@ class RunConfig:
             "probe": self.probe,
             "max_tasks": self.max_tasks,
             "max_batches": self.max_batches,
-            # One that is named may be of another machine, on a cluster.
+            # On a cluster, a device that is named may be on another machine.
             "device": self.resolve_device().type if self.device == "auto" else self.device,
-            # A guard that has nothing to do changes nothing.
+            # The guard changes nothing in a healthy run: only its absence is part of the identity.
             **({} if self.guard else {"guard": False}),
         }
 
     def changed(self) -> dict[str, Any]:
-        """What differs from the preset and the protocol, in plain values."""
+        """Settings and options that differ from the preset and the protocol, in plain values."""
         own, transform = self.resolve()
         chosen = vars(own) | ({} if transform is None else vars(transform))
         usual = _defaults(own) | _defaults(transform)
@@ -197,21 +200,16 @@ class RunConfig:
         return {name: plain[name] for name in names} | others
 
     def folder(self) -> Path:
-        """Path of the run folder below the one for all runs."""
+        """Path of the run folder, relative to the folder of all runs."""
         return Path(self.benchmark) / self.label / self.hash() / f"seed-{self.seed}"
 
     def hash(self) -> str:
-        """Ten hexadecimal digits that stand for the identity."""
+        """Ten hexadecimal digits, the hash of the identity."""
         return identity_hash(self.identity())
 
 
 def method_name(method: str, transform: str | None) -> str:
-    """What a method with another transform is called: a registered name if there is one.
-
-    Args:
-        method: A name in ``METHODS``.
-        transform: A name in ``TRANSFORMS``; None for the method's own.
-    """
+    """Name of a method with another transform: a registered one if there is one."""
     if transform is None:
         return method
     wanted = (METHODS[method].settings, TRANSFORMS[transform])
@@ -220,13 +218,7 @@ def method_name(method: str, transform: str | None) -> str:
 
 
 def base_settings(benchmark: str, method: str, transform: str | None = None) -> dict[str, Any]:
-    """What a benchmark fixes and, where a method has a preset, what was selected for it.
-
-    Args:
-        benchmark: Name of the benchmark.
-        method: A name in ``METHODS``.
-        transform: A name in ``TRANSFORMS``; None for the method's own.
-    """
+    """Settings that a benchmark fixes and, if there is a preset for the method, its settings."""
     name = method_name(method, transform)
     if name in PRESETS.get(benchmark, {}):
         return preset_settings(benchmark, name)

@@ -1,4 +1,4 @@
-"""The same numbers to the bit, each time, on a GPU too."""
+"""Bit-exact results from run to run, on a GPU too."""
 
 from __future__ import annotations
 
@@ -13,46 +13,45 @@ _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 _REPEATABLE = ":4096:8"
 
 _lock = threading.Lock()
-_wanted = 0
+_users = 0
 _before: tuple[bool, bool, str | None] = (False, False, None)
 
 
 @contextmanager
 def deterministic_algorithms(wanted: bool) -> Iterator[None]:
-    """Inside it PyTorch takes only algorithms that give the same each time, or says which has none.
+    """Make PyTorch use deterministic algorithms only, and raise for operations that have none.
 
-    The switch is PyTorch's own and holds for the process: it is on as long as anyone is inside.
+    The switch is PyTorch's own and holds for the process: it is on while any thread is inside.
 
     Args:
         wanted: False to do nothing.
     """
-    if not wanted:
-        yield
-        return
-    _enter()
+    if wanted:
+        _enter()
     try:
         yield
     finally:
-        _leave()
+        if wanted:
+            _leave()
 
 
 def _enter() -> None:
-    global _wanted, _before
+    global _users, _before
     with _lock:
-        if _wanted == 0:
+        if _users == 0:
             on = torch.are_deterministic_algorithms_enabled()
             _before = (on, torch.backends.cudnn.benchmark, os.environ.get(_WORKSPACE))
-            os.environ[_WORKSPACE] = _REPEATABLE  # cuBLAS reads it when it is first used
+            os.environ[_WORKSPACE] = _REPEATABLE  # cuBLAS reads it at first use
             torch.use_deterministic_algorithms(True)
             torch.backends.cudnn.benchmark = False
-        _wanted += 1
+        _users += 1
 
 
 def _leave() -> None:
-    global _wanted
+    global _users
     with _lock:
-        _wanted -= 1
-        if _wanted == 0:
+        _users -= 1
+        if _users == 0:
             on, benchmark, workspace = _before
             torch.use_deterministic_algorithms(on)
             torch.backends.cudnn.benchmark = benchmark

@@ -1,4 +1,4 @@
-"""What happens in a run, told to whoever listens."""
+"""The events of a run."""
 
 from __future__ import annotations
 
@@ -11,66 +11,75 @@ from ocar.events import Evaluated, Finished, Guarded, TaskEnded
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """The run begins or goes on."""
+    """The run begins or resumes.
+
+    Attributes:
+        path: The run folder.
+        batches: Batches in the stream; 0 if unknown.
+        position: Batches done before.
+        history: Earlier evaluations; in a long stream only those that were written.
+        evaluated: Number of earlier evaluations.
+        aaa: Mean accuracy over all of them; NaN if there is none.
+    """
 
     path: Path
-    """The run folder."""
-
     batches: int
-    """Batches in the stream; 0 if it does not know."""
-
     position: int
-    """Batches done before."""
-
     history: tuple[Evaluated, ...]
-    """The evaluations before; of a long stream those that were written down."""
-
     evaluated: int
-    """How many evaluations there were before."""
-
     aaa: float
-    """Mean accuracy over all of these; NaN where there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """The learner has been evaluated, and that has been written down if it is to be."""
+    """The learner has been evaluated.
+
+    Attributes:
+        evaluated: The evaluation.
+        reported: The learner's report on the last batch: ``loss``, ``classes``, ``tau``, ...
+        aaa: Mean accuracy over all evaluations so far; NaN in regression.
+        kept: Whether the metrics have a line for it; in a long stream not every evaluation has one.
+    """
 
     evaluated: Evaluated
-    """The evaluation."""
-
     reported: Mapping[str, float]
-    """What the learner said of the last batch: ``loss``, ``classes``, ``tau``, ..."""
-
+    aaa: float
     kept: bool = True
-    """Whether it has a line in the metrics; of a long stream not each has."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """A checkpoint has been written."""
+    """A checkpoint has been written.
+
+    Attributes:
+        index: Index of the last batch in it.
+        seconds: How long it took.
+    """
 
     index: int
-    """Index of the last batch in it."""
-
     seconds: float
-    """What it cost."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stopped:
-    """The run was asked to stop, and is saved."""
+    """The run was asked to stop, and is saved.
+
+    Attributes:
+        index: Index of the last batch done.
+    """
 
     index: int
-    """Index of the last batch done."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AlreadyFinished:
-    """The run was finished before; nothing was done."""
+    """The run was finished before; nothing was done.
+
+    Attributes:
+        path: The run folder.
+    """
 
     path: Path
-    """The run folder."""
 
 
 RunEvent = Started | Recorded | Guarded | Saved | TaskEnded | Finished | Stopped | AlreadyFinished

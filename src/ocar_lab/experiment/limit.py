@@ -1,4 +1,4 @@
-"""The beginning of a stream as a stream of its own."""
+"""The beginning of a stream, as a stream."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from ocar.streams.base import Labelled, StreamBatch, TaskStream
 
 
 class Limited:
-    """A stream that ends early: after so many tasks or batches, whichever comes first.
+    """A stream that ends after a number of tasks or batches, whichever comes first.
 
-    Its last batch counts as the last one of its task.
+    Its last batch counts as the last batch of its task.
 
     Args:
         stream: The whole stream.
-        max_tasks: Tasks to keep; all if not given.
-        max_batches: Batches to keep; all if not given.
+        max_tasks: Number of tasks; all by default.
+        max_batches: Number of batches; all by default.
     """
 
     def __init__(
@@ -33,16 +33,16 @@ class Limited:
 
     @property
     def tasks(self) -> int:
-        """Number of tasks; of those that had begun, once the limit of batches has cut it."""
+        """Number of tasks; after the limit of batches, of those that have begun."""
         return self._begun if self._ended else self.max_tasks
 
     def __len__(self) -> int:
-        """Batches, as if those of the whole stream were evenly spread over its tasks."""
+        """Number of batches, as if the tasks of the whole stream had equally many."""
         whole = operator.length_hint(self.stream)
         return min(whole * self.max_tasks // self.stream.tasks, self.max_batches or whole)
 
     def __iter__(self) -> Iterator[StreamBatch]:
-        """The batches that are left."""
+        """The remaining batches."""
         if self._ended:
             return
         for batch in self.stream:
@@ -55,7 +55,7 @@ class Limited:
                 return
 
     def training(self, task: int, /) -> Labelled:
-        """All that one task gives to learn from; more than is given where batches are limited."""
+        """Training samples of one task; more than the stream yields where batches are limited."""
         return self.stream.training(task)
 
     def validation(self, task: int, /) -> Labelled:
@@ -67,12 +67,12 @@ class Limited:
         return self.stream.test(task)
 
     def state_dict(self) -> dict[str, int]:
-        """Where the stream stands."""
+        """The position of the stream."""
         own = {"begun": self._begun, "ended": int(self._ended), "at": self._position}
         return {f"limited.{k}": v for k, v in own.items()} | self.stream.state_dict()
 
     def load_state_dict(self, state: Mapping[str, int], /) -> None:
-        """Go to where a stream made with the same arguments stood."""
+        """Move to the position of a stream made with the same arguments."""
         rest = dict(state)
         try:
             self._begun = rest.pop("limited.begun")

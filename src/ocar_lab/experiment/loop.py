@@ -1,9 +1,9 @@
-"""One configuration to one run folder, going on where it was left.
+"""One configuration to one run folder, which is resumed where it was left.
 
-:func:`run_events` is a generator: it learns, evaluates and writes the folder, and tells what it
-does. A bar, a log or a test listens. A run is at rest, and can be saved, whenever all that it has
-learned is evaluated; there it looks whether it should stop. Killed anywhere else it goes on from
-its last checkpoint, does the same again, and ends the same.
+:func:`run_events` is a generator: it learns, evaluates, writes the folder and yields events, which
+a progress bar, a log or a test consumes. A run is idle, and can be saved or stopped, whenever all
+that it has learned is evaluated. A run that is killed resumes from its last checkpoint, repeats
+what was lost, and ends the same.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from ocar_lab.experiment.events import AlreadyFinished, RunEvent
 from ocar_lab.experiment.executors.base import never
 from ocar_lab.experiment.parts import limited_threads, make_config_learner, make_config_stream
 from ocar_lab.experiment.session import Session
+from ocar_lab.plugins import load_plugins
 from ocar_lab.runs import Run, RunFolder, describe_process, read_run
 
 
@@ -33,13 +34,13 @@ def run(
     listen: Callable[[RunEvent], object] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> Run:
-    """Run a configuration, or go on with it where it was left.
+    """Run a configuration, or resume it.
 
     Args:
         config: What to run.
-        out: Folder for all runs; this one's is below it, named by the configuration.
+        out: Folder of all runs; the configuration names the run's folder in it.
         listen: Called with every event.
-        stop: Asked whenever the run is at rest whether to save and leave.
+        stop: Asked whether to save and leave, whenever the run is idle.
 
     Returns:
         The stored run; its ``summary`` is None if it was stopped.
@@ -58,20 +59,21 @@ def run_events(
     *,
     out: Path | str = "runs",
     stop: Callable[[], bool] | None = None,
-    beside: int | None = 0,
+    others: int | None = 0,
 ) -> Iterator[RunEvent]:
-    """As :func:`run`, as a generator of what happens.
+    """As :func:`run`, as a generator of events.
 
     Args:
         config: As there.
         out: As there.
         stop: As there.
-        beside: How many other runs are done at the same time, for the record; None if not known.
+        others: Number of other runs at the same time, for the record; None if unknown.
 
     Yields:
-        ``AlreadyFinished`` alone, or ``Started``, a ``Recorded`` after each evaluation, a
-        ``Saved`` after each checkpoint, ``TaskEnded``, and at the end ``Finished`` or ``Stopped``.
+        Either only ``AlreadyFinished``, or ``Started``, then ``Recorded`` for each evaluation,
+        ``Saved`` for each checkpoint, ``TaskEnded``, and last ``Finished`` or ``Stopped``.
     """
+    load_plugins(config.plugins)  # in a worker, where the configuration was unpickled
     with RunFolder(Path(out) / config.folder()) as folder:
         device = config.resolve_device()
         process = describe_process(device)
@@ -83,14 +85,14 @@ def run_events(
         with limited_threads(document["threads"]), repeatable:
             try:
                 session = _make_session(config, folder, device)
-                folder.begin_session({**process, "beside": beside, "batch": session.position})
+                folder.begin_session({**process, "beside": others, "batch": session.position})
                 yield from session.events(stop or never)
             except (GeneratorExit, KeyboardInterrupt):
                 if folder.state != "finished":
                     folder.set_status("stopped")
                 raise
             except BaseException as error:
-                with suppress(OSError):  # the disk may be what failed
+                with suppress(OSError):  # perhaps the disk has failed
                     folder.set_status("failed", error=f"{type(error).__name__}: {error}")
                 raise
 
@@ -110,7 +112,7 @@ def _make_session(config: RunConfig, folder: RunFolder, device: torch.device) ->
 
 
 def _document(config: RunConfig, process: Mapping[str, Any]) -> dict[str, Any]:
-    """What ``config.json`` says."""
+    """The content of ``config.json``."""
     given = to_plain(config)
     given["data_root"] = None if config.data_root is None else str(config.data_root)
     return {

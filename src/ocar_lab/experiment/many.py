@@ -1,10 +1,9 @@
-"""Several runs, one after another or side by side.
+"""Several runs, one after another or at the same time.
 
-On a CPU runs side by side are in worker processes; on a GPU they are in threads of this process,
-each with a stream of its own, since processes would only take turns; and on a Ray cluster they are
-wherever there is room. :func:`run_many` yields messages, the same for all: what a bar or a log
-needs to know of each run. A run that fails leaves the others alone. Workers save and leave when
-they are asked to stop, and processes also when the one that started them is gone.
+On a CPU runs at the same time are worker processes; on a GPU they are threads of this process, each
+with a CUDA stream; on a Ray cluster they are tasks. :func:`run_many` yields the same messages for
+all. A run that fails does not affect the others. Workers save and leave on a request to stop, and
+processes also when the main process is gone.
 """
 
 from __future__ import annotations
@@ -21,74 +20,68 @@ from ocar.errors import OcarError
 from ocar.events import Finished
 from ocar_lab.experiment.config import RunConfig
 from ocar_lab.experiment.events import AlreadyFinished, Recorded, RunEvent, Started, Stopped
-from ocar_lab.experiment.executors import Executor, Over, Stop, Workers, do_all, make_executor
+from ocar_lab.experiment.executors import INTERVAL, Executor, Stop, WorkError, Workers, do_all
 from ocar_lab.experiment.executors.base import never, say
 from ocar_lab.experiment.loop import run_events
 from ocar_lab.experiment.tensorboard import TensorBoard
 from ocar_lab.runs import read_run
 
-INTERVAL = 0.1
-"""Least seconds between two messages about the progress of one run."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A run to do."""
+    """A run to do.
+
+    Attributes:
+        config: What to run.
+        out: Folder of all runs.
+        tensorboard: Whether to write TensorBoard files.
+    """
 
     config: RunConfig
-    """What to run."""
-
     out: Path
-    """Folder for all runs."""
-
     tensorboard: bool = False
-    """Whether to write for TensorBoard too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a run is, and how well it does."""
+    """How far a run is, and how well it does.
+
+    Attributes:
+        job: Index of the job.
+        done: Batches done.
+        batches: Batches in all; 0 if unknown.
+        resumed: Batches that were done when this process began.
+        accuracy: Accuracy now, on all tasks so far; None in regression.
+        aaa: Mean of that accuracy over time.
+        reported: The learner's last report: ``loss``, ``classes``, ``tau``, ...
+    """
 
     job: int
-    """Which job, by its place in the list."""
-
     done: int
-    """Batches done."""
-
     batches: int
-    """Batches in all; 0 if not known."""
-
     resumed: int
-    """Batches that were done when this process began."""
-
     accuracy: float | None = None
-    """Accuracy now, on all tasks so far; None in regression."""
-
     aaa: float | None = None
-    """Mean of that accuracy over time."""
-
     reported: Mapping[str, float] = field(default_factory=dict)
-    """What the learner said last: ``loss``, ``classes``, ``tau``, ..."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """A run is over for now."""
+    """A run has ended for now.
+
+    Attributes:
+        job: Index of the job.
+        state: How it ended.
+        metrics: The metrics, if it finished now.
+        error: What went wrong, in a line or two, if it failed.
+        details: The traceback, if it failed.
+    """
 
     job: int
-    """Which job, by its place in the list."""
-
     state: Literal["finished", "already finished", "stopped", "failed"]
-    """How it ended."""
-
     metrics: Mapping[str, float | None] = field(default_factory=dict)
-    """The metrics, if it finished now."""
-
     error: str = ""
-    """What went wrong, in a line or two, if it failed."""
-
     details: str = ""
-    """The traceback, if it failed."""
 
 
 Message = Progress | Ended
@@ -104,62 +97,59 @@ def run_many(
 
     Args:
         jobs: The runs.
-        workers: Runs at a time; with 1 they are done here, one after another. Or more about who
-            does them.
+        workers: Runs at a time, or more about who does them. With 1 they are done in this
+            process, one after another.
         stop: Asked often whether to save and leave.
 
     Yields:
-        For each job some ``Progress`` and one ``Ended``; none for a job that was never begun.
+        For each job some ``Progress`` and one ``Ended``; none for a job that never began.
     """
-    stop = stop or never
     finished = [number for number, job in enumerate(jobs) if _is_finished(job)]
     for number in finished:
         yield Ended(job=number, state="already finished")
     left = {number: job for number, job in enumerate(jobs) if number not in finished}
-    if left:
-        wanted = Workers(count=workers) if isinstance(workers, int) else workers
-        beside = None if wanted.count is None else min(wanted.count, len(left)) - 1
-        yield from follow_jobs(left, _executor(left, wanted, stop), stop=stop, beside=beside)
+    if not left:
+        return
+    chosen = Workers(count=workers) if isinstance(workers, int) else workers
+    if chosen.ray is None and len(left) == 1:
+        chosen = Workers()
+    devices = (job.config.resolve_device().type for job in left.values())
+    on_gpu = chosen.ray is None and all(device == "cuda" for device in devices)
+    executor = chosen.executor(on_gpu=on_gpu, is_ahead=is_evaluated)
+    others = None if chosen.count is None else min(chosen.count, len(left)) - 1
+    yield from follow_jobs(left, executor, stop=stop or never, others=others)
 
 
 def follow_jobs(
-    jobs: Mapping[int, Job], executor: Executor, *, stop: Stop, beside: int | None = None
+    jobs: Mapping[int, Job], executor: Executor, *, stop: Stop, others: int | None = None
 ) -> Iterator[Message]:
-    """Have runs done by an executor.
+    """Have an executor do some runs.
 
     Args:
         jobs: The runs, by the numbers that messages name them by.
-        executor: Who does them.
+        executor: Does the runs.
         stop: Asked often whether to save and leave.
-        beside: How many other runs it does at the same time as one, for the record.
+        others: How many other runs are done at the same time, for the record.
 
     Yields:
         The same as :func:`run_many`.
     """
-    works = {number: _Follow(number=number, job=job, beside=beside) for number, job in jobs.items()}
-    for heard in do_all(executor, works, stop=stop):
-        if not isinstance(heard, Over):
-            yield heard.message
-        elif heard.error:
-            yield Ended(job=heard.job, state="failed", error=heard.error, details=heard.details)
+    works = {number: _Follow(number=number, job=job, others=others) for number, job in jobs.items()}
+    for number, message in do_all(executor, works, stop=stop):
+        if isinstance(message, WorkError):
+            error, details = message.error, message.details
+            yield Ended(job=number, state="failed", error=error, details=details)
+        else:
+            yield message
 
 
 def is_evaluated(message: Any) -> bool:
-    """Whether a message shows that a run has learned and been evaluated."""
+    """Whether a message shows that a run has trained and been evaluated."""
     return isinstance(message, Progress) and message.done > message.resumed
 
 
-def _executor(jobs: Mapping[int, Job], workers: Workers, stop: Stop) -> Executor:
-    if workers.ray is None and len(jobs) == 1:
-        workers = Workers()
-    on_gpu = workers.ray is None and all(
-        job.config.resolve_device().type == "cuda" for job in jobs.values()
-    )
-    return make_executor(workers, on_gpu=on_gpu, is_ahead=is_evaluated, stop=stop)
-
-
 def _is_finished(job: Job) -> bool:
-    """Whether a run is known to be finished; if it cannot be read, doing it will say why."""
+    """Whether a run is known to be finished; a folder that cannot be read fails when it is run."""
     try:
         return read_run(job.out / job.config.folder()).summary is not None
     except OcarError:
@@ -168,34 +158,33 @@ def _is_finished(job: Job) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class _Follow:
-    """The work of one run, which says how it goes."""
+    """The work of one run."""
 
     number: int
     job: Job
-    beside: int | None
+    others: int | None
 
     def __call__(self, stop: Stop) -> Iterator[Message]:
         try:
             listener = TensorBoard() if self.job.tensorboard else None
             watch = _Watch(self.number)
             for event in run_events(
-                self.job.config, out=self.job.out, stop=stop, beside=self.beside
+                self.job.config, out=self.job.out, stop=stop, others=self.others
             ):
                 if listener is not None:
                     listener(event)
                 yield from watch.messages(event)
-        except Exception as error:  # noqa: BLE001 (whatever it is, the other runs go on)
+        except Exception as error:  # noqa: BLE001 (the other runs continue)
             details = traceback.format_exc()
             yield Ended(job=self.number, state="failed", error=say(error), details=details)
 
 
 class _Watch:
-    """Turns the events of one run into messages, not too many of them."""
+    """Turns the events of one run into messages, at most one every tenth of a second."""
 
     def __init__(self, job: int) -> None:
         self.job = job
         self._start: Started | None = None
-        self._total, self._count = 0.0, 0
         self._sent = 0.0
 
     def messages(self, event: RunEvent) -> Iterator[Message]:
@@ -203,41 +192,35 @@ class _Watch:
             yield Ended(job=self.job, state="already finished")
         elif isinstance(event, Started):
             self._start = event
-            self._count = event.evaluated
-            self._total = event.aaa * self._count if self._count else 0.0
-            yield self._progress(None)
+            yield self._progress(event.position, event.aaa)
         elif isinstance(event, Recorded):
-            self._total += event.evaluated.accuracy
-            self._count += 1
+            evaluated = event.evaluated
             if time.monotonic() - self._sent >= INTERVAL:
-                yield self._progress(event)
+                losses = {"l_p": evaluated.l_p, "l_s": evaluated.l_s}
+                reported = {name: value for name, value in losses.items() if value is not None}
+                yield self._progress(
+                    evaluated.index + 1,
+                    event.aaa,
+                    accuracy=_defined(evaluated.accuracy),
+                    reported=reported | dict(event.reported),
+                )
                 self._sent = time.monotonic()
         elif isinstance(event, Finished):
             yield Ended(job=self.job, state="finished", metrics=asdict(event.summary))
         elif isinstance(event, Stopped):
             yield Ended(job=self.job, state="stopped")
 
-    def _progress(self, event: Recorded | None) -> Progress:
+    def _progress(self, done: int, aaa: float, **values: Any) -> Progress:
         assert self._start is not None
-        start = self._start
-        aaa = _defined(self._total / self._count if self._count else None)
-        if event is None:
-            evaluated, reported, done = None, {}, start.position
-        else:
-            evaluated, done = event.evaluated, event.evaluated.index + 1
-            losses = {"l_p": evaluated.l_p, "l_s": evaluated.l_s}
-            reported = {name: value for name, value in losses.items() if value is not None}
-            reported |= event.reported
         return Progress(
             job=self.job,
             done=done,
-            batches=start.batches,
-            resumed=start.position,
-            accuracy=None if evaluated is None else _defined(evaluated.accuracy),
-            aaa=aaa,
-            reported=reported,
+            batches=self._start.batches,
+            resumed=self._start.position,
+            aaa=_defined(aaa),
+            **values,
         )
 
 
-def _defined(value: float | None) -> float | None:
-    return None if value is None or math.isnan(value) else value
+def _defined(value: float) -> float | None:
+    return None if math.isnan(value) else value

@@ -1,4 +1,4 @@
-"""What a configuration stands for: a stream, a learner, threads."""
+"""The stream, the learner and the threads of a configuration."""
 
 from __future__ import annotations
 
@@ -17,12 +17,7 @@ from ocar_lab.experiment.limit import Limited
 
 
 def make_config_stream(config: RunConfig, device: torch.device) -> TaskStream:
-    """The stream of a configuration, cut where it says so.
-
-    Args:
-        config: The configuration.
-        device: Where to keep the data.
-    """
+    """The stream of a configuration, with its limits."""
     stream: TaskStream = make_stream(
         config.benchmark,
         seed=config.seed,
@@ -37,12 +32,7 @@ def make_config_stream(config: RunConfig, device: torch.device) -> TaskStream:
 
 
 def make_config_learner(config: RunConfig, device: torch.device) -> Learner:
-    """The learner of a configuration, with a model of its own.
-
-    Args:
-        config: The configuration.
-        device: Where it learns.
-    """
+    """The learner of a configuration, with a new model."""
     benchmark = get_benchmark(config.benchmark)
     model = make_model(**benchmark.model_settings(), seed=config.seed)
     settings, transform = config.resolve()
@@ -50,17 +40,17 @@ def make_config_learner(config: RunConfig, device: torch.device) -> Learner:
         model.to(device),
         settings,
         transform=transform,
-        record=config.capture,
+        record=config.record,
         guard=Guard() if config.guard else None,
     )
 
 
 @contextmanager
 def limited_threads(count: int) -> Iterator[None]:
-    """So many threads on the CPU, in PyTorch and in NumPy, and as many as before afterwards.
+    """Limit the threads on the CPU, in PyTorch and in NumPy.
 
     Args:
-        count: How many.
+        count: Number of threads inside the ``with`` statement.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(count)
@@ -74,7 +64,7 @@ def limited_threads(count: int) -> Iterator[None]:
 def _limited_blas(count: int) -> AbstractContextManager[object]:
     try:
         from threadpoolctl import threadpool_limits
-    except ImportError:  # a machine with a GPU may do without
+    except ImportError:  # it may be missing on a machine with a GPU
         return nullcontext()
     limits: AbstractContextManager[object] = threadpool_limits(count, user_api="blas")
     return limits

@@ -1,7 +1,7 @@
-"""What one process does of a run: learn, evaluate, write the folder, and tell what it does.
+"""The part of a run that one process does: learn, evaluate, write the folder, yield events.
 
-A session needs no configuration: a learner, a stream and a folder are enough. So a stream of one's
-own is learned with checkpoints, metrics and the right to be killed as the benchmarks are.
+A session needs a learner, a stream and a folder, and no configuration. So a stream of one's own has
+checkpoints and metrics, and can be killed and resumed, as the benchmarks can.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 from ocar.errors import CheckpointError, NumericalError
 from ocar.evaluate import History, evaluate
 from ocar.evaluate.history import is_kept
-from ocar.events import AtRest, Evaluated, Finished, Guarded, Learned, TaskEnded
+from ocar.events import Evaluated, Finished, Guarded, Idle, Learned, TaskEnded
 from ocar.learner import Learner
 from ocar.state import with_prefix, without_prefix
 from ocar.streams.base import TaskStream
@@ -28,29 +28,29 @@ from ocar_lab.experiment.executors.base import never
 from ocar_lab.runs import RunFolder
 from ocar_lab.runs.records import evaluation_record, evaluations, result_record
 
-RESTLESS_SECONDS = 5.0
-"""Most seconds without a rest, by when a learner that has diverged is found out on a GPU."""
+FLUSH_SECONDS = 5.0
+"""Most time until the run is idle again; that a GPU learner has diverged is noticed then."""
 
 MOST_IN_A_ROW = 20
-"""Batches one after another that are not finite: then it is not the batches."""
+"""With this many skipped batches in a row, the cause is not the batches."""
 
 
 class Session:
-    """Goes on with a run where its folder says it was left.
+    """Begins or resumes the run of a folder.
 
     Args:
         folder: The run folder, entered.
-        learner: A new learner; restored where there is a checkpoint.
-        stream: The stream from its beginning; it is moved to where it stood.
-        every: How often to evaluate.
+        learner: A new learner; it is restored if there is a checkpoint.
+        stream: The stream at its beginning; it is moved to its position in the checkpoint.
+        every: Evaluation interval in batches, or ``"task"``.
         online: Also predict each batch before it is learned.
         probe: At the end, also fit a linear classifier on the features.
         seed: Seed of the probe's augmentation.
-        checkpoint_every: Save after so many batches; None to go by what saving costs.
+        checkpoint_every: Save after this many batches; None to decide by the cost of saving.
 
     Attributes:
         position: Batches done.
-        history: What is kept of the evaluations.
+        history: The evaluations, thinned out in a long stream.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Session:
         self._past: tuple[Evaluated, ...] = ()
         self._saved = 0
         self._stop: Callable[[], bool] = never
-        self._rested = time.monotonic()
+        self._flushed = time.monotonic()
         self.cadence = Cadence(checkpoint_every)
         restored = folder.restore()
         if restored is not None:
@@ -83,7 +83,7 @@ class Session:
             learner,
             stream,
             every=every,
-            rest=self._wants_rest,
+            flush=self._wants_flush,
             history=self.history,
             online=online,
             probe=probe,
@@ -91,10 +91,10 @@ class Session:
         )
 
     def events(self, stop: Callable[[], bool]) -> Iterator[RunEvent]:
-        """Go through what is left of the stream.
+        """Learn the rest of the stream.
 
         Args:
-            stop: Asked whenever the run is at rest whether to save and leave.
+            stop: Asked whether to save and leave, whenever the run is idle.
         """
         self._stop = stop
         yield self._started()
@@ -103,15 +103,15 @@ class Session:
             if isinstance(event, Learned):
                 self._note(learned, event)
             elif isinstance(event, Evaluated):
-                # None of a batch that was only remembered: a line never depends on what came
-                # before its batch, which a run that goes on does not know.
+                # A batch that was only remembered has no report. An earlier one may not stand in:
+                # a resumed run would not have it.
                 yield self._record(event, learned.pop(event.index, None))
             elif isinstance(event, Guarded):
-                _look_at(event)
+                _give_up(event)
                 yield event
-            elif isinstance(event, AtRest):
+            elif isinstance(event, Idle):
                 learned.clear()
-                self._rested = time.monotonic()
+                self._flushed = time.monotonic()
                 stopping = stop()
                 if stopping or self.cadence.is_due(event.index):
                     yield self._save("stopped" if stopping else "running")
@@ -121,9 +121,9 @@ class Session:
             elif isinstance(event, TaskEnded):
                 yield event
                 if event.task == self.stream.tasks - 1 and self._saved < self.position:
-                    yield self._save("running")  # test data and the probe can take long
+                    yield self._save("running")  # since test and probe can take long
             elif isinstance(event, Finished):
-                # With the result the run counts as finished, so its last state is to be there.
+                # A run with a result counts as finished, so that its last state must be saved.
                 if self._saved < self.position:
                     yield self._save("running")
                 whole = self.history.whole
@@ -136,10 +136,10 @@ class Session:
                 )
                 yield event
 
-    def _wants_rest(self, index: int) -> bool:
-        """Whether there is something to do that needs a rest."""
-        long = time.monotonic() - self._rested >= RESTLESS_SECONDS
-        return long or self._stop() or self.cadence.is_due(index)
+    def _wants_flush(self, index: int) -> bool:
+        """Whether to become idle after a batch."""
+        overdue = time.monotonic() - self._flushed >= FLUSH_SECONDS
+        return overdue or self._stop() or self.cadence.is_due(index)
 
     def _started(self) -> Started:
         past, self._past = self._past, ()
@@ -153,7 +153,7 @@ class Session:
         )
 
     def _note(self, learned: dict[int, Learned], event: Learned) -> None:
-        """Keep what may be asked for: of a batch that is evaluated, and of the last one."""
+        """Store a report until its batch is evaluated; reports of other batches are dropped."""
         before = event.index - 1
         if self.every == "task" or (before + 1) % self.every:
             learned.pop(before, None)
@@ -172,7 +172,8 @@ class Session:
                 f"The loss is {reported['loss']} at batch {event.index}: the learner has "
                 "diverged. Try a smaller learning rate."
             )
-        return Recorded(evaluated=event, reported=reported, kept=kept)
+        aaa = self.history.anytime.compute()
+        return Recorded(evaluated=event, reported=reported, aaa=aaa, kept=kept)
 
     def _save(self, state: str) -> Saved:
         start = time.perf_counter()
@@ -210,18 +211,18 @@ class Session:
         self.cadence.note(self.position - 1)
 
 
-def _look_at(event: Guarded) -> None:
-    """Give up where one batch after another is skipped."""
+def _give_up(event: Guarded) -> None:
+    """Raise if one batch after another is skipped."""
     if event.in_a_row >= MOST_IN_A_ROW:
         raise NumericalError(
-            f"The last {event.in_a_row} batches by batch {event.index} had a loss or weights that "
-            "are not finite, and were skipped: the learner has diverged. Try a smaller learning "
-            "rate."
+            f"The last {event.in_a_row} batches by batch {event.index} were skipped: their loss "
+            "or weights were not finite, or their inputs were out of scale. Try a smaller "
+            "learning rate, and check the inputs."
         )
 
 
 def _reported(learned: Learned) -> dict[str, float]:
-    """What the learner said, as numbers; this waits for the device."""
+    """The learner's report as numbers; this synchronizes with the device."""
     report = learned.report
     own = {"loss": float(learned.loss), "classes": getattr(report, "classes", 0)}
     return own | dict(getattr(report, "values", {}))

@@ -1,4 +1,4 @@
-"""A run in TensorBoard: a listener that writes beside the run's other files."""
+"""A run in TensorBoard: a listener that writes to the run's folder."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ FOLDER = "tensorboard"
 
 
 class TensorBoard:
-    """Writes what a run records as scalars, one step a batch, to ``tensorboard/`` in its folder.
+    """Writes the evaluations of a run as scalars to ``tensorboard/`` in its folder.
 
-    Where a run goes on, what was written after its checkpoint is marked as superseded.
+    When a run resumes, scalars that were written after its checkpoint are marked as superseded.
 
     Example::
 
@@ -33,17 +33,13 @@ class TensorBoard:
             ) from error
         self._make_writer: Any = SummaryWriter
         self._writer: Any = None
-        self._total = 0.0
-        self._count = 0
         self._step = 0
 
     def __call__(self, event: RunEvent) -> None:
-        """Take in one event."""
+        """Write one event."""
         if isinstance(event, Started):
             folder = str(event.path / FOLDER)
             self._writer = self._make_writer(folder, purge_step=event.position + 1)
-            self._count = event.evaluated
-            self._total = event.aaa * self._count if self._count else 0.0
         elif isinstance(event, Recorded):
             self._record(event)
         elif isinstance(event, Finished):
@@ -56,14 +52,12 @@ class TensorBoard:
     def _record(self, event: Recorded) -> None:
         evaluated = event.evaluated
         self._step = evaluated.index + 1
-        self._total += evaluated.accuracy
-        self._count += 1
         if not event.kept:
             return
         scalars: dict[str, float] = {"time/training_seconds": evaluated.seconds}
         if evaluated.correct:
             scalars["accuracy/now"] = evaluated.accuracy
-            scalars["accuracy/aaa"] = self._total / self._count
+            scalars["accuracy/aaa"] = event.aaa
         for name in ("l_p", "l_s"):
             if getattr(evaluated, name) is not None:
                 scalars[f"loss/{name}"] = getattr(evaluated, name)

@@ -3,24 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from ocar.methods.presets import PRESETS
 from ocar_lab.runs import Group
 
 PROTOCOL = frozenset({"blurry", "max_tasks", "max_batches", "every"})
-"""What a run may differ in from the protocol, beside the settings of its method."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """The runs of a row."""
-
-    group: Group | None
-    """The configuration that was taken; None if there is none."""
-
-    others: tuple[Group, ...]
-    """Configurations of the method that were left out."""
+"""Settings of the protocol, as opposed to those of a method."""
 
 
 def choose(
@@ -30,42 +18,45 @@ def choose(
     *,
     metrics: Collection[str],
     allowed: Collection[str] = (),
-) -> Choice:
-    """The configuration that stands for a method.
+) -> tuple[Group | None, list[Group]]:
+    """Choose the configuration that stands for a method.
 
-    It follows the protocol and has the selected settings, or any where none were selected for
-    the benchmark. In how many columns the Fisher is sketched may differ: the paper's is exact, and
-    all of them are estimates of it. Of several the one with the fewest differences is taken, then
-    that with the most seeds, then that with more metrics.
+    It follows the protocol and has the selected settings; any settings, where none were selected
+    for the benchmark. The number of columns in the sketch of the Fisher may differ: all of them
+    estimate the paper's exact Fisher. Among several, the default Fisher comes first, then the most
+    seeds, then the most metrics.
 
     Args:
         together: Stored runs by configuration.
         benchmark: Name of the benchmark.
         label: Name of the method, ``er-iid`` for the i.i.d. row.
-        metrics: The metrics that are asked for, by their names in ``Summary``.
-        allowed: Names in ``PROTOCOL`` that may differ, since they leave the metrics as they are.
+        metrics: The metrics of the table.
+        allowed: Names in ``PROTOCOL`` that may differ, because the metrics do not depend on them.
+
+    Returns:
+        The configuration, None if there is none, and the method's other configurations.
     """
     mine = [g for g in together if (g.benchmark, g.label) == (benchmark, label) and g.seeds]
     tuned = label.removesuffix("-iid") in PRESETS.get(benchmark, {})
     fitting = [g for g in mine if _fits(g, tuned=tuned, allowed=allowed)]
     if not fitting:
-        return Choice(group=None, others=tuple(mine))
+        return None, mine
 
-    def worth(g: Group) -> tuple[int, ...]:
-        return -int(_is_estimate(g)), len(g.seeds), len(set(metrics) & g.metrics.keys())
+    def rank(g: Group) -> tuple[int, ...]:
+        return -int(_estimates_fisher(g)), len(g.seeds), len(set(metrics) & g.metrics.keys())
 
-    best = max(fitting, key=worth)
-    return Choice(group=best, others=tuple(g for g in mine if g is not best))
+    best = max(fitting, key=rank)
+    return best, [g for g in mine if g is not best]
 
 
 def _fits(group: Group, *, tuned: bool, allowed: Collection[str]) -> bool:
     differing = group.changed.keys() - set(allowed)
-    if _is_estimate(group):
+    if _estimates_fisher(group):
         differing = differing - {"fisher"}
     return not (differing if tuned else differing & PROTOCOL)
 
 
-def _is_estimate(group: Group) -> bool:
-    """Whether the Fisher is the paper's, exact or sketched, though not as it is by default."""
+def _estimates_fisher(group: Group) -> bool:
+    """Whether the Fisher is the paper's, exact or sketched, but not the default."""
     root = str(group.changed.get("fisher", ""))
     return root == "exact" or (root.startswith("sketched(") and "independent" not in root)

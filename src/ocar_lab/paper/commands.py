@@ -6,35 +6,22 @@ import dataclasses
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass
-from types import MappingProxyType
 from typing import Any
 
 from ocar.methods.registry import METHODS
 from ocar_lab.experiment.config import base_settings
 from ocar_lab.runs.command import flag_words
 
-NONE: Mapping[str, Any] = MappingProxyType({})
-"""No settings."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """How to make what is missing in a row."""
+    """How to complete a row."""
 
-    method: str
-    """The row."""
-
-    metrics: tuple[str, ...]
-    """Metrics that are missing."""
-
-    seeds: tuple[int, ...]
-    """Seeds to run."""
-
-    to_choose: tuple[str, ...]
-    """Settings without a published value, which stand in the line as capital letters."""
-
-    line: str
-    """The command."""
+    method: str  # the row
+    metrics: tuple[str, ...]  # metrics that are missing
+    seeds: tuple[int, ...]  # seeds to run
+    to_choose: tuple[str, ...]  # settings without a published value; capital letters in the line
+    line: str  # the command
 
 
 def make_command(
@@ -43,62 +30,27 @@ def make_command(
     *,
     metrics: Sequence[str],
     seeds: Sequence[int],
-    settings: Mapping[str, Any] = NONE,
+    settings: Mapping[str, Any] | None = None,
     flags: Sequence[str] = (),
 ) -> Command:
-    """How to make what is missing in a row.
-
-    Args:
-        benchmark: Name of the benchmark.
-        label: Name of the method, ``er-iid`` for the i.i.d. row.
-        metrics: Metrics that are missing.
-        seeds: Seeds to run.
-        settings: Settings of the seeds that are there, where none are published.
-        flags: Words to add.
-    """
-    needed = needed_settings(benchmark, label.removesuffix("-iid"))
+    """The command that completes a row; ``settings`` are those of existing seeds."""
+    method = label.removesuffix("-iid")
+    missing = [name for name in needed_settings(benchmark, method) if name not in (settings or {})]
+    words = ["ocar", "run", benchmark, method, "--seeds", *map(str, seeds)]
+    words += ["--iid"] if method != label else []
+    for name, value in {**{name: name.upper() for name in missing}, **(settings or {})}.items():
+        words += flag_words(name, value)
     return Command(
         method=label,
         metrics=tuple(metrics),
         seeds=tuple(seeds),
-        to_choose=tuple(name for name in needed if name not in settings),
-        line=run_line(benchmark, label, seeds=seeds, settings=settings, flags=flags),
+        to_choose=tuple(missing),
+        line=shlex.join([*words, *flags]),
     )
 
 
-def run_line(
-    benchmark: str,
-    label: str,
-    *,
-    seeds: Sequence[int],
-    settings: Mapping[str, Any] = NONE,
-    flags: Sequence[str] = (),
-) -> str:
-    """The ``ocar run`` line for a row of a table.
-
-    Args:
-        benchmark: Name of the benchmark.
-        label: Name of the method, ``er-iid`` for the i.i.d. row.
-        seeds: Seeds to run.
-        settings: Settings to give; what is needed beside them stands in capital letters.
-        flags: Words to add.
-    """
-    method = label.removesuffix("-iid")
-    words = ["ocar", "run", benchmark, method, "--seeds", *map(str, seeds)]
-    words += ["--iid"] if method != label else []
-    needed = {name: name.upper() for name in needed_settings(benchmark, method)}
-    for name, value in {**needed, **settings}.items():
-        words += flag_words(name, value)
-    return shlex.join([*words, *flags])
-
-
 def needed_settings(benchmark: str, method: str) -> tuple[str, ...]:
-    """Settings of a method that neither its defaults nor the benchmark give.
-
-    Args:
-        benchmark: Name of the benchmark.
-        method: Name of the method.
-    """
+    """Settings of a method that have neither a default nor a value from the benchmark."""
     kinds = (METHODS[method].settings, METHODS[method].transform)
     given = base_settings(benchmark, method)
     needed = [

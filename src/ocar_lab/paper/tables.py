@@ -1,26 +1,123 @@
-"""The paper's tables of accuracies: Table 1 and that of Online CLEAR."""
+"""The paper's tables of accuracies, Table 1 and Online CLEAR, with our numbers and its claims."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from ocar.errors import ConfigError
-from ocar_lab.paper.cells import Cell, per_cent
-from ocar_lab.paper.choice import Choice, choose
-from ocar_lab.paper.claims import Claim, Verdict, check
+from ocar_lab.paper.choice import choose
 from ocar_lab.paper.commands import Command, make_command
-from ocar_lab.published import METRICS, PUBLISHED, SEEDS
-from ocar_lab.runs import Group, Measured, groups
+from ocar_lab.published import METRICS, PUBLISHED, SEEDS, Published, published
+from ocar_lab.runs import Group, Measured, Spread, groups
 
 TABLE1 = ("split-cifar100", "split-tinyimagenet")
 """The two halves of Table 1."""
 
 OURS = ("ocar", "ocar-ace")
-"""What the paper says is above every baseline in AAA and WC-Acc."""
+"""The methods that the paper claims are above every baseline in AAA and WC-Acc."""
 
 STAND_IN = "pacs"
-"""A domain-incremental benchmark that is small and easy to get, unlike CLEAR."""
+"""A small domain-incremental benchmark that is easy to get, unlike CLEAR."""
+
+FAR = 2.0
+"""Standard deviations beyond which a difference is marked."""
+
+DEFINITION = (
+    "(ours - paper) / sqrt(s_paper² + s_ours²), with means over seeds and sample standard "
+    "deviations s; with one seed of ours, which has no spread, s_paper alone"
+)
+"""The difference in standard deviations."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """A metric of a method, in per cent."""
+
+    paper: Published | None  # the printed number; None if there is none
+    ours: Spread | None  # from stored runs; None if none has the metric
+
+    @property
+    def deviations(self) -> float | None:
+        """The difference in standard deviations; None if a number is missing."""
+        if self.paper is None or self.ours is None:
+            return None
+        return deviations(self.paper, self.ours)
+
+    @property
+    def paper_alone(self) -> bool:
+        """Whether the difference is in the paper's standard deviations, since ours has none."""
+        return self.deviations is not None and self.ours is not None and self.ours.std is None
+
+    @property
+    def far(self) -> bool:
+        """Whether the two are more than ``FAR`` standard deviations apart."""
+        return self.deviations is not None and abs(self.deviations) > FAR
+
+
+def deviations(paper: Published, ours: Spread) -> float:
+    """The standard deviations by which our mean is above the paper's, see ``DEFINITION``.
+
+    √(s_paper² + s_ours²) is the standard deviation of the difference of one run of each.
+    """
+    return (ours.mean - paper.mean) / math.hypot(paper.std, ours.std or 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """Some methods are better than all of some others."""
+
+    metric: str
+    leaders: tuple[str, ...]  # the better methods
+    others: tuple[str, ...]
+    lower: bool = False  # whether lower is better
+
+
+@dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """Whether a claim holds in our numbers."""
+
+    claim: Claim
+    state: Literal["holds", "does not hold", "open"]  # open: nothing against it, some missing
+    against: tuple[tuple[str, str], ...]  # each leader and other in the wrong order, or equal
+    missing: tuple[str, ...]  # methods without a number
+    values: Mapping[str, float]  # the numbers, by method
+
+    @property
+    def closest(self) -> tuple[str, str] | None:
+        """The worst leader and the best of the others; None without both."""
+        sign = -1 if self.claim.lower else 1
+        leaders = [name for name in self.claim.leaders if name in self.values]
+        others = [name for name in self.claim.others if name in self.values]
+        if not leaders or not others:
+            return None
+        return (
+            min(leaders, key=lambda name: sign * self.values[name]),
+            max(others, key=lambda name: sign * self.values[name]),
+        )
+
+
+def check(claim: Claim, values: Mapping[str, float]) -> Verdict:
+    """Check a claim in our means, by method."""
+    sign = -1 if claim.lower else 1
+    named = (*claim.leaders, *claim.others)
+    there = {name: values[name] for name in named if name in values}
+    against = tuple(
+        (leader, other)
+        for leader in claim.leaders
+        for other in claim.others
+        if leader in there and other in there and sign * there[leader] <= sign * there[other]
+    )
+    missing = tuple(name for name in named if name not in there)
+    return Verdict(
+        claim=claim,
+        state="does not hold" if against else "open" if missing else "holds",
+        against=against,
+        missing=missing,
+        values=there,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,59 +125,37 @@ class Row:
     """A method in a table."""
 
     method: str
-    """Its name."""
-
-    cells: Mapping[str, Cell]
-    """Each metric of the table."""
-
-    seeds: tuple[int, ...]
-    """Our seeds."""
-
-    hash: str | None
-    """What the configuration that was taken is known by; None if there is none."""
-
-    settings: Mapping[str, object]
-    """Settings of ours where none are published."""
-
-    left_out: tuple[Group, ...]
-    """Other configurations of the method: not the published settings, or fewer seeds."""
+    cells: Mapping[str, Cell]  # by metric
+    seeds: tuple[int, ...]  # ours
+    hash: str | None  # of the chosen configuration; None if there is none
+    settings: Mapping[str, object]  # ours, where none are published
+    left_out: tuple[Group, ...]  # other settings than the published, or fewer seeds
 
 
 @dataclass(frozen=True, kw_only=True)
 class PaperTable:
-    """A table of the paper with ours beside it."""
+    """A table of the paper with our numbers."""
 
     benchmark: str
-    """Name of the benchmark."""
-
-    stands_in_for: str | None
-    """The paper's benchmark that this one stands in for; None if it is the paper's own."""
-
-    metrics: tuple[str, ...]
-    """The columns, by their names in ``Summary``."""
-
-    rows: tuple[Row, ...]
-    """The rows, in the paper's order."""
-
-    verdicts: tuple[Verdict, ...]
-    """How the paper's claims stand in our numbers."""
-
-    commands: tuple[Command, ...]
-    """How to make what is missing: one for each row that lacks a cell or a seed."""
+    stands_in_for: str | None  # the paper's benchmark; None if this is it
+    metrics: tuple[str, ...]  # the columns
+    rows: tuple[Row, ...]  # in the paper's order
+    verdicts: tuple[Verdict, ...]  # on the paper's claims
+    commands: tuple[Command, ...]  # one for each row that lacks a cell or a seed
 
 
 def table1(runs: Sequence[Measured], benchmark: str = "split-cifar100") -> PaperTable:
     """One half of Table 1.
 
-    The claim: OCAR and OCAR-ACE are above every baseline in AAA and WC-Acc. A baseline is a row
-    of another method for which the paper printed the metric, so the i.i.d. row is none.
+    The claim: OCAR and OCAR-ACE are above every baseline in AAA and WC-Acc. A baseline is a row of
+    another method for which the paper printed the metric; the i.i.d. row is none.
 
     Args:
         runs: Stored runs or kept results, of any benchmark.
         benchmark: Which half.
 
     Raises:
-        ConfigError: Table 1 has no such benchmark.
+        ConfigError: Table 1 does not have the benchmark.
     """
     if benchmark not in TABLE1:
         raise ConfigError(f"Invalid {benchmark=}. Must be one of {', '.join(TABLE1)}.")
@@ -91,10 +166,7 @@ def table1(runs: Sequence[Measured], benchmark: str = "split-cifar100") -> Paper
 def clear_tables(runs: Sequence[Measured]) -> tuple[PaperTable, PaperTable]:
     """The table of Online CLEAR, and the same methods on PACS, which stands in for it.
 
-    The claim: OCAR is above ER and LPR in all three metrics. On PACS the paper has no numbers.
-
-    Args:
-        runs: Stored runs or kept results, of any benchmark.
+    The claim: OCAR is above ER and LPR in all three metrics. The paper has no numbers for PACS.
     """
     together = groups(runs)
     metrics = ("acc", "aaa", "wc_acc")
@@ -106,18 +178,10 @@ def clear_tables(runs: Sequence[Measured]) -> tuple[PaperTable, PaperTable]:
 
 
 def _claims(benchmark: str, metrics: Sequence[str], leaders: tuple[str, ...]) -> list[Claim]:
-    printed = PUBLISHED[benchmark]
+    rows = {n: numbers for n, numbers in PUBLISHED[benchmark].items() if not n.startswith("ocar")}
     return [
-        Claim(
-            metric=metric,
-            leaders=leaders,
-            others=tuple(
-                name
-                for name, numbers in printed.items()
-                if metric in numbers and not name.startswith("ocar")
-            ),
-        )
-        for metric in metrics
+        Claim(metric=m, leaders=leaders, others=tuple(n for n in rows if m in rows[n]))
+        for m in metrics
     ]
 
 
@@ -130,10 +194,7 @@ def _table(
     stands_in_for: str | None = None,
 ) -> PaperTable:
     methods = PUBLISHED[stands_in_for or benchmark]
-    rows = tuple(
-        _row(choose(together, benchmark, method, metrics=metrics), benchmark, method, metrics)
-        for method in methods
-    )
+    rows = tuple(_row(together, benchmark, method, metrics) for method in methods)
     commands = [_command(benchmark, row, stand_in=stands_in_for is not None) for row in rows]
     return PaperTable(
         benchmark=benchmark,
@@ -145,24 +206,24 @@ def _table(
     )
 
 
-def _row(choice: Choice, benchmark: str, method: str, metrics: Sequence[str]) -> Row:
-    group = choice.group
-    printed = PUBLISHED.get(benchmark, {}).get(method, {})
-    ours = {} if group is None else group.metrics
+def _row(together: Sequence[Group], benchmark: str, method: str, metrics: Sequence[str]) -> Row:
+    group, others = choose(together, benchmark, method, metrics=metrics)
+    printed = published(benchmark, method)
+    ours = {} if group is None else {name: per_cent(own) for name, own in group.metrics.items()}
     return Row(
         method=method,
-        cells={
-            metric: Cell(
-                paper=printed.get(metric),
-                ours=per_cent(ours[metric]) if metric in ours else None,
-            )
-            for metric in metrics
-        },
+        cells={name: Cell(paper=printed.get(name), ours=ours.get(name)) for name in metrics},
         seeds=() if group is None else group.seeds,
         hash=None if group is None else group.hash,
         settings={} if group is None else group.changed,
-        left_out=choice.others,
+        left_out=tuple(others),
     )
+
+
+def per_cent(fraction: Spread) -> Spread:
+    """A fraction in per cent."""
+    std = None if fraction.std is None else 100 * fraction.std
+    return Spread(mean=100 * fraction.mean, std=std, count=fraction.count)
 
 
 def _means(rows: Sequence[Row], metric: str) -> dict[str, float]:
@@ -171,14 +232,11 @@ def _means(rows: Sequence[Row], metric: str) -> dict[str, float]:
 
 
 def _command(benchmark: str, row: Row, *, stand_in: bool) -> Command | None:
-    """How to complete a row; None if it is complete, or if the paper left it empty."""
-    if stand_in:
-        missing = [name for name, cell in row.cells.items() if cell.ours is None]
-    else:
-        missing = [name for name, cell in row.cells.items() if cell.missing]
-        if all(cell.paper is None for cell in row.cells.values()):
-            return None
-    if not missing and len(row.seeds) >= SEEDS:
+    """How to complete a row; None if it is complete, or empty in the paper."""
+    cells = row.cells.items()
+    asked = [(name, cell) for name, cell in cells if stand_in or cell.paper is not None]
+    missing = [name for name, cell in asked if cell.ours is None]
+    if not asked or (not missing and len(row.seeds) >= SEEDS):
         return None
     seeds = [seed for seed in range(SEEDS) if missing or seed not in row.seeds]
     return make_command(benchmark, row.method, metrics=missing, seeds=seeds, settings=row.settings)

@@ -7,22 +7,19 @@ from collections.abc import Sequence
 import numpy as np
 
 from ocar_lab.report.figures import Line, Methods, Timed, line
-from ocar_lab.report.timeline import band
 from ocar_lab.runs.columns import Columns, Floats
+from ocar_lab.runs.timeline import band
 
 BEFORE, AFTER = 10, 50
 """Most evaluations to show before and after a boundary."""
 
 
-def boundaries(columns: Columns, *, finished: bool) -> list[int]:
-    """The first evaluation of each task after the first one that has been gone through.
-
-    Args:
-        columns: The evaluations of a run.
-        finished: Whether that holds for its last task.
-    """
-    firsts: list[int] = (np.flatnonzero(np.diff(columns.task)) + 1).tolist()
-    return firsts if finished else firsts[:-1]
+def boundaries(own: Timed) -> list[int]:
+    """The first evaluation of each task but the first; an unfinished task does not count."""
+    if own.iid or not own.columns.has_counts:
+        return []
+    firsts: list[int] = (np.flatnonzero(np.diff(own.columns.task)) + 1).tolist()
+    return firsts if own.run.result is not None else firsts[:-1]
 
 
 def window(columns: Columns, firsts: Sequence[int]) -> tuple[int, int]:
@@ -36,8 +33,7 @@ def window(columns: Columns, firsts: Sequence[int]) -> tuple[int, int]:
 def around(columns: Columns, firsts: Sequence[int], *, before: int, after: int) -> Floats:
     """Change of the accuracy on earlier tasks, mean over boundaries, ``(before + after,)``.
 
-    Its entry ``before - 1`` is the last evaluation before the boundary, which the others are
-    compared with, and so 0.
+    Changes are against the last evaluation before the boundary, entry ``before - 1``.
 
     Args:
         columns: The evaluations of a run.
@@ -55,33 +51,28 @@ def around(columns: Columns, firsts: Sequence[int], *, before: int, after: int) 
 
 
 def gap_lines(methods: Methods) -> tuple[Line, ...]:
-    """The stability gap: change in points around a boundary, of each method with any."""
-    found = []
+    """The stability gap: change in points around a boundary, of each method."""
+    found: list[Line] = []
     for method, runs in enumerate(methods):
-        own = [(one.columns, firsts) for one in runs if (firsts := _gone_through(one))]
-        if not own:
-            continue
-        windows = [window(*pair) for pair in own]
-        before, after = min(w[0] for w in windows), min(w[1] for w in windows)
-        offsets = np.arange(1 - before, after + 1, dtype=np.float64)
-        changes = [100 * around(*pair, before=before, after=after) for pair in own]
-        found.append(line(method, band([offsets] * len(changes), changes)))
-    return tuple(one for one in found if one is not None)
+        own = [(one.columns, firsts) for one in runs if (firsts := boundaries(one))]
+        if own:
+            windows = [window(*pair) for pair in own]
+            before, after = min(w[0] for w in windows), min(w[1] for w in windows)
+            offsets = np.arange(1 - before, after + 1, dtype=np.float64)
+            changes = [100 * around(*pair, before=before, after=after) for pair in own]
+            found += line(method, band([offsets] * len(changes), changes))
+    return tuple(found)
 
 
 def drop_lines(methods: Methods) -> tuple[Line, ...]:
     """The drop in points at each boundary, over the number of the task that begins there."""
-    found = []
+    found: list[Line] = []
     for method, runs in enumerate(methods):
-        drops, tasks = [], []
-        for one in runs:
-            firsts = _gone_through(one)
-            if firsts:
-                tasks.append((one.columns.task[firsts] + 1).astype(np.float64))
-                drops.append(100 * _drops(one.columns, firsts))
-        if drops:
-            found.append(line(method, band(tasks, drops)))
-    return tuple(one for one in found if one is not None)
+        own = [(one.columns, firsts) for one in runs if (firsts := boundaries(one))]
+        if own:
+            tasks = [(columns.task[firsts] + 1).astype(np.float64) for columns, firsts in own]
+            found += line(method, band(tasks, [100 * _drops(*pair) for pair in own]))
+    return tuple(found)
 
 
 def _drops(columns: Columns, firsts: Sequence[int]) -> Floats:
@@ -92,9 +83,3 @@ def _drops(columns: Columns, firsts: Sequence[int]) -> Floats:
         earlier = columns.accuracy_up_to(int(columns.task[first - 1]), slice(first - 1, end))
         drops.append(max(0.0, float(earlier[0] - earlier[1:].min())))
     return np.array(drops)
-
-
-def _gone_through(one: Timed) -> list[int]:
-    if one.iid or not one.columns.sizes:
-        return []
-    return boundaries(one.columns, finished=one.run.result is not None)

@@ -1,4 +1,4 @@
-"""What the figures of a report show, as plain numbers."""
+"""The numbers in the figures of a report."""
 
 from __future__ import annotations
 
@@ -8,124 +8,83 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ocar_lab.report.timeline import (
-    Band,
-    band,
-    stretch_means,
-    stretch_medians,
-    task_lengths,
-    thin,
-    times_in_tasks,
-)
 from ocar_lab.runs import Run
 from ocar_lab.runs.columns import Columns, Floats
+from ocar_lab.runs.timeline import Band, band, per_stretch, task_lengths, thin, times_in_tasks
 
 Number = float | None
-"""None where there is none: JSON has no NaN."""
+"""None instead of NaN, which JSON does not have."""
 
 POINTS = 480
 """Most points of a line."""
 
 TASK_POINTS = 160
-"""Most points of a line of one task; there are as many of these as tasks."""
+"""Most points of a line for one task; there are as many lines as tasks."""
 
 LINES = 400
-"""From so many lines in a figure on, each has fewer points."""
+"""With more lines than this in a figure, each has fewer points."""
 
 STRETCHES = 240
-"""Stretches of time of a heat map and of the time a batch takes."""
+"""Stretches of time in a heat map and in the time of a batch."""
+
+TASKS = "time in tasks"
 
 REPORTED = {
     "tau": ("τ, the damping", "τ"),
     "replay_weight": ("λ, the weight of replayed samples", "weight"),
     "norm_ratio": ("Gradient norm after over before preconditioning", "ratio"),
 }
-"""What a learner reports, with title and axis."""
+"""Numbers that a learner reports: title and axis."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
     """Mean ± standard deviation over seeds, of one method."""
 
-    method: int
-    """Place of the method in its section."""
-
+    method: int  # place of the method in its section
     x: tuple[float, ...]
-    """Where."""
-
     mean: tuple[Number, ...]
-    """Mean over seeds."""
-
-    std: tuple[Number, ...]
-    """Sample standard deviation; None where there are less than two seeds."""
-
-    seeds: tuple[int, ...]
-    """Over how many seeds, at each point."""
+    std: tuple[Number, ...]  # sample standard deviation; None for fewer than two seeds
+    seeds: tuple[int, ...]  # number of seeds at each point
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """One of several things that a figure can show."""
+    """One of several views of a figure."""
 
     title: str
-    """What it is."""
-
     lines: tuple[Line, ...]
-    """The methods that have it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """Lines over time."""
+    """Lines over time; one choice is shown at a time."""
 
-    key: str
-    """A short name."""
-
+    key: str  # a short name
     title: str
-    """A line above."""
-
     caption: str
-    """What is seen."""
-
-    x: str
-    """Title of the horizontal axis."""
-
-    y: str
-    """Title of the vertical axis."""
-
+    x: str = TASKS  # title of the horizontal axis
+    y: str  # title of the vertical axis
     choices: tuple[Choice, ...]
-    """What can be shown, one at a time."""
-
-    tasks: int = 0
-    """Where the horizontal axis is time in tasks, how many there are."""
+    tasks: int = 0  # number of tasks, if x is time in tasks
 
 
 @dataclass(frozen=True, kw_only=True)
 class Heat:
     """Accuracy on each task over time, of one method, mean over seeds, in per cent."""
 
-    method: int
-    """Place of the method in its section."""
-
-    x: tuple[float, ...]
-    """Middle of each stretch of time, in tasks."""
-
-    rows: tuple[tuple[Number, ...], ...]
-    """One a task; None before it begins."""
+    method: int  # place of the method in its section
+    x: tuple[float, ...]  # middle of each stretch of time, in tasks
+    rows: tuple[tuple[Number, ...], ...]  # one for each task; None before it begins
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Timed:
-    """A run and when its evaluations were made."""
+    """A run and the times of its evaluations."""
 
     run: Run
-    """The run."""
-
-    times: Floats
-    """Time in tasks, ``(evaluations,)``; where all tasks are one, spread over as many."""
-
-    iid: bool
-    """Whether all tasks are one."""
+    times: Floats  # in tasks, (n,); an i.i.d. run is stretched over all tasks
+    iid: bool  # whether all classes are in one task
 
     @property
     def columns(self) -> Columns:
@@ -148,62 +107,63 @@ def timed(methods: Sequence[Sequence[Run]]) -> tuple[list[list[Timed]], int]:
 
     def one(run: Run) -> Timed:
         iid, finished = bool(run.config.get("iid")), run.result is not None
-        known = whole if iid else lengths
-        times = times_in_tasks(run.columns, finished=finished, lengths=known)
+        times = times_in_tasks(run.columns, finished=finished, lengths=whole if iid else lengths)
         return Timed(run=run, times=times * tasks if iid else times, iid=iid)
 
     return [[one(run) for run in own if len(run.columns)] for own in methods], tasks
 
 
-def line(method: int, found: Band, *, most: int = POINTS) -> Line | None:
-    """A band as a line to draw; None if it has no number.
+def line(method: int, found: Band, *, most: int = POINTS) -> list[Line]:
+    """A band as a line to draw; none if the band has no number.
 
     Args:
         method: Place of the method.
         found: The band, over time in tasks.
-        most: Most points, see :func:`ocar_lab.report.timeline.thin`.
+        most: Most points, see :func:`ocar_lab.runs.timeline.thin`.
     """
     kept = thin(found.times, found.mean, most)
     if not len(kept):
-        return None
-    return Line(
-        method=method,
-        x=tuple(np.round(found.times[kept], 4).tolist()),
-        mean=numbers(found.mean[kept]),
-        std=numbers(found.std[kept]),
-        seeds=tuple(found.count[kept].tolist()),
-    )
+        return []
+    return [
+        Line(
+            method=method,
+            x=tuple(np.round(found.times[kept], 4).tolist()),
+            mean=numbers(found.mean[kept]),
+            std=numbers(found.std[kept]),
+            seeds=tuple(found.count[kept].tolist()),
+        )
+    ]
 
 
 def numbers(values: Floats) -> tuple[Number, ...]:
     """Plain numbers, to five digits of the largest; None for NaN."""
-    there = ~np.isnan(values)
-    largest = float(np.abs(values[there]).max()) if there.any() else 0.0
+    largest = float(np.nanmax(np.abs(values), initial=0.0))
     digits = 4 - math.floor(math.log10(largest)) if largest else 0
-    plain = np.round(values, digits).tolist()
-    return tuple(plain if there.all() else [None if v != v else v for v in plain])
+    return tuple(None if v != v else v for v in np.round(values, digits).tolist())
 
 
-def lines_of(
-    methods: Methods, number: Callable[[Timed], Floats | None], *, most: int = POINTS
-) -> tuple[Line, ...]:
+def lines_of(methods: Methods, number: Callable[[Timed], Floats | None]) -> tuple[Line, ...]:
     """A number over time, of each method that has it.
 
     Args:
         methods: The runs of each method.
-        number: What to take of a run, one for each evaluation; None if it has no such thing.
-        most: Most points of a line.
+        number: Computes the number of a run, ``(n,)``; None if the run does not have it.
     """
-    found = []
+    found: list[Line] = []
     for method, runs in enumerate(methods):
         pairs = [(own.times, values) for own in runs if (values := number(own)) is not None]
         if pairs:
-            found.append(line(method, band(*zip(*pairs, strict=True)), most=most))
-    return tuple(one for one in found if one is not None)
+            found += line(method, band(*zip(*pairs, strict=True)))
+    return tuple(found)
+
+
+def value_lines(methods: Methods, name: str) -> tuple[Line, ...]:
+    """A recorded number over time, such as ``l_p`` or ``tau``."""
+    return lines_of(methods, lambda own: own.columns.values.get(name))
 
 
 def task_bands(methods: Methods, tasks: int) -> list[dict[int, Band]]:
-    """Accuracy on each task over time in per cent, by method; none where all tasks are one."""
+    """For each task, the accuracy on it over time in per cent, by method."""
     found: list[dict[int, Band]] = []
     for task in range(tasks if tasks > 1 else 0):
         bands = {}
@@ -216,7 +176,7 @@ def task_bands(methods: Methods, tasks: int) -> list[dict[int, Band]]:
 
 
 def _on_task(one: Timed, task: int) -> tuple[Floats, Floats]:
-    """When a task was evaluated, and the accuracy on it in per cent."""
+    """Times and accuracies in per cent since a task began."""
     values = 100 * one.columns.accuracy_on(task)
     begun = int((~np.isnan(values)).argmax())
     return one.times[begun:], values[begun:]
@@ -225,25 +185,19 @@ def _on_task(one: Timed, task: int) -> tuple[Floats, Floats]:
 def accuracy_choices(
     methods: Methods, on_tasks: Sequence[Mapping[int, Band]]
 ) -> tuple[Choice, ...]:
-    """Accuracy over time in per cent: on all tasks so far, on each alone, and online.
-
-    Args:
-        methods: The runs of each method.
-        on_tasks: What :func:`task_bands` found.
-    """
+    """Accuracy over time in per cent: on all tasks so far, on each task, and online."""
     share = min(1.0, LINES / max(1, len(on_tasks) * len(methods)))
     most = max(20, int(share * TASK_POINTS))
-    choices = [Choice(title="All tasks so far", lines=lines_of(methods, _together))]
+    found = {"All tasks so far": lines_of(methods, _together)}
     for task, bands in enumerate(on_tasks, start=1):
-        lines = [line(method, found, most=most) for method, found in bands.items()]
-        told = tuple(one for one in lines if one is not None)
-        choices.append(Choice(title=f"Task {task}", lines=told))
-    choices.append(Choice(title="Before it was learned", lines=lines_of(methods, _online)))
-    return tuple(choice for choice in choices if choice.lines)
+        lines = (line(method, own, most=most) for method, own in bands.items())
+        found[f"Task {task}"] = tuple(one for own in lines for one in own)
+    found["Each batch before it is learned"] = lines_of(methods, _online)
+    return tuple(Choice(title=title, lines=lines) for title, lines in found.items() if lines)
 
 
 def _together(own: Timed) -> Floats | None:
-    return 100 * own.columns.accuracy() if own.columns.sizes else None
+    return 100 * own.columns.accuracy() if own.columns.has_counts else None
 
 
 def _online(own: Timed) -> Floats | None:
@@ -253,42 +207,33 @@ def _online(own: Timed) -> Floats | None:
     return 100 * values["online_correct"] / np.where(values["seen"], values["seen"], math.nan)
 
 
-def value_lines(methods: Methods, name: str) -> tuple[Line, ...]:
-    """A number over time that evaluations carry, such as ``l_p`` or ``tau``."""
-    return lines_of(methods, lambda own: own.columns.values.get(name))
-
-
 def milliseconds(columns: Columns) -> Floats:
-    """Time a batch since the evaluation before, ``(evaluations,)``."""
+    """Time of a batch since the evaluation before, ``(n,)``."""
     seconds = np.diff(columns.seconds, prepend=0.0)
     found: Floats = 1000 * seconds / np.maximum(np.diff(columns.index, prepend=-1), 1)
     return found
 
 
 def time_lines(methods: Methods, tasks: int) -> tuple[Line, ...]:
-    """Milliseconds a batch over time: the median of each stretch of each seed."""
+    """Milliseconds of a batch over time: the median of each stretch, for each seed."""
     each = max(1, STRETCHES // tasks)
-    moments = np.arange(1, tasks * each + 1) / each
-    found = []
+    grid = np.arange(1, tasks * each + 1) / each
+    found: list[Line] = []
     for method, runs in enumerate(methods):
-        medians = [
-            stretch_medians(own.times, milliseconds(own.columns), each=each, count=len(moments))
-            for own in runs
-        ]
-        if medians:
-            ends = [moments[: int(np.flatnonzero(~np.isnan(m))[-1]) + 1] for m in medians]
-            pairs = zip(ends, medians, strict=True)
-            values = [median[: len(end)] for end, median in pairs]
-            found.append(line(method, band(ends, values)))
-    return tuple(one for one in found if one is not None)
+        times, values = [], []
+        for own in runs:
+            spent = milliseconds(own.columns)
+            medians = per_stretch(own.times, spent, each=each, count=len(grid), how="median")
+            end = int(np.flatnonzero(~np.isnan(medians))[-1]) + 1
+            times.append(grid[:end])
+            values.append(medians[:end])
+        if times:
+            found += line(method, band(times, values))
+    return tuple(found)
 
 
 def heats(on_tasks: Sequence[Mapping[int, Band]]) -> tuple[Heat, ...]:
-    """Accuracy on each task over time, of each method that has been through more than one.
-
-    Args:
-        on_tasks: What :func:`task_bands` found.
-    """
+    """Accuracy on each task over time, of each method that has been through several tasks."""
     tasks = len(on_tasks)
     each = max(1, STRETCHES // max(1, tasks))
     count = tasks * each
@@ -296,7 +241,7 @@ def heats(on_tasks: Sequence[Mapping[int, Band]]) -> tuple[Heat, ...]:
     found = []
     for method in on_tasks[1] if tasks > 1 else ():
         bands = [bands[method] for bands in on_tasks if method in bands]
-        means = [stretch_means(b.times, b.mean, each=each, count=count) for b in bands]
+        means = [per_stretch(b.times, b.mean, each=each, count=count, how="mean") for b in bands]
         rows = tuple(numbers(np.round(mean, 1)) for mean in means)
         found.append(Heat(method=method, x=x, rows=rows))
     return tuple(found)

@@ -1,4 +1,4 @@
-"""What was run, and how to run it again."""
+"""What was run, and the command that runs it again."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ocar_lab.runs import Group, KeptRun, Measured, Run
+from ocar_lab.runs import Group, Measured, Run
 from ocar_lab.runs.command import run_command
 from ocar_lab.runs.texts import describe, seeds_text
 
@@ -16,57 +16,25 @@ from ocar_lab.runs.texts import describe, seeds_text
 class Method:
     """The runs of one configuration."""
 
-    name: str
-    """The method, and what was changed of its preset."""
-
-    label: str
-    """The method."""
-
-    hash: str
-    """What the configuration is known by."""
-
-    seeds: tuple[int, ...]
-    """Seeds of the finished runs."""
-
-    unfinished: Mapping[int, str]
-    """State of each run that is not finished, by seed."""
-
-    progress: str
-    """How many seeds are finished, and what is with the others."""
-
-    evaluations: tuple[int, ...]
-    """Evaluations of each run."""
-
+    name: str  # the method, and the settings that differ from its preset
+    label: str  # the method
+    hash: str  # of the configuration
+    seeds: tuple[int, ...]  # of the finished runs
+    unfinished: Mapping[int, str]  # state of each other run, by seed
+    progress: str  # number of finished seeds, and states of the others
+    evaluations: tuple[int, ...]  # of each run
     devices: tuple[str, ...]
-    """What they were computed on."""
-
-    begun: str | None
-    """When the first of them began."""
-
-    versions: Mapping[str, str]
-    """Versions of what computed the first run."""
-
-    revision: str | None
-    """Revision of its source; with a plus sign if the source had been changed since."""
-
-    command: str | None
-    """The line that makes all of them; None if there can be none."""
-
-    called: tuple[str, ...]
-    """The commands that made them, as they were called."""
-
-    config: Mapping[str, Any]
-    """All that decides the numbers, beside the seed."""
+    begun: str | None  # start of the first run
+    versions: Mapping[str, str]  # of the first run
+    revision: str | None  # of its source; with a plus sign if the source was changed
+    command: str | None  # makes all of them; None if a setting has no flag
+    called: tuple[str, ...]  # the commands that made them
+    config: Mapping[str, Any]  # everything that determines the numbers, except the seed
 
 
 def describe_method(group: Group, runs: Sequence[Measured]) -> Method:
-    """What there is to say of the runs of a configuration.
-
-    Args:
-        group: The same runs as one row of a table.
-        runs: At least one.
-    """
-    sessions = [session for run in runs for session in _sessions(run)]
+    """Describe the runs of a configuration."""
+    sessions = [session for run in runs for session in run.sessions]
     first = sessions[0] if sessions else {}
     begun = sorted(str(session["time"]) for session in sessions if "time" in session)
     return Method(
@@ -83,16 +51,8 @@ def describe_method(group: Group, runs: Sequence[Measured]) -> Method:
         revision=_revision(first.get("git")),
         command=_command(runs),
         called=tuple(dict.fromkeys(filter(None, map(_called, sessions)))),
-        config=_config(runs[0]),
+        config=runs[0].config,
     )
-
-
-def _sessions(run: Measured) -> Sequence[Mapping[str, Any]]:
-    return run.sessions if isinstance(run, (Run, KeptRun)) else []
-
-
-def _config(run: Measured) -> Mapping[str, Any]:
-    return run.config if isinstance(run, (Run, KeptRun)) else {}
 
 
 def _revision(git: Mapping[str, Any] | None) -> str | None:
@@ -110,7 +70,6 @@ def _called(session: Mapping[str, Any]) -> str:
 
 
 def _command(runs: Sequence[Measured]) -> str | None:
-    """The line for all of them, from the first that knows what it was made from."""
     stored = [run for run in runs if isinstance(run, Run) and "given" in run.document]
     if not stored:
         return None

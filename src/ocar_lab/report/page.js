@@ -11,11 +11,11 @@
   const short = (text) => (text.length > 34 ? text.slice(0, 33) + "…" : text);
 
   function style(section, place) {
-    const look = section.looks[place];
+    const own = section.styles[place];
     return {
-      colour: dark.matches ? look.dark : look.light,
-      dashes: look.dashes.map((length) => WIDTH * length),
-      symbol: look.marker,
+      colour: dark.matches ? own.dark : own.light,
+      dashes: own.dashes.map((length) => WIDTH * length),
+      symbol: own.marker,
     };
   }
 

@@ -1,4 +1,4 @@
-"""A report on stored runs as plain values: one section a benchmark."""
+"""A report on stored runs as plain values, one section for each benchmark."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ocar_lab.published import SOURCE
 from ocar_lab.report.boundaries import drop_lines, gap_lines
 from ocar_lab.report.figures import (
     REPORTED,
+    TASKS,
     Choice,
     Figure,
     Heat,
@@ -23,83 +24,54 @@ from ocar_lab.report.figures import (
     value_lines,
 )
 from ocar_lab.report.methods import Method, describe_method
-from ocar_lab.report.timeline import Band
 from ocar_lab.runs import Group, Measured, Run, groups
 from ocar_lab.runs.texts import group_rows, main_metrics, other_metrics
-
-TASKS = "time in tasks"
+from ocar_lab.runs.timeline import Band
 
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table as texts."""
+    """A table as texts; all columns but the first hold numbers."""
 
     header: tuple[str, ...]
-    """Titles of the columns."""
-
     rows: tuple[tuple[str, ...], ...]
-    """Their texts; all columns but the first hold numbers."""
-
-    printed: tuple[int, ...]
-    """The rows that are the paper's."""
+    printed: tuple[int, ...]  # places of the paper's rows
 
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """What there is to say of a benchmark."""
+    """The report on one benchmark."""
 
     benchmark: str
-    """Its name."""
-
     methods: tuple[Method, ...]
-    """What was run on it."""
-
-    tables: tuple[Table, ...]
-    """The metrics that the paper compares, then the others."""
-
+    tables: tuple[Table, ...]  # the metrics that the paper compares, then the others
     figures: tuple[Figure, ...]
-    """Lines."""
-
     heats: tuple[Heat, ...]
-    """Heat maps."""
-
-    warnings: tuple[str, ...]
-    """What a reader must know: runs that are not finished."""
-
-    notes: tuple[str, ...]
-    """What a reader may miss: numbers that were not recorded."""
+    warnings: tuple[str, ...]  # runs that are not finished
+    notes: tuple[str, ...]  # numbers that were not recorded
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """All there is to say of some runs."""
+    """A report on some runs."""
 
     title: str
-    """What they are."""
-
-    created: str
-    """When it was made."""
-
+    created: str  # when
     sections: tuple[Section, ...]
-    """One a benchmark."""
-
-    errors: tuple[str, ...] = ()
-    """What is wrong with runs that cannot be read."""
-
+    errors: tuple[str, ...] = ()  # of runs that cannot be read
     paper: str = SOURCE
-    """Where the paper's numbers are from."""
 
 
 def make_report(
     runs: Sequence[Measured], *, title: str, created: str, errors: Sequence[str] = ()
 ) -> Report:
-    """A report on runs.
+    """A report on some runs.
 
     Args:
-        runs: Stored runs or kept results; of the latter there is nothing over time.
-        title: What they are.
-        created: When this is.
-        errors: What is wrong with runs that are not among them.
+        runs: Stored runs or kept results; the latter have no numbers over time.
+        title: What the runs are.
+        created: The time.
+        errors: The errors of runs that cannot be read.
     """
     together = groups(runs)
     return Report(
@@ -114,45 +86,34 @@ def make_report(
 
 
 def plain(report: Report) -> dict[str, Any]:
-    """The same as values that JSON has."""
+    """The report as values for JSON."""
     return {"format": "ocar-report", "version": 1, **_fields(report)}
 
 
 def _fields(value: Any) -> dict[str, Any]:
-    """Fields by name; long tuples of numbers are not copied, as dataclasses.asdict would."""
-    fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+    """Fields by name; unlike dataclasses.asdict it does not copy long tuples of numbers."""
     return {
         name: [_fields(item) for item in field]
         if isinstance(field, tuple) and field and dataclasses.is_dataclass(field[0])
         else field
-        for name, field in fields.items()
+        for name, field in vars(value).items()
     }
 
 
 def _section(benchmark: str, here: Sequence[Group], runs: Sequence[Measured]) -> Section:
-    members = [[run for run in runs if _of(run) == _of(group)] for group in here]
-    stored = [[run for run in own if isinstance(run, Run)] for own in members]
-    methods, tasks = timed(stored)
-    described = [describe_method(*pair) for pair in zip(here, members, strict=True)]
+    members = [[run for run in runs if run.key == group.key] for group in here]
+    methods, tasks = timed([[run for run in own if isinstance(run, Run)] for own in members])
     on_tasks = task_bands(methods, tasks)
-    figures = _figures(methods, tasks, on_tasks)
+    metrics = (main_metrics(here), other_metrics(here))
     return Section(
         benchmark=benchmark,
-        methods=tuple(described),
-        tables=tuple(
-            _table(benchmark, here, columns)
-            for columns in (main_metrics(here), other_metrics(here))
-            if columns
-        ),
-        figures=figures,
+        methods=tuple(describe_method(*pair) for pair in zip(here, members, strict=True)),
+        tables=tuple(_table(benchmark, here, columns) for columns in metrics if columns),
+        figures=_figures(methods, tasks, on_tasks),
         heats=heats(on_tasks),
         warnings=tuple(_unfinished(here)),
         notes=tuple(_unrecorded(methods)),
     )
-
-
-def _of(of: Measured | Group) -> tuple[str, str, str]:
-    return of.benchmark, of.label, of.hash
 
 
 def _table(benchmark: str, here: Sequence[Group], columns: Mapping[str, str]) -> Table:
@@ -171,19 +132,17 @@ def _unfinished(here: Sequence[Group]) -> list[str]:
         return []
     counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     return [
-        f"{len(states)} of {total} runs are not finished ({counted}). They are not in the tables; "
-        "in the figures their lines end where they stand, and a mean is over those seeds that "
-        "have got so far."
+        f"{len(states)} of {total} runs are not finished ({counted}). They are not in the tables. "
+        "In the figures their lines end early; a mean is over the seeds that have got so far."
     ]
 
 
 def _unrecorded(methods: Methods) -> list[str]:
     runs = [own.columns for group in methods for own in group]
     if not runs:
-        return ["Kept results hold no numbers over time: there is nothing to draw."]
-    if any("tau" in columns.values for columns in runs) and not any(
-        "norm_ratio" in columns.values for columns in runs
-    ):
+        return ["Kept results have no numbers over time: there is nothing to draw."]
+    recorded = {name for columns in runs for name in columns.values}
+    if "tau" in recorded and "norm_ratio" not in recorded:
         return ["The ratio of gradient norms was not recorded: ocar run --track-norms does."]
     return []
 
@@ -191,35 +150,30 @@ def _unrecorded(methods: Methods) -> list[str]:
 def _figures(
     methods: Methods, tasks: int, on_tasks: Sequence[Mapping[int, Band]]
 ) -> tuple[Figure, ...]:
-    spread = "Lines are means over seeds, bands ± one standard deviation."
-    losses = [
-        Choice(title=title, lines=value_lines(methods, name))
-        for name, title in (("l_p", "L_p, on what comes next"), ("l_s", "L_s, on all so far"))
-    ]
-    candidates = [
+    """The figures that have a line."""
+    figures = [
         Figure(
             key="accuracy",
             title="Accuracy at any time",
-            caption=f"Accuracy on validation data after every evaluation. {spread}",
+            caption="Accuracy on validation data after every evaluation.",
             y="accuracy (%)",
             choices=accuracy_choices(methods, on_tasks),
-            x=TASKS,
-            tasks=tasks,
         ),
         Figure(
             key="loss",
-            title="Loss so far",
-            caption=f"Losses summed since the stream began; lower is better. {spread}",
+            title="Cumulative loss",
+            caption="Losses summed since the stream began; lower is better.",
             y="summed loss",
-            choices=tuple(losses),
-            x=TASKS,
-            tasks=tasks,
+            choices=(
+                Choice(title="L_p, on each incoming batch", lines=value_lines(methods, "l_p")),
+                Choice(title="L_s, on all data so far", lines=value_lines(methods, "l_s")),
+            ),
         ),
         Figure(
             key="gap",
             title="Stability gap around a boundary",
-            caption="Accuracy on all earlier tasks together, less what it was at the last "
-            f"evaluation before a new task began; mean over boundaries. {spread}",
+            caption="Accuracy on all earlier tasks together, minus its value at the last "
+            "evaluation before a new task began; mean over boundaries.",
             x="evaluations since the boundary",
             y="change (points)",
             choices=(Choice(title="All boundaries", lines=gap_lines(methods)),),
@@ -228,7 +182,7 @@ def _figures(
             key="drop",
             title="Drop at each boundary",
             caption="How far the accuracy on all earlier tasks together fell while a task was "
-            f"learned. {spread}",
+            "learned.",
             x="task that begins",
             y="drop (points)",
             choices=(Choice(title="Each boundary", lines=drop_lines(methods)),),
@@ -237,23 +191,27 @@ def _figures(
             Figure(
                 key=name,
                 title=title,
-                caption=f"As the learner reported it, over the stream. {spread}",
+                caption="As the learner reported it, over the stream.",
                 y=axis,
                 choices=(Choice(title=title, lines=value_lines(methods, name)),),
-                x=TASKS,
-                tasks=tasks,
             )
             for name, (title, axis) in REPORTED.items()
         ),
         Figure(
             key="time",
-            title="Time a batch",
-            caption="Training alone, evaluation left out; the median of each stretch of the "
-            f"stream. {spread}",
+            title="Time of a batch",
+            caption="Training without evaluation; the median of each stretch of the stream.",
             y="milliseconds",
-            choices=(Choice(title="Time a batch", lines=time_lines(methods, tasks)),),
-            x=TASKS,
-            tasks=tasks,
+            choices=(Choice(title="Time of a batch", lines=time_lines(methods, tasks)),),
         ),
     ]
-    return tuple(f for f in candidates if any(choice.lines for choice in f.choices))
+    spread = "Lines are means over seeds, bands ± one standard deviation."
+    return tuple(
+        dataclasses.replace(
+            figure,
+            caption=f"{figure.caption} {spread}",
+            tasks=tasks if figure.x == TASKS else 0,
+        )
+        for figure in figures
+        if any(choice.lines for choice in figure.choices)
+    )

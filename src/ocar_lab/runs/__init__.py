@@ -1,15 +1,17 @@
-"""The run folder: configuration, metrics, checkpoint, status; many runs as one table or file."""
+"""Run folders: write one, read many, and put them into one table or one small file."""
 
+from ocar_lab.runs.find import find_runs, read_all, read_folders, result_files, run_folders
 from ocar_lab.runs.folder import RunFolder
-from ocar_lab.runs.paired import Comparison, Paired, compare
+from ocar_lab.runs.paired import Comparison, Interval, Paired, compare, mean_interval
 from ocar_lab.runs.provenance import describe_process
-from ocar_lab.runs.reading import Run, find_runs, read_run, run_folders
-from ocar_lab.runs.results import KeptRun, Result, keep, read_result, result_files
-from ocar_lab.runs.table import Group, Measured, Spread, groups, rows
+from ocar_lab.runs.reading import Measured, Run, read_run
+from ocar_lab.runs.results import KeptRun, Result, keep, read_result
+from ocar_lab.runs.table import Group, Spread, groups, rows
 
 __all__ = [
     "Comparison",
     "Group",
+    "Interval",
     "KeptRun",
     "Measured",
     "Paired",
@@ -22,6 +24,9 @@ __all__ = [
     "find_runs",
     "groups",
     "keep",
+    "mean_interval",
+    "read_all",
+    "read_folders",
     "read_result",
     "read_run",
     "result_files",

@@ -1,7 +1,7 @@
-"""The ``ocar run`` line that stands for the configuration of stored runs.
+"""The ``ocar run`` line for the configuration of stored runs.
 
-It is put together from what ``config.json`` holds, since a run need not have been made by the
-command line, and since several commands may have made the seeds of one configuration.
+It is made from ``config.json``, because a run need not come from the command line, and because
+several commands may have made the seeds of one configuration.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ PROTOCOL: dict[str, Any] = {
     "max_tasks": None,
     "max_batches": None,
 }
-"""Options of a run that are part of its identity, and what they are if nothing is said."""
+"""Options that are part of a run's identity, with their defaults."""
 
 
 def run_command(
@@ -38,38 +38,38 @@ def run_command(
         threads: Threads on the CPU, if to be named.
 
     Returns:
-        One line, to be read by a shell; None if a setting cannot be written as a flag.
+        One line for a shell; None if a setting cannot be written as a flag.
     """
     settings: Mapping[str, Any] = given["settings"]
     if any(isinstance(value, Mapping) for value in settings.values()):
         return None
-    words = ["ocar", "run", config["benchmark"], given["method"]]
-    words += flag_words("seeds", seeds)
+    words = ["ocar", "run", config["benchmark"], given["method"], *flag_words("seeds", seeds)]
     if given["transform"] is not None:
         words += flag_words("transform", given["transform"])
-    protocol = PROTOCOL | {"every": _usual_interval(config, given)}
-    for name, usual in protocol.items():
-        if config[name] != usual:
+    for name, default in (PROTOCOL | {"every": _default_interval(config, given)}).items():
+        if config[name] != default:
             words += flag_words(name, config[name])
     for name, value in settings.items():
         words += flag_words(name, value)
     words += flag_words("device", config["device"])
+    for plugin in given.get("plugins", ()):
+        words += flag_words("plugin", plugin)
     if threads is not None and config["device"] == "cpu":
         words += flag_words("threads", threads)
     return shlex.join(words)
 
 
-def _usual_interval(config: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
-    """After how many batches a run evaluates if nothing is said."""
-    if "every" in given and given["every"] is None:  # nothing was said
+def _default_interval(config: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
+    """Batches between evaluations if the command does not say."""
+    if "every" in given and given["every"] is None:  # the command did not say
         return config["every"]
-    from ocar.methods.registry import usual_interval  # takes as long as reading many runs
+    from ocar.methods.registry import usual_interval  # imports PyTorch, which takes seconds
 
     return usual_interval(given["method"])
 
 
 def flag_words(name: str, value: Any) -> list[str]:
-    """An option of ``ocar run`` with its value, as the words of a command.
+    """An option of ``ocar run`` with its value, as words of a command.
 
     Args:
         name: Its name in Python.

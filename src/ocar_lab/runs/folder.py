@@ -4,36 +4,36 @@
 
     config.json             the full configuration, the seed, versions, device, revision, command
     metrics.jsonl           one line for each evaluation, one for the result; only grows
-    checkpoint.safetensors  learner, stream position, and how much of metrics.jsonl it knows; the
-                            one before it is beside it, to go on from if this one is damaged
-    status.json             running, stopped, failed or finished; how far; who works in it
-    .lock                   held by the process that works in it
+    checkpoint.safetensors  learner, stream position, length of metrics.jsonl; the checkpoint before
+                            it is kept too, in case this one is damaged
+    status.json             running, stopped, failed or finished; how far; which process
+    .lock                   held by the process that works in the folder
 
-Whole files are replaced in one step. Lines that were written after the checkpoint are cut off
-when a run goes on from it, and written again. So the folder of a run that was killed at any
-moment, however often, ends with the same metrics as that of a run that was not.
+Whole files are replaced atomically. A run that goes on from its checkpoint cuts off the lines that
+were written after it, and writes them again. So a run that was killed at any moment, however often,
+ends with the same metrics as one that was not.
 """
 
 from __future__ import annotations
 
 import errno
 import hashlib
+import importlib.util
 import json
 import os
 import platform
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
 
-from ocar.errors import RunError
+from ocar.errors import MissingPackageError, RunError
 from ocar.files import PARTIAL, naming, write_whole
 from ocar_lab.runs.lock import FolderLock
 from ocar_lab.runs.provenance import now
 from ocar_lab.runs.records import Record, parse_lines, to_line
 
-if TYPE_CHECKING:  # whoever only reads runs does not wait for PyTorch
+if TYPE_CHECKING:  # commands that only read runs do not import PyTorch
     from torch import Tensor
 
 CONFIG = "config.json"
@@ -42,14 +42,14 @@ CHECKPOINT = "checkpoint.safetensors"
 STATUS = "status.json"
 
 DAMAGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
-"""What Python raises over values of the wrong kind in a file that can be read."""
+"""What Python raises when a file holds values of the wrong type."""
 
 
 class RunFolder:
-    """A run folder to write in; entering it takes the lock.
+    """A run folder to write to; entering it takes the lock.
 
     Args:
-        path: The folder; made, with those above it, when it is entered.
+        path: The folder; created when it is entered.
     """
 
     def __init__(self, path: Path) -> None:
@@ -60,34 +60,33 @@ class RunFolder:
         self._status: dict[str, Any] = {}
 
     def __enter__(self) -> RunFolder:
+        if importlib.util.find_spec("polars") is None:  # now, not when the finished run is read
+            raise MissingPackageError(
+                'A run folder needs polars, which is not installed: pip install "ocar[cli]"'
+            )
         self.path.mkdir(parents=True, exist_ok=True)
         self._exit.enter_context(FolderLock(self.path))
         for left in self.path.glob(f".*{PARTIAL}"):
             left.unlink(missing_ok=True)
-        with suppress(RunError):  # only for people to read: without it the run goes on as well
+        with suppress(RunError):  # the run does not depend on its status
             self._status = read_json(self.path / STATUS)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._exit.close()
 
     def describe(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Say what the run is, unless the folder says so already.
+        """Write ``config.json``, unless the folder has one.
 
         Args:
-            document: ``config`` and ``seed``, which decide the numbers, and whatever else is
-                worth knowing.
+            document: ``config`` and ``seed``, which determine the numbers, and what else is to be
+                recorded.
 
         Returns:
-            What the folder says: the document that the run was begun with.
+            The document that the run was begun with.
 
         Raises:
-            RunError: The folder is of another configuration or seed.
+            RunError: The folder has another configuration or seed.
         """
         path = self.path / CONFIG
         if not path.exists():
@@ -95,18 +94,18 @@ class RunFolder:
         stored = read_json(path)
         for part in ("config", "seed"):
             if stored.get(part) != json.loads(_json(document))[part]:
-                raise RunError(f"{path} is of another {part}. Move the folder away to run anew.")
+                raise RunError(f"{path} has another {part}. Move the folder away to start again.")
         return stored
 
     def restore(self) -> tuple[dict[str, Tensor], dict[str, Any], list[dict[str, Any]]] | None:
-        """Open the metrics at the point that the checkpoint knows.
+        """Load the checkpoint, and open the metrics where they were when it was saved.
 
         Returns:
-            Tensors and values of the checkpoint and the records up to it; None at the start.
+            Tensors and values of the checkpoint, and the records up to it; None without one.
 
         Raises:
             CheckpointError: The checkpoint is damaged, and so is the one before it.
-            RunError: The metrics are not those that the checkpoint knows.
+            RunError: The metrics are not those that the checkpoint was saved with.
         """
         from ocar.state import load_newest, load_state, previous
 
@@ -121,7 +120,7 @@ class RunFolder:
         if len(data) != known["bytes"] or _digest(data).hexdigest() != known["digest"]:
             raise RunError(
                 f"{path} is not the file that {CHECKPOINT} was saved with. "
-                f"Move {self.path} away to run anew."
+                f"Move {self.path} away to start again."
             )
         self._open_metrics(data)
         return tensors, values, parse_lines(data, path)
@@ -137,7 +136,7 @@ class RunFolder:
         self._digest.update(line)
 
     def save(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Write the checkpoint; all lines so far belong to it."""
+        """Write a checkpoint that covers all lines so far."""
         assert self._metrics is not None, "restore() opens the metrics"
         os.fsync(self._metrics.fileno())
         known = {"bytes": self._metrics.tell(), "digest": self._digest.hexdigest()}
@@ -147,30 +146,30 @@ class RunFolder:
 
     @property
     def state(self) -> str | None:
-        """What was said last of how the run is."""
+        """The state that was set last."""
         state: str | None = self._status.get("state")
         return state
 
     def begin_session(self, session: Mapping[str, Any]) -> None:
-        """Note that a process has begun to work here, after any that did before."""
+        """Add this process to the sessions in the status."""
         sessions = [*self._status.get("sessions", []), dict(session)]
         self.set_status("running", sessions=sessions, error=None)
 
     def set_status(self, state: str, **values: Any) -> None:
-        """Say how the run is; what was said before and is not said anew stays.
+        """Update the status; values that are not given stay.
 
         Args:
             state: ``"running"``, ``"stopped"``, ``"failed"`` or ``"finished"``.
-            **values: What else to say.
+            **values: Other values.
         """
         process = {"pid": os.getpid(), "host": platform.node(), "updated": now()}
         self._status = {**self._status, "state": state, **process, **values}
         write_whole(self.path / STATUS, _json(self._status))
 
     def _open_metrics(self, data: bytes) -> None:
-        """Open the metrics behind ``data``, which is how they begin, and cut off the rest."""
+        """Open the metrics after ``data``, their beginning, and cut off the rest."""
         self._digest = _digest(data)
-        # Not buffered: a line is in the hands of the operating system as soon as it is written.
+        # Not buffered, so that a kill loses no line.
         file = self._exit.enter_context((self.path / METRICS).open("ab", buffering=0))
         file.truncate(len(data))
         file.seek(len(data))

@@ -1,47 +1,68 @@
-"""Two sets of runs side by side, paired by seed.
+"""Two sets of runs, paired by seed.
 
-A seed decides the order of classes, the validation data and the first weights of every method, so
-the difference of two runs of one seed is free of what these do to both.
+A seed determines the order of classes, the validation data and the first weights of every method.
+The difference of two runs with the same seed is free of their effect.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
 from ocar.errors import RunError
-from ocar.events import Summary
-from ocar.metrics import Interval, mean_interval
-from ocar_lab.runs.table import Measured, Spread, spread
+from ocar_lab.optional import needed
+from ocar_lab.runs.reading import Measured
+from ocar_lab.runs.table import METRICS, Spread, metrics_frame, spreads
+
+
+class Interval(NamedTuple):
+    """The ends of a confidence interval."""
+
+    low: float
+    high: float
+
+
+def mean_interval(values: Sequence[float], *, level: float = 0.95) -> Interval | None:
+    """Student's confidence interval of a mean: mean ± t · s / √n, with n - 1 degrees of freedom.
+
+    Args:
+        values: Independent measurements.
+        level: Probability that such an interval contains the true mean.
+
+    Returns:
+        The interval; None for fewer than two values, which have no spread.
+    """
+    if len(values) < 2:
+        return None
+    with needed("An interval", "scipy", extra="cli"):
+        from scipy.special import stdtrit  # Student's quantile; scipy.stats takes 1 s to import
+    mean = statistics.fmean(values)
+    error = statistics.stdev(values) / math.sqrt(len(values))
+    half = float(stdtrit(len(values) - 1, (1 + level) / 2)) * error
+    return Interval(mean - half, mean + half)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Paired:
     """One metric of two sets of runs, over the seeds where both have it."""
 
-    first: Spread
-    """Of the first set."""
-
-    second: Spread
-    """Of the second set."""
-
-    difference: float
-    """Mean over seeds of second - first."""
-
-    interval: Interval | None
-    """Where the mean difference lies with 95 % confidence (Student's t); None for one pair."""
+    first: Spread  #: Of the first set.
+    second: Spread  #: Of the second set.
+    difference: float  #: Mean over seeds of second - first.
+    interval: Interval | None  #: 95 % interval of that mean (Student's t); None for one pair.
 
     @property
     def pairs(self) -> int:
-        """How many seeds."""
+        """Number of seeds."""
         return self.first.count
 
     @property
     def clear(self) -> bool:
-        """Whether the interval leaves out 0."""
+        """Whether the interval excludes 0."""
         return self.interval is not None and not self.interval.low <= 0 <= self.interval.high
 
 
@@ -49,78 +70,60 @@ class Paired:
 class Comparison:
     """Two sets of finished runs, paired by seed."""
 
-    seeds: tuple[int, ...]
-    """Seeds that both have."""
-
-    only_first: tuple[int, ...]
-    """Seeds that only the first set has; they are left out."""
-
-    only_second: tuple[int, ...]
-    """Seeds that only the second set has; they are left out."""
-
-    metrics: Mapping[str, Paired]
-    """By the name of the metric in ``Summary``."""
+    seeds: tuple[int, ...]  #: Seeds in both sets.
+    only_first: tuple[int, ...]  #: Seeds in the first set only, which are left out.
+    only_second: tuple[int, ...]  #: Seeds in the second set only, which are left out.
+    metrics: Mapping[str, Paired]  #: By the name of the metric in ``Summary``.
 
 
 def compare(first: Sequence[Measured], second: Sequence[Measured]) -> Comparison:
-    """Compare two sets of runs, each of one configuration; runs that are not finished do not count.
-
-    Args:
-        first: The one set.
-        second: The other.
+    """Compare two sets of runs, each of one configuration; unfinished runs do not count.
 
     Raises:
-        RunError: The two are of different benchmarks, a set has a seed twice, or no seed is
+        RunError: The sets are of different benchmarks, a set has a seed twice, or no seed is
             finished in both.
     """
-    one, other = _by_seed(first), _by_seed(second)
-    common = sorted(one.keys() & other.keys())
+    sides = [_finished_seeds(runs) for runs in (first, second)]
+    common = sides[0] & sides[1]
     if not common:
         raise RunError(
-            f"No seed is finished in both: the first has {listed(sorted(one))}, the second "
-            f"{listed(sorted(other))}."
+            f"No seed is finished in both: the first has {listed(sides[0])}, the second "
+            f"{listed(sides[1])}."
         )
     benchmarks = {run.benchmark for run in (*first, *second)}
     if len(benchmarks) > 1:
         raise RunError(f"The runs are of {' and '.join(sorted(benchmarks))}. Must be one of them.")
-    paired = {
-        field.name: _paired(field.name, [(one[seed], other[seed]) for seed in common])
-        for field in dataclasses.fields(Summary)
-    }
+    both = metrics_frame(first).join(metrics_frame(second), on="seed", suffix=" of second")
+    metrics = {}
+    for name in METRICS:
+        values = both.select(first=name, second=f"{name} of second").drop_nulls().drop_nans()
+        if len(values):
+            differences = (values["second"] - values["first"]).to_list()
+            metrics[name] = Paired(
+                **spreads(values),
+                difference=statistics.fmean(differences),
+                interval=mean_interval(differences),
+            )
     return Comparison(
-        seeds=tuple(common),
-        only_first=tuple(sorted(one.keys() - other.keys())),
-        only_second=tuple(sorted(other.keys() - one.keys())),
-        metrics={name: pair for name, pair in paired.items() if pair is not None},
+        seeds=tuple(sorted(common)),
+        only_first=tuple(sorted(sides[0] - common)),
+        only_second=tuple(sorted(sides[1] - common)),
+        metrics=metrics,
     )
 
 
-def listed(seeds: Sequence[int]) -> str:
+def listed(seeds: Iterable[int]) -> str:
     """Seeds as text; ``none`` if there are none."""
-    return " ".join(map(str, seeds)) or "none"
+    return " ".join(map(str, sorted(seeds))) or "none"
 
 
-def _by_seed(runs: Sequence[Measured]) -> dict[int, Summary]:
-    finished: dict[int, Measured] = {}
+def _finished_seeds(runs: Sequence[Measured]) -> set[int]:
+    finished: dict[int, Path] = {}
     for run in runs:
         if run.summary is None:
             continue
         if run.seed in finished:
-            there = finished[run.seed].path
-            raise RunError(f"Seed {run.seed} is there twice: {there}, {run.path}. Give one.")
-        finished[run.seed] = run
-    return {seed: run.summary for seed, run in finished.items() if run.summary is not None}
-
-
-def _paired(name: str, summaries: Sequence[tuple[Summary, Summary]]) -> Paired | None:
-    measured = [(getattr(one, name), getattr(other, name)) for one, other in summaries]
-    values = [pair for pair in measured if all(v is not None and math.isfinite(v) for v in pair)]
-    if not values:
-        return None
-    differences = [other - one for one, other in values]
-    return Paired(
-        first=spread([one for one, _ in values]),
-        second=spread([other for _, other in values]),
-        difference=statistics.fmean(differences),
-        interval=mean_interval(differences),
-    )
+            places = f"{finished[run.seed]}, {run.path}"
+            raise RunError(f"Seed {run.seed} is there twice: {places}. Give one.")
+        finished[run.seed] = run.path
+    return set(finished)

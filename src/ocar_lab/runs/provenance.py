@@ -1,4 +1,4 @@
-"""What made a run: versions, device, revision of the source, command."""
+"""Where a run comes from: versions, device, revision of the source, command."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from ocar.version import __version__
 
-if TYPE_CHECKING:  # whoever only reads runs does not wait for PyTorch
+if TYPE_CHECKING:  # commands that only read runs do not import PyTorch
     import torch
 
 PACKAGES = ("numpy", "safetensors", "Pillow", "scikit-learn")
 
 
 def describe_process(device: torch.device) -> dict[str, Any]:
-    """What a run folder says of the process that writes it."""
+    """Describe this process for the run folder that it writes."""
     return {
         "versions": versions(),
         "device": describe_device(device),
@@ -31,7 +31,7 @@ def describe_process(device: torch.device) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    """Versions of Python and of the packages that decide the numbers, where installed."""
+    """Versions of Python and of the installed packages that influence the numbers."""
     import torch
 
     found = {"ocar": __version__, "python": platform.python_version(), "torch": torch.__version__}
@@ -44,32 +44,19 @@ def versions() -> dict[str, str]:
 
 
 def describe_device(device: torch.device) -> dict[str, str]:
-    """Kind and name of a device."""
+    """Type and name of a device."""
     if device.type == "cuda":
-        import torch
+        from ocar import accel
 
-        return {"type": "cuda", "name": torch.cuda.get_device_name(device)}
+        return {"type": "cuda", "name": str(accel.gpu_name(device))}
     return {"type": device.type, "name": _processor(), "machine": platform.machine()}
 
 
-def device_names(processes: Iterable[Mapping[str, Any]]) -> str:
-    """What some processes computed on, each device once; the kind of machine if it has no name.
-
-    Args:
-        processes: What :func:`describe_process` said of each.
-    """
-    devices = [process.get("device", {}) for process in processes]
+def device_names(sessions: Iterable[Mapping[str, Any]]) -> str:
+    """The devices of some sessions, each once; the machine type where a device has no name."""
+    devices = [session.get("device", {}) for session in sessions]
     names = [d.get("name") or d.get("machine") or d.get("type") for d in devices]
     return ", ".join(dict.fromkeys(name for name in names if name))
-
-
-def were_alone(processes: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether all processes that worked on a run say that they did no other at the same time.
-
-    Args:
-        processes: What each said of itself.
-    """
-    return all(process.get("beside") == 0 for process in processes)
 
 
 def _processor() -> str:
@@ -82,9 +69,9 @@ def _processor() -> str:
 
 
 def source_revision() -> dict[str, Any] | None:
-    """Revision of the checkout that this package runs from; None where it is not in one."""
+    """Revision of the checkout that this package runs from; None outside a checkout."""
     package = Path(__file__).resolve().parents[1]
-    # A package installed inside somebody's checkout is not part of it.
+    # A package installed inside another project's checkout is not part of that checkout.
     if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
         return None
     revision = _git(package, "rev-parse", "HEAD")
@@ -93,19 +80,14 @@ def source_revision() -> dict[str, Any] | None:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
+    command = ["git", "-C", str(folder), *arguments]
     try:
-        ended = subprocess.run(
-            ["git", "-C", str(folder), *arguments],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return None
     return ended.stdout.strip() if ended.returncode == 0 else None
 
 
 def now() -> str:
-    """The time, in UTC, as ISO 8601 to the second."""
+    """The current time in UTC, as ISO 8601 to the second."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")

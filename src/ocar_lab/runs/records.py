@@ -1,8 +1,8 @@
-"""The lines of ``metrics.jsonl``: events as JSON and back.
+"""``metrics.jsonl``: one JSON line for each evaluation, and a last one for the result.
 
-A line stands for one evaluation, or, the last one, for the result. The fields of the event come
-first; an evaluation also carries what the learner last reported, such as the loss and τ. The
-file only grows, so a process killed in the middle of a line leaves the lines before it whole.
+A line holds the fields of its event; an evaluation also holds what the learner last reported, such
+as the loss and τ. The file only grows: a process killed inside a line leaves the lines before it
+intact.
 """
 
 from __future__ import annotations
@@ -12,17 +12,34 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ocar.errors import RunError
-from ocar.events import Counts, Evaluated, Finished
+from ocar.events import Evaluated, Finished
+from ocar_lab.optional import needed
+from ocar_lab.runs.columns import Columns
 
-T = TypeVar("T")
+if TYPE_CHECKING:
+    import polars as pl
 
 Record = Mapping[str, Any]
 """One line: plain values by name, ``event`` among them."""
 
 EVALUATED, FINISHED = "evaluated", "finished"
+
+REQUIRED = ("correct", "sizes", "index", "task", "seconds")
+"""What every evaluation has."""
+
+NUMBERS = (
+    *("seen", "online_correct", "l_p", "l_s", "evaluations"),
+    *("loss", "classes", "tau", "replay_weight", "norm_ratio"),
+)
+"""Numbers that an evaluation may have besides, which :func:`read_columns` reads."""
+
+DEEPEST = 1000
+"""Brackets in one line; beyond about 5,000 nested ones polars overflows its stack."""
 
 
 def evaluation_record(event: Evaluated, reported: Mapping[str, float]) -> dict[str, Any]:
@@ -30,7 +47,7 @@ def evaluation_record(event: Evaluated, reported: Mapping[str, float]) -> dict[s
 
     Args:
         event: The evaluation.
-        reported: What the learner said of the last batch it learned, such as ``loss``.
+        reported: What the learner reported of the last batch, such as ``loss``.
     """
     return {"event": EVALUATED, **_given(event), **reported}
 
@@ -40,20 +57,20 @@ def result_record(event: Finished, evaluations: int | None = None) -> dict[str, 
 
     Args:
         event: The result.
-        evaluations: How many there were, where not each has a line.
+        evaluations: Their number, if not every evaluation has a line.
     """
     count = {} if evaluations is None else {"evaluations": evaluations}
     return {"event": FINISHED, **_given(event), **count}
 
 
 def _given(event: Evaluated | Finished) -> dict[str, Any]:
-    """The fields of an event, without those that were not measured."""
+    """The fields of an event that were measured."""
     values = dataclasses.asdict(event)
     return {name: value for name, value in values.items() if value is not None}
 
 
 def to_line(record: Record) -> bytes:
-    """One line of JSON; a number that is not finite becomes null, as JSON has none."""
+    """One line of JSON; numbers that are not finite become null, since JSON has none."""
     text = json.dumps(_finite(record), ensure_ascii=False, allow_nan=False)
     return text.encode() + b"\n"
 
@@ -69,17 +86,17 @@ def _finite(value: Any) -> Any:
 
 
 def parse_lines(data: bytes, path: Path) -> list[dict[str, Any]]:
-    """The records of a file that may have been cut anywhere; a torn last line is left out.
+    """Every record of a file that may have been cut anywhere; an incomplete last line is dropped.
 
     Args:
         data: Content of the file.
-        path: Its name, for the message of an error.
+        path: Its name, for errors.
 
     Raises:
         RunError: A line before the last is not a record.
     """
     records: list[dict[str, Any]] = []
-    lines = data.split(b"\n")[:-1]  # what follows the last line break is torn, or nothing
+    lines = data.split(b"\n")[:-1]  # what follows the last line break is incomplete or empty
     for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)
@@ -94,22 +111,85 @@ def parse_lines(data: bytes, path: Path) -> list[dict[str, Any]]:
 
 
 def evaluations(records: Sequence[Record]) -> tuple[Evaluated, ...]:
-    """The evaluations among some records, in order."""
-    return tuple(_read(Evaluated, r) for r in records if r["event"] == EVALUATED)
+    """The evaluations among some records, in order.
 
-
-def read_counts(record: Record) -> Counts:
-    """What a record says of test data."""
-    return _read(Counts, record)
-
-
-def _read(cls: type[T], record: Record) -> T:
-    names = [f.name for f in dataclasses.fields(cls)]  # type: ignore[arg-type]
+    Raises:
+        RunError: A field is missing.
+    """
+    names = [field.name for field in dataclasses.fields(Evaluated)]
+    found = [record for record in records if record["event"] == EVALUATED]
     try:
-        return cls(**{name: _frozen(record[name]) for name in names if name in record})
+        return tuple(Evaluated(**{n: _frozen(r[n]) for n in names if n in r}) for r in found)
     except TypeError as error:
-        raise RunError(f"A line of {record['event']!r} cannot be read: {error}") from error
+        raise RunError(f"A line of {EVALUATED!r} cannot be read: {error}") from error
 
 
 def _frozen(value: Any) -> Any:
     return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
+
+
+def read_columns(data: bytes, path: Path) -> tuple[Columns, Record | None]:
+    """The evaluations of a file that may have been cut anywhere, and its result.
+
+    Polars reads the file at once. Where it refuses, the lines are read one by one: for the number
+    of the damaged line, for a last line of rubbish, for NaN. Names outside ``NUMBERS`` are skipped.
+
+    Args:
+        data: Content of the file.
+        path: Its name, for errors.
+
+    Returns:
+        The evaluations, and the record of the result; None if the run is not finished.
+
+    Raises:
+        RunError: A line before the last is not a record, or an evaluation is incomplete.
+    """
+    with needed("Reading runs", "polars", extra="cli"):
+        import polars as pl
+    lines = data.split(b"\n")[:-1]
+    if any(line.count(b"[") + line.count(b"{") > DEEPEST for line in lines):
+        raise RunError(f"{path} is damaged: a line has more than {DEEPEST} brackets.")
+    counts = pl.List(pl.Int32)
+    kinds = {"event": pl.String, "correct": counts, "sizes": counts, "index": pl.Int64}
+    schema: Any = {**kinds, "task": pl.Int64, "seconds": pl.Float64}
+    schema |= dict.fromkeys(NUMBERS, pl.Float64)
+    try:
+        table = pl.read_ndjson(data[: data.rfind(b"\n") + 1], schema=schema)
+    except pl.exceptions.PolarsError:
+        records = parse_lines(data, path)
+        columns = {name: [record.get(name) for record in records] for name in schema}
+        try:
+            table = pl.DataFrame([pl.Series(n, v, schema[n]) for n, v in columns.items()])
+        except (pl.exceptions.PolarsError, OverflowError, TypeError) as error:
+            raise RunError(f"{path} is damaged: {error}") from error
+        lines = lines[: len(records)]
+    if table["event"].null_count():
+        parse_lines(data, path)
+    ended = bool(lines) and table["event"].last() == FINISHED
+    evaluated = table.filter(pl.col("event") == EVALUATED)
+    return _columns(evaluated, path), json.loads(lines[-1]) if ended else None
+
+
+def _columns(table: pl.DataFrame, path: Path) -> Columns:
+    missing = [name for name in REQUIRED if table[name].null_count()]
+    if missing:
+        raise RunError(f"{path} is damaged: an evaluation lacks {', '.join(missing)}.")
+    lengths = table["correct"].list.len()
+    if not lengths.equals(table["sizes"].list.len()):
+        raise RunError(f"{path} is damaged: an evaluation has not one size for each count.")
+    inside = np.arange(int(lengths.max() or 0)) < lengths.to_numpy()[:, None]  # type: ignore[arg-type]
+    dense = []
+    for name in ("correct", "sizes"):
+        numbers = table[name].explode(empty_as_null=False)
+        if numbers.null_count():
+            raise RunError(f"{path} is damaged: {name} are not all numbers in a line.")
+        counts = np.zeros(inside.shape, dtype=np.int32)
+        counts[inside] = numbers.to_numpy()
+        dense.append(counts)
+    return Columns(
+        **{name: table[name].to_numpy() for name in ("index", "task", "seconds")},
+        correct=dense[0],
+        sizes=dense[1],
+        tasks=lengths.to_numpy().astype(np.int64),
+        values={n: table[n].to_numpy() for n in NUMBERS if table[n].null_count() < len(table)},
+    )

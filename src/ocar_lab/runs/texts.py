@@ -1,11 +1,24 @@
-"""Groups of runs as the texts of a table."""
+"""Tables as texts: groups of runs, and numbers with their spread."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from ocar_lab.published import published
 from ocar_lab.runs.table import Group, Spread
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sheet:
+    """A table as texts; all columns but the first hold numbers."""
+
+    title: str  # a line above
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()  # lines below
+    commands: tuple[str, ...] = ()  # lines for a shell, below the notes
+
 
 MAIN = {
     "acc": "Acc",
@@ -17,7 +30,7 @@ MAIN = {
     "l_s": "L_s",
     "seconds": "Train s",
 }
-"""The metrics that the paper compares, and their titles."""
+"""Titles of the metrics that the paper compares."""
 
 DETAILS = {
     "forgetting": "Forgetting 1st",
@@ -27,20 +40,22 @@ DETAILS = {
     "recovery": "Recovery",
     "first_task_seconds": "Task 1 s",
 }
-"""The other metrics; any that are not named here follow under their own names."""
+"""Titles of the other metrics; a metric without a title follows under its own name."""
 
-NOT_PARTS = {"recovery", "l_p", "l_s", "seconds", "first_task_seconds"}
-"""Metrics that are not parts of 1, and so not shown in per cent."""
+TITLES = MAIN | DETAILS
+
+ABSOLUTE = {"recovery", "l_p", "l_s", "seconds", "first_task_seconds"}
+"""Metrics that are no fractions, and so are not shown in per cent."""
 
 
 def main_metrics(together: Sequence[Group]) -> dict[str, str]:
-    """Those metrics of the paper's that some runs have, and their titles."""
+    """The metrics of ``MAIN`` that some runs have, with their titles."""
     there = {name for group in together for name in group.metrics}
     return {name: title for name, title in MAIN.items() if name in there}
 
 
 def other_metrics(together: Sequence[Group]) -> dict[str, str]:
-    """The other metrics that some runs have, and their titles."""
+    """All other metrics that some runs have, with their titles."""
     there = dict.fromkeys(name for group in together for name in group.metrics)
     titles = {name: DETAILS.get(name, name) for name in [*DETAILS, *there]}
     return {name: title for name, title in titles.items() if name in there and name not in MAIN}
@@ -49,21 +64,23 @@ def other_metrics(together: Sequence[Group]) -> dict[str, str]:
 def group_rows(
     benchmark: str, together: Sequence[Group], metrics: Iterable[str]
 ) -> list[tuple[Group | None, list[str]]]:
-    """The rows of a benchmark's table: the method, its seeds, and mean ± std of each metric.
+    """The rows of a benchmark's table: method, seeds, and mean ± std of each metric.
 
     Args:
-        benchmark: Its name.
-        together: What the rows are of.
+        benchmark: Name of the benchmark.
+        together: The groups.
         metrics: The columns.
 
     Returns:
-        For each row what it is of, None for the paper's below its method, and its texts. Runs of a
-        part of a stream have none below them.
+        Each row as its group and its texts. The paper's numbers follow their method, with None for
+        the group; not for runs of part of a stream.
     """
     rows: list[tuple[Group | None, list[str]]] = []
     names = list(metrics)
     for group in together:
-        rows.append((group, [describe(group), seeds_text(group), *cells(group.metrics, names)]))
+        spreads = [group.metrics.get(name) for name in names]
+        texts = [spread_text(n, s) if s else "" for n, s in zip(names, spreads, strict=True)]
+        rows.append((group, [describe(group), seeds_text(group), *texts]))
         printed = {} if group.is_part else published(benchmark, group.label)
         numbers = [printed.get(name) for name in names]
         if any(numbers):
@@ -73,30 +90,26 @@ def group_rows(
 
 
 def describe(group: Group) -> str:
-    """The method, and what was changed of its preset."""
-    changes = ", ".join(f"{name}={_short(value)}" for name, value in group.changed.items())
+    """The method, and the settings that differ from its preset."""
+    changes = settings_text(group.changed)
     return f"{group.label} ({changes})" if changes else group.label
 
 
-def _short(value: object) -> str:
-    """A setting for a table; the digits that a search has drawn would fill it."""
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+def settings_text(settings: Mapping[str, object]) -> str:
+    """Settings as text, numbers to four digits."""
+    texts = {n: f"{v:.4g}" if isinstance(v, float) else str(v) for n, v in settings.items()}
+    return ", ".join(f"{name}={text}" for name, text in texts.items())
 
 
 def seeds_text(group: Group) -> str:
-    """How many seeds are finished, and what is with the others."""
+    """The number of finished seeds, and the states of the others."""
     states = list(group.unfinished.values())
     others = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
     return ", ".join([str(len(group.seeds)), *others])
 
 
-def cells(metrics: Mapping[str, Spread], names: Sequence[str]) -> list[str]:
-    """Mean ± std of each metric, as text."""
-    return ["" if name not in metrics else spread_text(name, metrics[name]) for name in names]
-
-
 def spread_text(name: str, value: Spread) -> str:
-    """Mean ± std of one metric, as text; in per cent if it is a part of 1."""
-    scale = 1 if name in NOT_PARTS else 100
+    """Mean ± std of one metric; in per cent if it is a fraction."""
+    scale = 1 if name in ABSOLUTE else 100
     spread = "" if value.std is None else f" ± {scale * value.std:.1f}"
     return f"{scale * value.mean:.1f}{spread}"

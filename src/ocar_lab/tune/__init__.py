@@ -1,13 +1,12 @@
 """Search for the settings of a method on a benchmark, by the paper's protocol."""
 
 from ocar_lab.tune.config import TuneConfig
+from ocar_lab.tune.events import Ended, Moved, SearchEvent, Trial
 from ocar_lab.tune.preset import Preset, read_preset, write_preset
-from ocar_lab.tune.search import Begun, Ended, Moved, SearchEvent, search
 from ocar_lab.tune.spaces import Choice, Range, Space, search_space
-from ocar_lab.tune.study import Study, Trial
+from ocar_lab.tune.study import Study
 
 __all__ = [
-    "Begun",
     "Choice",
     "Ended",
     "Moved",
@@ -19,7 +18,6 @@ __all__ = [
     "Trial",
     "TuneConfig",
     "read_preset",
-    "search",
     "search_space",
     "write_preset",
 ]

@@ -1,4 +1,4 @@
-"""A file with the settings of one method, as ``ocar tune`` writes and ``ocar run`` reads it.
+"""Preset files: the settings of one method, which ``ocar tune`` writes and ``ocar run`` reads.
 
 ::
 
@@ -12,7 +12,7 @@
      "found": {"objective": "validation accuracy after 4 tasks", "value": 0.95, ...}
     }
 
-``found`` is for people to read; a file without it, written by hand, is as good.
+``found`` is for readers only; a file written by hand may leave it out.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class Preset:
     """Settings of one method."""
 
     benchmark: str
-    """The benchmark that they were found on."""
+    """Benchmark of the search."""
 
     method: str
     """Name of the method."""
 
     transform: str | None = None
-    """Gradient transform that goes with the method's loss, instead of the method's own."""
+    """Gradient transform to use with the method's objective; by default the method's own."""
 
     settings: Mapping[str, Any]
-    """The settings; what is not named is as without a preset."""
+    """The settings; others keep their values."""
 
     found: Mapping[str, Any] = field(default_factory=dict)
     """How they were found."""
@@ -53,7 +53,7 @@ class Preset:
     def __post_init__(self) -> None:
         plain = {n: tuple(v) if isinstance(v, list) else v for n, v in dict(self.settings).items()}
         object.__setattr__(self, "settings", plain)
-        RunConfig(  # refuses unknown names and what is out of range
+        RunConfig(  # checks names and values
             benchmark=self.benchmark,
             method=self.method,
             transform=self.transform,
@@ -62,17 +62,12 @@ class Preset:
 
     @property
     def name(self) -> str:
-        """The method with its transform."""
+        """Name of the method with its transform."""
         return method_name(self.method, self.transform)
 
 
 def write_preset(path: Path, preset: Preset) -> None:
-    """Write a preset to a file, all or nothing.
-
-    Args:
-        path: The file, in a folder that exists.
-        preset: What to write.
-    """
+    """Write a preset to a file, atomically."""
     document = {"format": FORMAT, "version": VERSION, **to_plain(preset)}
     write_whole(path, json.dumps(document, indent=1, ensure_ascii=False).encode() + b"\n")
 
@@ -81,7 +76,7 @@ def read_preset(path: Path) -> Preset:
     """Read a preset from a file.
 
     Raises:
-        ConfigError: The file cannot be read, is no preset, or no method takes its settings.
+        ConfigError: The file cannot be read, is no preset, or its settings are invalid.
     """
     try:
         document = json.loads(path.read_bytes())

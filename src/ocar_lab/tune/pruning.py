@@ -1,46 +1,61 @@
-"""When a trial is not worth going on with.
+"""When to prune a trial.
 
-From the second task on, late in each, a trial is compared with those that got as far: only the
-best eighth goes on. The first five trials are never stopped. The first task says nothing yet
-about forgetting, so it does not count.
+Late in each task, from the second on, a trial is compared with the trials that got as far: only the
+best eighth continues. The first five trials are never pruned. The first task does not count,
+since it says nothing about forgetting.
 
-This is successive halving as Li et al. do it for trials side by side (A System for Massively
-Parallel Hyperparameter Tuning, MLSys 2020), tasks in place of epochs. Optuna's own pruners look at
-the best value of a trial so far. Here values get worse by nature, as tasks are added, and the best
-would always be that of the first task.
+This is asynchronous successive halving (Li et al., A System for Massively Parallel Hyperparameter
+Tuning, MLSys 2020) with tasks in place of epochs. Optuna's own pruners compare the best value of a
+trial so far. Here values fall as tasks are added, so that the best would be that of the first task.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 TRIALS = 5
-"""Trials that there have to be for a comparison, as in Optuna's own pruners."""
+"""Trials that a comparison needs, as in Optuna's own pruners."""
 
 FIRST = 1
-"""The first task in which trials are compared."""
+"""Index of the first task in which trials are compared."""
 
 KEPT = 1 / 8
-"""The part of the trials that goes on from each task."""
+"""Share of the trials that continue from each task."""
 
 RULE = (
     f"after the same batch not in the best {KEPT:.1%}, late in each task from task {FIRST + 1}, "
     f"{TRIALS} trials"
 )
-"""The rule in words."""
+"""The rule in words, as studies store it."""
+
+ERROR = "error"
+"""User attribute of an Optuna trial: why it failed."""
 
 
-def is_hopeless(value: float, others: Sequence[float], *, task: int, lower_is_better: bool) -> bool:
-    """Whether to stop a trial.
-
-    Args:
-        value: Its value after a batch.
-        others: The values of other trials after the same batch.
-        task: The task of the batch, counted from 0.
-        lower_is_better: Which values are better.
-    """
-    if task < FIRST or len(others) < TRIALS:
-        return False
+def is_hopeless(value: float, others: Sequence[float], *, lower_is_better: bool) -> bool:
+    """Whether a value is not in the best eighth of all values after the same batch."""
     better = sum(other < value if lower_is_better else other > value for other in others)
-    return better >= math.ceil(KEPT * (len(others) + 1))
+    return len(others) >= TRIALS and better >= math.ceil(KEPT * (len(others) + 1))
+
+
+def make_pruner() -> Any:
+    """The rule as a pruner for Optuna; a trial reports one value for each task, late in it."""
+    import optuna
+
+    class BestEighth(optuna.pruners.BasePruner):
+        def prune(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> bool:
+            step, values = trial.last_step, trial.intermediate_values
+            if step is None or len(values) <= FIRST:
+                return False
+            states = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
+            others = [
+                other.intermediate_values[step]
+                for other in study.get_trials(deepcopy=False, states=states)
+                if step in other.intermediate_values and ERROR not in other.user_attrs
+            ]
+            lower = study.direction == optuna.study.StudyDirection.MINIMIZE
+            return is_hopeless(values[step], others, lower_is_better=lower)
+
+    return BestEighth()

@@ -1,14 +1,13 @@
-"""Where to search: the ranges of each method's settings, as plain data.
+"""Search spaces: the ranges of each method's settings, as plain data.
 
-A method is a loss and, for some, a gradient transform, and so is its space: the learning rate, what
-its loss adds and what its transform adds. The tables below are by the classes of the settings, so
-that any loss goes with any transform here too.
+The space of a method is the learning rate, the ranges of its loss and those of its gradient
+transform. The tables are indexed by the classes of settings, so that any loss goes with any
+transform here too.
 
 The ranges of the learning rate, Δτ, α_EMA and of the weights in ER-ACE, DER and DER++ are the
-paper's. The others are our own, each around what was published as selected: a decade or two to
-both sides where only the order of magnitude matters, all that makes sense where it is bounded.
-Whatever is not named here is a choice about the method and no number to tune; it keeps the value
-of the benchmark's preset, or the default.
+paper's. The others are ours, around the published values: log-uniform over a decade or two to
+either side, or uniform over all sensible values of a bounded setting. Settings that are not named
+here are not searched; they keep the value of the benchmark's preset, or the default.
 """
 
 from __future__ import annotations
@@ -40,19 +39,19 @@ from ocar.streams.benchmarks import get_benchmark
 
 @dataclass(frozen=True, kw_only=True)
 class Range:
-    """Numbers between two ends, both included."""
+    """Numbers between two bounds, both included."""
 
     low: float
-    """The lower end."""
+    """Lower bound."""
 
     high: float
-    """The upper end."""
+    """Upper bound."""
 
     log: bool = False
-    """Whether each order of magnitude counts the same."""
+    """Log-uniform instead of uniform."""
 
     whole: bool = False
-    """Whether only whole numbers count."""
+    """Integers only."""
 
     def __post_init__(self) -> None:
         require("low", self.low, self.low < self.high, f"less than {self.high}")
@@ -64,7 +63,7 @@ class Range:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """A few values."""
+    """One of a few values."""
 
     values: tuple[float | str, ...]
     """The values."""
@@ -78,7 +77,7 @@ class Choice:
 
 
 Space = Mapping[str, Range | Choice]
-"""Where to search, by the name of the setting."""
+"""Ranges and choices by the name of the setting."""
 
 
 def _log(low: float, high: float) -> Range:
@@ -90,7 +89,7 @@ def _uniform(low: float, high: float) -> Range:
 
 
 LR = _log(1e-5, 0.1)
-"""The paper's range of learning rates."""
+"""Learning rates: log-uniform, the paper's range."""
 
 _EMA = _log(1e-4, 1.0)
 
@@ -99,7 +98,7 @@ LOSSES: dict[type[LearnerSettings], Space] = {
     ERACESettings: {"alpha": _uniform(0.0, 1.0)},
     DERSettings: {"alpha": _log(1e-9, 10.0)},
     DERPlusPlusSettings: {"alpha": _log(1e-9, 10.0), "beta": _log(1e-9, 10.0)},
-    # Ours. Selected on Split-CIFAR100 and Split-TinyImageNet: α .52 and .47, T 1.2 and 1.8.
+    # Ours. Published for Split-CIFAR100 and Split-TinyImageNet: α .52 and .47, T 1.2 and 1.8.
     ERLwFSettings: {"alpha": _log(1e-2, 10.0), "temperature": _uniform(0.5, 4.0)},
     # The number of candidates: 128 there, 50 in the method's own paper.
     MIRSettings: {"subsample": Choice(values=(20, 50, 128))},
@@ -115,16 +114,16 @@ LOSSES: dict[type[LearnerSettings], Space] = {
     SCRSettings: {"temperature": _log(0.02, 1.0)},
     OCMSettings: {"temperature": _log(0.02, 1.0)},
     OnProSettings: {"temperature": _log(0.02, 1.0), "prototype_temperature": _log(0.05, 2.0)},
-    # Not online: it may take large steps, since it anneals them.
+    # Large steps are possible, since they are annealed.
     GDumbSettings: {"lr": _log(1e-3, 1.0)},
 }
-"""What a loss adds to the learning rate, or puts in its place. None for ER, and for A-GEM, whose
+"""Ranges of a loss, added to the learning rate or in its place. ER has none, nor has A-GEM, whose
 reference sample was not tuned."""
 
 TRANSFORM_SPACES: dict[type[TransformSettings], Space] = {
     # The paper's.
     OCARSettings: {"tau_step": _log(1e-10, 1e-5), "ema": _EMA},
-    # Ours. The damping stands where OCAR begins, at the learning rate, and higher.
+    # Ours. The damping covers OCAR's start, which is the learning rate, and higher values.
     NGDSettings: {"damping": _log(1e-5, 1.0), "ema": _EMA},
     EWCSettings: {"strength": _log(1e-3, 1e3), "ema": _EMA},
     # Published: ω₀ 4, .25 and 1, β 2, 2 and 1.
@@ -135,23 +134,23 @@ TRANSFORM_SPACES: dict[type[TransformSettings], Space] = {
     },
     AGEMSettings: {},
 }
-"""What a gradient transform adds."""
+"""Ranges of a gradient transform."""
 
 REGRESSION_LR = _log(1e-4, 1.0)
-"""The learning rates of regression, where the problem is convex and gradients are of order 1."""
+"""Learning rates in regression, a convex problem with gradients of order 1."""
 
 REGRESSION: dict[type[TransformSettings], Space] = {
-    # The paper tunes all four methods there and gives no ranges: these are ours. The damping and
-    # its increase are on the scale of the Fisher, which is that of the inputs, not of a softmax.
+    # Ours: the paper tunes all four methods and gives no ranges. The damping and its increase are
+    # on the scale of the Fisher, which is the scale of the inputs, not of a softmax.
     OCARSettings: {"tau": _log(1e-3, 10.0), "tau_step": _log(1e-6, 0.1), "ema": _log(1e-3, 1.0)},
     NGDSettings: {"damping": _log(1e-3, 10.0), "ema": _log(1e-3, 1.0)},
     EWCSettings: {"strength": _log(1e-3, 100.0), "ema": _log(1e-3, 1.0)},
 }
-"""What a gradient transform adds in regression, where that is another."""
+"""Ranges of a gradient transform in regression, where they differ."""
 
 
 def search_space(benchmark: str, method: str, transform: str | None = None) -> dict[str, Any]:
-    """Where to search for the settings of a method.
+    """The search space of a method.
 
     Args:
         benchmark: Name of the benchmark; regression has other ranges than classification.
@@ -159,7 +158,7 @@ def search_space(benchmark: str, method: str, transform: str | None = None) -> d
         transform: A name in ``TRANSFORMS``; None for the method's own.
 
     Returns:
-        A :class:`Range` or :class:`Choice` for each setting to be searched.
+        A :class:`Range` or :class:`Choice` for each setting that is searched.
     """
     regression = get_benchmark(benchmark).kind == "regression"
     chosen = METHODS[method]
@@ -167,7 +166,16 @@ def search_space(benchmark: str, method: str, transform: str | None = None) -> d
     space: dict[str, Any] = {"lr": REGRESSION_LR if regression else LR}
     space |= LOSSES.get(chosen.settings, {})
     if rewriting is not None:
-        space |= TRANSFORM_SPACES[rewriting]
+        space |= TRANSFORM_SPACES.get(rewriting, {})  # none for a plugin's
         if regression:
             space |= REGRESSION.get(rewriting, {})
     return space
+
+
+def suggest(trial: Any, name: str, part: Range | Choice) -> Any:
+    """Draw the value of a setting."""
+    if isinstance(part, Choice):
+        return trial.suggest_categorical(name, part.values)
+    if part.whole:
+        return trial.suggest_int(name, int(part.low), int(part.high), log=part.log)
+    return trial.suggest_float(name, part.low, part.high, log=part.log)

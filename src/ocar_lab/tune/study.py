@@ -1,79 +1,67 @@
-"""The folder of a study: what has been tried, how good it was, and what to try next.
+"""A study: an Optuna study in a folder, which the same command resumes.
 
 ::
 
     study.json    the configuration, versions, device, revision, command
     journal.log   every trial, in Optuna's journal format; only grows
     preset.json   the best settings so far
-    .lock         held by the process that works in it
+    .lock         held by the process that works in the folder
 
-Only one process writes it; workers are told what to try and tell how it went. A trial that was cut
-short, by a kill or by a request to stop, is no result: it is drawn anew. The random numbers of a
-draw depend on the seed and on how many trials have been drawn before, so with one trial at a
-time a study that was interrupted finds what an uninterrupted one does.
+Optuna draws, stores and judges the trials in this process; an executor runs them. A trial that was
+cut short, by a kill or by a request to stop, is drawn again. With one worker the random numbers of
+a draw depend on the seed and the number of earlier trials only, so that an interrupted study finds
+the same as an uninterrupted one.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any
 
-import torch
-
-from ocar.errors import MissingPackageError, RunError
+from ocar import accel
+from ocar.errors import MissingPackageError, OcarError, RunError
 from ocar.files import write_whole
 from ocar.rng import derive_seed
+from ocar_lab.experiment.executors import Executor, Stop, WorkError
+from ocar_lab.experiment.executors.base import never
 from ocar_lab.runs import describe_process
 from ocar_lab.runs.folder import read_json
 from ocar_lab.runs.lock import FolderLock
 from ocar_lab.tune.config import STARTUP, TuneConfig
-from ocar_lab.tune.pruning import is_hopeless
-from ocar_lab.tune.spaces import Choice, Range
-from ocar_lab.tune.trial import Scored
+from ocar_lab.tune.events import Ended, Moved, SearchEvent, State, Trial
+from ocar_lab.tune.preset import Preset, write_preset
+from ocar_lab.tune.pruning import ERROR, make_pruner
+from ocar_lab.tune.spaces import suggest
+from ocar_lab.tune.trial import Failed, Finished, Scored, TrialWork, Working
 
 STUDY, JOURNAL, PRESET = "study.json", "journal.log", "preset.json"
 
-_ERROR = "error"
-"""Under this name Optuna keeps why a trial failed; one that has no reason was cut short."""
+MOST_FAILURES = 10
+"""If the first trials, at least this many, all fail, the cause is not their settings."""
+
+STATES: dict[str, State] = {
+    "RUNNING": "running",
+    "COMPLETE": "finished",
+    "PRUNED": "pruned",
+    "FAIL": "failed",
+}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """One trial of a study."""
-
-    number: int
-    """Its number in the journal; numbers of trials that were cut short are left out."""
-
-    state: Literal["running", "finished", "pruned", "failed"]
-    """How it is or ended."""
-
-    settings: Mapping[str, Any]
-    """What was tried."""
-
-    value: float | None = None
-    """How good it was, if it finished."""
-
-    scores: Mapping[int, float] = field(default_factory=dict)
-    """How good it was, by batches learned."""
-
-    seconds: float | None = None
-    """How long it took."""
-
-    error: str = ""
-    """What went wrong, if it failed."""
+class _CutShort(Exception):
+    """A trial was stopped before its end; it does not count."""
 
 
 class Study:
-    """A study to go on with; entering it takes the lock and opens the journal.
+    """A study to begin or resume; entering it takes the lock and opens the journal.
 
     Args:
         config: What is searched.
-        folder: The folder; made when it is entered.
+        folder: The folder; it is made when the study is entered.
 
     Raises:
         MissingPackageError: Optuna is not installed.
@@ -86,7 +74,9 @@ class Study:
         self._optuna = _import_optuna()
         self._exit = ExitStack()
         self._study: Any = None
-        self._asked: dict[int, Any] = {}
+        self._lock = threading.RLock()  # of callbacks: several workers are several threads
+        self._fatal: OcarError | None = None
+        self._details: dict[int, str] = {}
 
     def __enter__(self) -> Study:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -109,93 +99,176 @@ class Study:
 
     @property
     def preset_path(self) -> Path:
-        """Where the best settings are written."""
+        """File of the best settings."""
         return self.folder / PRESET
-
-    # What there is
 
     def trials(self) -> list[Trial]:
         """Every trial that counts, in the order of the draws."""
-        return [trial for t in self._study.trials if (trial := _trial(t)) is not None]
+        frozen = self._study.get_trials(deepcopy=False)
+        return [trial for one in frozen if (trial := _trial(one)) is not None]
 
     def ranking(self) -> list[Trial]:
-        """The finished trials, the best first."""
+        """The finished trials, best first."""
         finished = [(t.value, t) for t in self.trials() if t.value is not None]
         finished.sort(key=lambda pair: pair[0], reverse=self.config.direction == "maximize")
         return [trial for _, trial in finished]
 
-    # What happens to a trial
+    def search(
+        self,
+        executor: Executor,
+        *,
+        trials: int = 100,
+        stop: Stop = never,
+        listen: Callable[[SearchEvent], object] = lambda _: None,
+    ) -> None:
+        """Search until the study has a number of trials.
 
-    def ask(self) -> Trial:
-        """Draw a trial, or take what is to be tried first."""
-        drawn = len(self.trials())
-        waiting = self._study.get_trials(states=(self._optuna.trial.TrialState.WAITING,))
-        if drawn == 0 and self.config.first and not waiting:
-            self._study.enqueue_trial(self.config.first)
-        self._study.sampler = self._optuna.samplers.TPESampler(
-            seed=derive_seed(self.config.seed, f"tune/{drawn}") % 2**32,
-            n_startup_trials=STARTUP,
-            constant_liar=True,
-        )
-        distributions = {name: self._distribution(p) for name, p in self.config.space.items()}
-        asked = self._study.ask(distributions)
-        self._asked[asked.number] = asked
-        return Trial(number=asked.number, state="running", settings=dict(asked.params))
-
-    def report(self, number: int, scored: Scored) -> bool:
-        """A trial has been evaluated.
-
-        Returns:
-            Whether it should be stopped, if it is not over.
-        """
-        step = scored.batches
-        others = [
-            t.scores[step]
-            for t in self.trials()
-            if t.number != number and t.state in ("finished", "pruned") and step in t.scores
-        ]
-        self._asked[number].report(scored.value, step)
-        return self.config.prune and is_hopeless(
-            scored.value, others, task=scored.task, lower_is_better=self.config.regression
-        )
-
-    def finish(self, number: int, value: float) -> None:
-        """A trial has been judged."""
-        self._tell(number, "COMPLETE", value)
-
-    def prune(self, number: int) -> None:
-        """A trial was stopped since it did worse than most."""
-        self._tell(number, "PRUNED")
-
-    def fail(self, number: int, error: str, *, diverged: bool = False) -> None:
-        """A trial went wrong, or its worker has died.
+        A trial whose worker dies counts as failed. A trial that is cut short by a request to stop
+        does not count.
 
         Args:
-            number: Which.
-            error: What went wrong.
-            diverged: Whether its settings are to blame. Then the search is to keep away from
-                them: Optuna learns from a trial that was pruned, not from one that failed.
+            executor: Runs the trials, and is closed afterwards.
+            trials: Number of trials, earlier ones included.
+            stop: Asked often whether to leave.
+            listen: Called with every event.
+
+        Raises:
+            OcarError: Trials fail for a reason other than their settings.
         """
-        self._asked[number].set_user_attr(_ERROR, error or "unknown")
-        self._tell(number, "PRUNED" if diverged else "FAIL")
+        done, waiting = len(self.trials()), self._optuna.trial.TrialState.WAITING
+        if done == 0 and self.config.first and not self._study.get_trials(states=(waiting,)):
+            self._study.enqueue_trial(self.config.first)
 
-    def forget(self, number: int) -> None:
-        """A trial was cut short; it will be drawn anew."""
-        self._tell(number, "FAIL")
+        def stopping() -> bool:
+            return self._fatal is not None or stop()
 
-    def _tell(self, number: int, state: str, value: float | None = None) -> None:
-        self._study.tell(number, value, state=self._optuna.trial.TrialState[state])
-        self._asked.pop(number, None)
+        def emit(event: SearchEvent) -> None:
+            with self._lock:
+                listen(event)
 
-    # The folder
+        def objective(trial: Any) -> float:
+            if stopping():
+                self._study.stop()
+                raise _CutShort
+            return self._run(trial, executor, stopping, emit)
+
+        def judge(_: Any, frozen: Any) -> None:
+            with self._lock:
+                self._reseed()
+                if (trial := _trial(frozen)) is not None:
+                    emit(self._judge(trial))
+
+        with executor:
+            if done < trials:
+                self._reseed()
+                self._study.optimize(
+                    objective,
+                    n_trials=trials - done,
+                    n_jobs=executor.workers,
+                    catch=(_CutShort, WorkError),
+                    callbacks=[judge],
+                )
+        if self._fatal is not None:
+            raise self._fatal
+
+    def _run(
+        self, trial: Any, executor: Executor, stop: Stop, emit: Callable[[SearchEvent], None]
+    ) -> float:
+        """Run one trial; Optuna calls this.
+
+        Returns:
+            The value of the trial.
+
+        Raises:
+            TrialPruned: It is worse than most trials, or its settings make it diverge.
+            WorkError: It failed.
+            _CutShort: It was stopped.
+        """
+        settings = {name: suggest(trial, name, part) for name, part in self.config.space.items()}
+        number, value, hopeless = trial.number, float("nan"), False
+        emit(Moved(number=number))
+        work = TrialWork(config=self.config.run_config(settings))
+        try:
+            with closing(executor.run(work, stop)) as messages:
+                for message in messages:
+                    if isinstance(message, Finished):
+                        return value
+                    if hopeless:
+                        break
+                    if isinstance(message, Working):
+                        emit(Moved(number=number, done=message.done, batches=message.batches))
+                    elif isinstance(message, Scored):
+                        value = message.value
+                        trial.report(value, message.batches)
+                        hopeless = self.config.prune and trial.should_prune()
+                    else:
+                        self._fail(trial, message)
+        except WorkError as error:
+            trial.set_user_attr(ERROR, error.error or "unknown")
+            self._details[number] = error.details
+            raise
+        if hopeless:
+            raise self._optuna.TrialPruned
+        self._study.stop()
+        raise _CutShort
+
+    def _fail(self, trial: Any, failed: Failed) -> None:
+        """Raise for a trial that failed.
+
+        A trial that diverges counts as pruned for Optuna, which learns from such trials and not
+        from failed ones.
+        """
+        if failed.reason == "setup":
+            self._fatal = OcarError(failed.error)
+            self._study.stop()
+            raise _CutShort
+        if failed.reason == "settings":
+            trial.set_user_attr(ERROR, failed.error)
+            raise self._optuna.TrialPruned
+        raise WorkError(failed.error, failed.details)
+
+    def _judge(self, trial: Trial) -> Ended:
+        """Store the best settings so far; give up if all trials fail."""
+        ended = [other for other in self.trials() if other.state != "running"]
+        if len(ended) >= MOST_FAILURES and all(other.state == "failed" for other in ended):
+            self._fatal = RunError(
+                f"All of {len(ended)} trials failed, the last one with: {trial.error}"
+            )
+            self._study.stop()
+        best = next(iter(self.ranking()), None)
+        if best is not None:
+            found = {
+                "objective": self.config.objective,
+                "value": best.value,
+                "trial": best.number,
+                "trials": len(ended),
+                "seed": self.config.seed,
+            }
+            preset = Preset(
+                benchmark=self.config.benchmark,
+                method=self.config.method,
+                transform=self.config.transform,
+                settings={**self.config.settings, **best.settings},
+                found=found,
+            )
+            write_preset(self.preset_path, preset)
+        return Ended(trial=trial, best=best, details=self._details.pop(trial.number, ""))
+
+    def _reseed(self) -> None:
+        """A sampler for the next draw, whose seed depends on the number of trials so far."""
+        seed = derive_seed(self.config.seed, f"tune/{len(self.trials())}") % 2**32
+        self._study.sampler = self._optuna.samplers.TPESampler(
+            seed=seed, n_startup_trials=STARTUP, constant_liar=True
+        )
 
     def _describe(self) -> None:
-        """Say what the study is, or see that it is what the folder says."""
+        """Write what the study is, or check that the folder holds the same study."""
         path = self.folder / STUDY
         wanted = json.loads(json.dumps(self.config.identity()))
         if not path.exists():
-            device = torch.device(wanted["device"] if torch.cuda.is_available() else "cpu")
-            document = {"config": wanted, **describe_process(device)}
+            device = accel.choose_device(wanted["device"] if accel.has_gpu() else "cpu")
+            plugins = {"plugins": self.config.plugins} if self.config.plugins else {}
+            document = {"config": wanted, **plugins, **describe_process(device)}
             write_whole(path, json.dumps(document, indent=1, ensure_ascii=False).encode() + b"\n")
         stored = read_json(path).get("config")
         differences = _differences(stored if isinstance(stored, dict) else {}, wanted)
@@ -206,13 +279,13 @@ class Study:
             )
 
     def _open(self) -> None:
-        """Open the journal, and close what was left open in it."""
+        """Open the journal; trials that were left running were cut short."""
         optuna, path = self._optuna, self.folder / JOURNAL
         before = optuna.logging.get_verbosity()
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._exit.callback(optuna.logging.set_verbosity, before)
         _cut_torn_line(path)
-        # We hold the folder, so a lock on the file was left by a process that was killed.
+        # We hold the folder, so that Optuna's lock was left by a process that was killed.
         path.with_name(f"{JOURNAL}.lock").unlink(missing_ok=True)
         backend = optuna.storages.journal.JournalFileBackend(str(path))
         try:
@@ -220,40 +293,25 @@ class Study:
                 storage=optuna.storages.JournalStorage(backend),
                 study_name="ocar",
                 direction=self.config.direction,
+                pruner=make_pruner(),
                 load_if_exists=True,
             )
         except (ValueError, KeyError) as error:
             raise RunError(f"{path} is damaged: {error}") from error
-        for trial in self._study.get_trials(states=(optuna.trial.TrialState.RUNNING,)):
-            self.forget(trial.number)
-
-    def _distribution(self, part: Range | Choice) -> Any:
-        kinds = self._optuna.distributions
-        if isinstance(part, Choice):
-            return kinds.CategoricalDistribution(part.values)
-        if part.whole:
-            return kinds.IntDistribution(int(part.low), int(part.high), log=part.log)
-        return kinds.FloatDistribution(part.low, part.high, log=part.log)
+        states = optuna.trial.TrialState
+        for trial in self._study.get_trials(states=(states.RUNNING,)):
+            self._study.tell(trial.number, state=states.FAIL)
 
 
 def _trial(frozen: Any) -> Trial | None:
     """A trial of Optuna's as one of ours; None if it was cut short or has not begun."""
-    names: dict[str, Any] = {
-        "WAITING": "waiting",
-        "RUNNING": "running",
-        "COMPLETE": "finished",
-        "PRUNED": "pruned",
-        "FAIL": "failed",
-    }
-    state = names[frozen.state.name]
-    error = frozen.user_attrs.get(_ERROR, "")
-    if state == "waiting" or (state == "failed" and not error):
+    state = STATES.get(frozen.state.name)
+    error = frozen.user_attrs.get(ERROR, "")
+    if state is None or (state == "failed" and not error):
         return None
-    if error:
-        state = "failed"
     return Trial(
         number=frozen.number,
-        state=state,
+        state="failed" if error else state,
         settings=dict(frozen.params),
         value=frozen.value if state == "finished" else None,
         scores=dict(frozen.intermediate_values),
@@ -263,7 +321,7 @@ def _trial(frozen: Any) -> Trial | None:
 
 
 def _differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """What is not the same, in words."""
+    """The values that differ, in words."""
     said = []
     for name in dict.fromkeys([*stored, *wanted]):
         one, other = stored.get(name), wanted.get(name)
@@ -275,7 +333,7 @@ def _differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[s
 
 
 def _cut_torn_line(path: Path) -> None:
-    """Cut off the line that a killed process did not finish, so that the next begins a new one."""
+    """Remove a last line that a killed process did not finish."""
     if path.exists():
         data = path.read_bytes()
         if not data.endswith(b"\n"):

@@ -16,7 +16,7 @@ from ocar_lab.experiment import Job, run_many
 from ocar_lab.experiment.executors import Workers
 from ocar_lab.experiment.executors.cluster import Cluster
 from ocar_lab.runs import find_runs
-from ocar_lab.tune import Moved, Study, TuneConfig, search
+from ocar_lab.tune import Moved, SearchEvent, Study, TuneConfig
 
 ray = pytest.importorskip("ray", reason="ray is not installed")
 
@@ -55,17 +55,21 @@ def test_a_node_that_is_killed_loses_one_trial(cluster: Any, tmp_path: Path) -> 
         settings={"passes": 30},
     )
     executor = Cluster(address=cluster.address)
-    assert executor.room == 2
+    assert executor.workers == 2
     moved: set[int] = set()
     killed: set[int] = set()
-    with Study(config, tmp_path) as study:
-        for event in search(study, executor, trials=6):
-            if isinstance(event, Moved) and event.done > 0:
-                moved.add(event.number)
-            under_way = {t.number for t in study.trials() if t.state == "running"}
-            if not killed and len(moved & under_way) == 2:  # one on each node
-                killed = moved & under_way
-                cluster.remove_node(cluster.second, allow_graceful=False)
+    study = Study(config, tmp_path)
+
+    def listen(event: SearchEvent) -> None:
+        if isinstance(event, Moved) and event.done > 0:
+            moved.add(event.number)
+        under_way = {t.number for t in study.trials() if t.state == "running"}
+        if not killed and len(moved & under_way) == 2:  # one on each node
+            killed.update(moved & under_way)
+            cluster.remove_node(cluster.second, allow_graceful=False)
+
+    with study:
+        study.search(executor, trials=6, listen=listen)
         states = {t.number: t.state for t in study.trials()}
         (lost,) = [t for t in study.trials() if t.state == "failed"]
         assert study.ranking()[0].value is not None

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import multiprocessing
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +12,10 @@ import pytest
 
 from ocar.errors import OcarError, RunError
 from ocar.methods.registry import preset_settings
-from ocar_lab.experiment.executors import Executor, Heard, Inline, Over, Processes, Said, Work
-from ocar_lab.tune import Begun, Ended, Moved, Study, Trial, TuneConfig, read_preset, search
+from ocar_lab.experiment.executors import Executor, Inline, Processes, Stop, Work, WorkError
+from ocar_lab.tune import Ended, Moved, SearchEvent, Study, Trial, TuneConfig, read_preset
 from ocar_lab.tune.study import JOURNAL
-from ocar_lab.tune.trial import Result, Scored, TrialMessage
+from ocar_lab.tune.trial import Failed, Finished, Scored, TrialMessage
 
 
 def tiny(**values: Any) -> TuneConfig:
@@ -31,64 +30,50 @@ def found(trials: Sequence[Trial]) -> list[Any]:
 
 
 class Scripted(Executor):
-    """Does no work: a function of the settings says what a trial says.
+    """Does no work: a function of the settings returns the messages of a trial.
 
     Args:
-        script: What is heard of a trial; an ``Over`` ends it.
-        room: Trials at a time.
+        script: The messages of a trial; a text is the death of its worker.
+        workers: Trials at a time.
     """
 
-    def __init__(self, script: Callable[[dict[str, Any]], list[Any]], *, room: int = 1) -> None:
-        self.script, self.places = script, room
-        self.heard: dict[int, deque[Any]] = {}
+    def __init__(self, script: Callable[[dict[str, Any]], list[Any]], *, workers: int = 1) -> None:
+        self.script, self.workers = script, workers
 
-    @property
-    def room(self) -> int:
-        return self.places - len(self.heard)
-
-    def submit(self, job: int, work: Work) -> None:
-        self.heard[job] = deque(self.script(work.config.settings))  # type: ignore[attr-defined]
-
-    def ask_to_stop(self, job: int) -> None:
-        self.heard[job] = deque([Result(state="stopped")])
-
-    def listen(self) -> Sequence[Heard]:
-        job = next(iter(self.heard))
-        if not self.heard[job]:
-            del self.heard[job]
-            return [Over(job=job)]
-        message = self.heard[job].popleft()
-        if isinstance(message, str):
-            del self.heard[job]
-            return [Over(job=job, error=message)]
-        return [Said(job=job, message=message)]
-
-    def close(self, *, abandon: bool) -> None:
-        self.heard.clear()
+    def run(self, work: Work, stop: Stop) -> Generator[Any, None, None]:
+        for message in self.script(work.config.settings):  # type: ignore[attr-defined]
+            if isinstance(message, str):
+                raise WorkError(message)
+            yield message
 
 
 def judged(*values: float) -> list[TrialMessage]:
-    """What a trial with these scores says."""
+    """The messages of a trial with these scores."""
     scores = [
         Scored(batches=10 * task + 10, task=task, value=value) for task, value in enumerate(values)
     ]
-    return [*scores, Result(state="finished")]
+    return [*scores, Finished()]
 
 
 def test_a_study_that_was_cut_short_finds_what_one_does_that_was_not(tmp_path: Path) -> None:
     config, trials = tiny(), 13  # three of them by the estimator
+    events: list[SearchEvent] = []
     with Study(config, tmp_path / "whole") as whole:
-        events = list(search(whole, Inline(), trials=trials))
+        whole.search(Inline(), trials=trials, listen=events.append)
         expected = found(whole.trials())
-    assert [e.trial.number for e in events if isinstance(e, Begun)] == list(range(trials))
+    assert [e.trial.number for e in events if isinstance(e, Ended)] == list(range(trials))
     assert len({t[1]["lr"] for t in expected}) == trials
     with Study(config, tmp_path / "cut") as study:
-        list(search(study, Inline(), trials=4))
+        study.search(Inline(), trials=4)
+
+    def leave(event: SearchEvent) -> None:
+        if isinstance(event, Moved) and event.done == 0 and event.batches:
+            raise KeyboardInterrupt
+
     with Study(config, tmp_path / "cut") as study:  # left in the middle of a trial
-        going = search(study, Inline(), trials=trials)
-        assert isinstance(next(going), Begun)
-        assert isinstance(next(going), Moved)
-        del going
+        with pytest.raises(KeyboardInterrupt):
+            study.search(Inline(), trials=trials, listen=leave)
+        assert len(study.trials()) == 4
     journal = tmp_path / "cut" / JOURNAL
     journal.with_name(f"{JOURNAL}.lock").symlink_to("nowhere")  # as a kill leaves it
     with journal.open("ab") as file:
@@ -97,15 +82,16 @@ def test_a_study_that_was_cut_short_finds_what_one_does_that_was_not(tmp_path: P
     with Study(config, tmp_path / "cut") as study:  # asked to stop in the middle of a trial
 
         def is_in_the_ninth() -> bool:
-            return len(study.trials()) == 9 and isinstance(last[0], Moved)
+            return len(study.trials()) == 9 and isinstance(last[-1], Moved)
 
-        for event in search(study, Inline(), trials=trials, stop=is_in_the_ninth):
-            last[:] = [event]
+        study.search(Inline(), trials=trials, stop=is_in_the_ninth, listen=last.append)
         assert len(study.trials()) == 8
     with Study(config, tmp_path / "cut") as study:
-        list(search(study, Inline(), trials=trials))
+        study.search(Inline(), trials=trials)
         assert found(study.trials()) == expected
-        assert list(search(study, Inline(), trials=trials)) == []
+        events.clear()
+        study.search(Inline(), trials=trials, listen=events.append)
+        assert events == []
 
 
 def test_another_configuration_is_refused_with_the_reason(tmp_path: Path) -> None:
@@ -130,12 +116,16 @@ def test_the_estimator_finds_the_optimum_of_a_known_function(tmp_path: Path) -> 
         return judged(-((math.log10(settings["lr"]) + 3) ** 2))
 
     with Study(tiny(), tmp_path) as study:
-        for event in search(study, Scripted(script, room=3), trials=40):
+
+        def listen(event: SearchEvent) -> None:
             if isinstance(event, Ended):
-                values = [t.value for t in study.trials() if t.value is not None]
                 assert event.best is not None
-                assert event.best.value == max(values)
+                assert event.best == study.ranking()[0]
+
+        study.search(Scripted(script), trials=40, listen=listen)
         ranking = study.ranking()
+        values = [t.value for t in study.trials() if t.value is not None]
+        assert len(values) == 40
         assert [t.value for t in ranking] == sorted(values, reverse=True)
         assert abs(math.log10(ranking[0].settings["lr"]) + 3) < 0.1
         late = [abs(math.log10(t.settings["lr"]) + 3) for t in study.trials()[30:]]
@@ -148,7 +138,7 @@ def test_the_estimator_finds_the_optimum_of_a_known_function(tmp_path: Path) -> 
 def test_less_is_better_in_regression(tmp_path: Path) -> None:
     config = TuneConfig(benchmark="convex", method="er", device="cpu", tasks=1)
     with Study(config, tmp_path) as study:
-        list(search(study, Scripted(lambda settings: judged(settings["lr"])), trials=5))
+        study.search(Scripted(lambda settings: judged(settings["lr"])), trials=5)
         rates = [t.settings["lr"] for t in study.trials()]
         assert study.ranking()[0].settings["lr"] == min(rates)
 
@@ -162,13 +152,13 @@ def test_trials_that_do_worse_than_most_are_stopped(tmp_path: Path) -> None:
         return judged(1.0, *((0.5, 0.4, 0.3) if number < 5 or number % 2 else (0.45, 0.9, 0.9)))
 
     with Study(tiny(tasks=4, max_batches=None), tmp_path / "pruned") as study:
-        list(search(study, Scripted(script), trials=10))
+        study.search(Scripted(script), trials=10)
         states = [t.state for t in study.trials()]
         assert states == ["finished"] * 6 + ["pruned", "finished"] * 2
         assert study.trials()[6].scores == {10: 1.0, 20: 0.45}
     counter = iter(range(100))
     with Study(tiny(tasks=4, max_batches=None, prune=False), tmp_path / "not") as study:
-        list(search(study, Scripted(script), trials=14))
+        study.search(Scripted(script), trials=14)
         assert {t.state for t in study.trials()} == {"finished"}
 
 
@@ -178,11 +168,12 @@ def test_failures_count_and_the_study_goes_on(tmp_path: Path) -> None:
     def script(settings: dict[str, Any]) -> list[Any]:
         number = next(counter)
         if number == 1:
-            return [Result(state="failed", error="it has diverged", details="Traceback")]
+            return [Failed(error="it has diverged", details="Traceback")]
         return ["Its process died"] if number == 2 else judged(0.5)
 
     with Study(tiny(), tmp_path) as study:
-        events = list(search(study, Scripted(script), trials=5))
+        events: list[SearchEvent] = []
+        study.search(Scripted(script), trials=5, listen=events.append)
         states = [t.state for t in study.trials()]
         assert states == ["finished", "failed", "failed", "finished", "finished"]
         assert [t.error for t in study.trials()[1:3]] == ["it has diverged", "Its process died"]
@@ -194,29 +185,29 @@ def test_the_search_keeps_away_from_where_trials_diverge(tmp_path: Path) -> None
 
     def script(settings: dict[str, Any]) -> list[Any]:
         if settings["lr"] > 1e-3:  # half of the range
-            return [Result(state="failed", error="it has diverged", diverged=True)]
+            return [Failed(error="it has diverged", reason="settings")]
         return judged(-abs(math.log10(settings["lr"]) + 4))
 
     with Study(tiny(), tmp_path) as study:
-        list(search(study, Scripted(script), trials=60))
+        study.search(Scripted(script), trials=60)
         late = [t.state for t in study.trials()[30:]]
     assert late.count("failed") < 8
 
 
 def test_what_is_not_the_fault_of_the_settings_ends_the_search(tmp_path: Path) -> None:
     def script(settings: dict[str, Any]) -> list[TrialMessage]:
-        return [Result(state="failed", error="no such data", fatal=True)]
+        return [Failed(error="no such data", reason="setup")]
 
     with Study(tiny(), tmp_path / "data") as study:
         with pytest.raises(OcarError, match="no such data"):
-            list(search(study, Scripted(script), trials=5))
+            study.search(Scripted(script), trials=5)
         assert study.trials() == []  # and it will be tried again
     diverging = tiny(method="er-ace", settings={"lr": 1e30})
     with Study(diverging, tmp_path / "all") as study:
         with pytest.raises(
             RunError, match=r"All of 10 trials failed, the last one with: .*diverged"
         ):
-            list(search(study, Inline(), trials=50))
+            study.search(Inline(), trials=50)
         assert not study.preset_path.exists()
 
 
@@ -225,13 +216,17 @@ def test_a_worker_that_is_killed_loses_one_trial(tmp_path: Path) -> None:
 
     moved: set[int] = set()
     killed = False
+
+    def listen(event: SearchEvent) -> None:
+        nonlocal killed
+        if isinstance(event, Moved) and event.done > 0:
+            moved.add(event.number)
+        if len(moved) >= 2 and not killed:
+            killed = True
+            multiprocessing.active_children()[0].kill()
+
     with Study(config, tmp_path) as study:
-        for event in search(study, Processes(2), trials=6):
-            if isinstance(event, Moved) and event.done > 0:
-                moved.add(event.number)
-            if len(moved) >= 2 and not killed:
-                killed = True
-                multiprocessing.active_children()[0].kill()
+        study.search(Processes(2), trials=6, listen=listen)
         states = [t.state for t in study.trials()]
         (lost,) = [t for t in study.trials() if t.state == "failed"]
     assert killed
@@ -244,12 +239,20 @@ def test_what_is_in_use_is_tried_first(tmp_path: Path) -> None:
     assert config.first == {
         name: preset_settings("split-digits", "ocar")[name] for name in config.space
     }
+    asked = iter([False, False, True])
     with Study(config, tmp_path / "study") as study:
-        events = search(study, Scripted(lambda _: judged(0.5)), trials=3)
-        assert next(events).trial.settings == config.first
-        study.forget(0)  # cut short: it is tried again
-        assert study.ask().settings == config.first
-        assert study.ask().settings != config.first
+        study.search(Scripted(lambda _: []), trials=3, stop=lambda: next(asked))  # cut short
+        assert study.trials() == []
+        study.search(Scripted(lambda _: judged(0.5)), trials=2)
+        first, second = study.trials()
+    assert first.settings == config.first != second.settings
+
+
+def test_several_trials_at_a_time(tmp_path: Path) -> None:
+    with Study(tiny(), tmp_path) as study:
+        study.search(Scripted(lambda s: judged(s["lr"]), workers=3), trials=12)
+        assert [t.state for t in study.trials()] == ["finished"] * 12
+        assert study.ranking()[0].value == max(t.settings["lr"] for t in study.trials())
 
 
 def test_a_study_that_was_killed_before_its_first_trial_goes_on(tmp_path: Path) -> None:
@@ -258,7 +261,7 @@ def test_a_study_that_was_killed_before_its_first_trial_goes_on(tmp_path: Path) 
         study._study.enqueue_trial(config.first)  # as far as it had got
         assert study.trials() == []
     with Study(config, tmp_path / "study") as study:
-        list(search(study, Scripted(lambda _: judged(0.5)), trials=2))
+        study.search(Scripted(lambda _: judged(0.5)), trials=2)
         first, second = study.trials()
     assert first.settings == config.first != second.settings
 

@@ -13,7 +13,16 @@ from ocar.streams.indexed import IndexedStream
 from ocar_lab.experiment import RunConfig
 from ocar_lab.experiment.executors.base import never
 from ocar_lab.tune import TuneConfig
-from ocar_lab.tune.trial import LATE, PARTS, Result, Scored, TrialMessage, TrialWork, Working
+from ocar_lab.tune.trial import (
+    LATE,
+    PARTS,
+    Failed,
+    Finished,
+    Scored,
+    TrialMessage,
+    TrialWork,
+    Working,
+)
 
 
 def scores(messages: list[TrialMessage]) -> dict[int, float]:
@@ -59,7 +68,7 @@ def test_scores_are_the_accuracies_that_a_run_has_after_these_batches(
         for start, score in zip((0, ends[0]), sorted(found), strict=False):
             assert LATE * mean <= score - start < (LATE + 2 / PARTS) * mean
     assert isinstance(messages[0], Working)
-    assert messages[-1] == Result(state="finished")
+    assert messages[-1] == Finished()
 
 
 def test_the_score_of_regression_is_the_sum_of_both_losses(tmp_path: Path) -> None:
@@ -82,19 +91,18 @@ def test_a_trial_that_diverges_has_failed_and_others_may_not() -> None:
     (*_, last) = TrialWork(
         config=small(settings={"lr": 1e30}, every="task", probe=False, guard=False)
     )(never)
-    assert isinstance(last, Result)
-    assert (last.state, last.fatal, last.diverged) == ("failed", False, True)
+    assert isinstance(last, Failed)
+    assert last.reason == "settings"
     assert "diverged" in last.error
 
 
 def test_without_data_no_trial_would_work(tmp_path: Path) -> None:
     config = RunConfig(benchmark="split-mnist", method="er", data_root=tmp_path, device="cpu")
     (last,) = TrialWork(config=config)(never)
-    assert isinstance(last, Result)
-    assert (last.state, last.fatal) == ("failed", True)
+    assert isinstance(last, Failed)
+    assert last.reason == "setup"
 
 
 def test_a_trial_stops_when_it_is_asked() -> None:
     messages = list(TrialWork(config=small(every="task", probe=False))(lambda: True))
-    assert messages[-1] == Result(state="stopped")
-    assert scores(messages) == {}
+    assert {type(message) for message in messages} == {Working}

@@ -1,17 +1,20 @@
-"""One small interface for whoever does the work.
+"""One small interface for this process, its threads, other processes and Ray clusters.
 
-A piece of work is a function that is given a way to ask whether it should stop, and that yields
-messages. An executor begins pieces of work, passes on what they say, and says when each is over,
-also when the process or the machine that did it is gone: that costs this piece of work and no
-other. What is not done here has to be picklable, and so have its messages.
+A piece of work is a function that yields messages and often asks whether to stop. An executor does
+one piece of work for each thread that calls it. If the worker dies, the executor raises in that
+thread, so that one piece of work is lost and no other. Work for another process and its messages
+must be picklable.
 """
 
 from __future__ import annotations
 
+import queue
+import threading
 import traceback
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -19,71 +22,59 @@ from typing import Any
 from ocar.errors import OcarError
 
 INTERVAL = 0.1
-"""Seconds that an executor waits for messages before it lets its user look around."""
+"""Seconds to wait for a message before asking again whether to stop."""
 
 Stop = Callable[[], bool]
-"""Asked often whether to save what is worth saving and leave."""
+"""Asked often whether to save and leave."""
 
 Work = Callable[[Stop], Iterator[Any]]
-"""A piece of work."""
+"""A piece of work; it yields messages."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Said:
-    """A piece of work has said something."""
+class WorkError(OcarError):
+    """A piece of work raised, or its worker died.
 
-    job: int
-    """Which one, by the number that it was submitted with."""
+    Args:
+        error: What happened, in a line or two.
+        details: The traceback, if there is one.
+    """
 
-    message: Any
-    """What it said."""
+    def __init__(self, error: str, details: str = "") -> None:
+        super().__init__(error, details)
+        self.error, self.details = error, details
 
-
-@dataclass(frozen=True, kw_only=True)
-class Over:
-    """Nothing more comes from a piece of work."""
-
-    job: int
-    """Which one, by the number that it was submitted with."""
-
-    error: str = ""
-    """Why, in a line or two, if it did not end by itself: it raised, or its worker has died."""
-
-    details: str = ""
-    """The traceback, if it raised."""
-
-
-Heard = Said | Over
+    def __str__(self) -> str:
+        return self.error
 
 
 class Executor(ABC):
-    """Does pieces of work; to be used in a ``with`` statement, which ends what is left of them."""
+    """Does pieces of work; used in a ``with`` statement, which releases the workers.
 
-    @property
-    @abstractmethod
-    def room(self) -> int:
-        """How many more can be begun now."""
+    Attributes:
+        workers: Pieces of work at a time.
+    """
+
+    workers: int = 1
 
     @abstractmethod
-    def submit(self, job: int, work: Work) -> None:
-        """Begin a piece of work; only while there is room.
+    def run(self, work: Work, stop: Stop) -> Generator[Any, None, None]:
+        """Do a piece of work; up to ``workers`` threads may call this at a time.
+
+        Closing the generator stops the work.
 
         Args:
-            job: A number to know it by, which no other has that is not over.
-            work: What to do.
+            work: The work.
+            stop: Asked by the work whether to stop.
+
+        Yields:
+            The messages of the work.
+
+        Raises:
+            WorkError: The work raised, or its worker died.
         """
 
-    @abstractmethod
-    def ask_to_stop(self, job: int) -> None:
-        """Ask a piece of work to stop; one that is over, or about to be, does not mind."""
-
-    @abstractmethod
-    def listen(self) -> Sequence[Heard]:
-        """What has been heard; waits for it, but not much longer than ``INTERVAL``."""
-
-    @abstractmethod
-    def close(self, *, abandon: bool) -> None:
-        """Let go of the workers.
+    def close(self, *, abandon: bool) -> None:  # noqa: B027 (some have nothing to release)
+        """Release the workers.
 
         Args:
             abandon: Do not wait for work that is under way.
@@ -101,62 +92,81 @@ class Executor(ABC):
         self.close(abandon=kind is not None)
 
 
-def do_all(executor: Executor, works: Mapping[int, Work], *, stop: Stop) -> Iterator[Heard]:
-    """Do many pieces of work, as many at a time as there is room for.
+def do_all(
+    executor: Executor, works: Mapping[int, Work], *, stop: Stop
+) -> Iterator[tuple[int, Any]]:
+    """Do many pieces of work, as many at a time as the executor has workers.
 
     Args:
-        executor: Who does them.
-        works: What to do, by number.
-        stop: Asked often whether to stop what is under way and begin no more.
+        executor: Does the work, and is closed afterwards.
+        works: The work, by number.
+        stop: Asked often whether to stop what is under way and begin nothing more.
 
     Yields:
-        All that is heard.
+        The number of a piece of work and its message, or the ``WorkError`` that ended it.
     """
-    waiting, running = deque(works), set[int]()
-    stopping = False
-    with executor:
-        while waiting or running:
-            if not stopping and stop():
-                stopping = True
-                waiting.clear()
-                for job in running:
-                    executor.ask_to_stop(job)
-            while waiting and executor.room > 0:
-                job = waiting.popleft()
-                running.add(job)
-                executor.submit(job, works[job])
-            for heard in executor.listen():
-                if isinstance(heard, Over):
-                    running.discard(heard.job)
-                yield heard
+    waiting, leave = deque(works.items()), threading.Event()
+    messages: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+
+    def stopping() -> bool:
+        return leave.is_set() or stop()
+
+    def work_off() -> Iterator[tuple[int, Any]]:
+        while waiting and not stopping():
+            job, work = waiting.popleft()
+            try:
+                for message in executor.run(work, stopping):
+                    yield job, message
+            except WorkError as error:
+                yield job, error
+
+    if executor.workers == 1:
+        with executor:
+            yield from work_off()
+        return
+
+    def serve() -> None:
+        for message in work_off():
+            messages.put(message)
+
+    with ThreadPoolExecutor(executor.workers) as pool, executor:
+        servers = [pool.submit(serve) for _ in range(min(executor.workers, len(works)))]
+        try:
+            while not all(server.done() for server in servers) or not messages.empty():
+                try:
+                    yield messages.get(timeout=INTERVAL)
+                except queue.Empty:
+                    continue
+        finally:
+            leave.set()
+    for server in servers:
+        server.result()
+
+
+@dataclass(frozen=True)
+class Over:
+    """The end of a piece of work in another process, with its error if it raised."""
+
+    error: str = ""
+    details: str = ""
+
+
+def with_end(work: Work, stop: Stop) -> Iterator[Any]:
+    """The messages of a piece of work, and its end."""
+    try:
+        yield from work(stop)
+    except Exception as error:  # noqa: BLE001 (the main process raises it)
+        yield Over(say(error), traceback.format_exc())
+    else:
+        yield Over()
 
 
 def say(error: BaseException) -> str:
-    """An error in a line or two; the kind of it only where the message alone would not do."""
+    """An error in a line or two; with its class where the message is not meant for users."""
     text = str(error).strip()
     return text if isinstance(error, OcarError) and text else f"{type(error).__name__}: {text}"
 
 
-def follow(job: int, work: Work, stop: Stop) -> Generator[Heard, None, None]:
-    """Do a piece of work here.
-
-    Args:
-        job: Its number.
-        work: What to do.
-        stop: What it is to ask.
-
-    Yields:
-        What it says, and its end.
-    """
-    try:
-        for message in work(stop):
-            yield Said(job=job, message=message)
-    except Exception as error:  # noqa: BLE001 (whatever it is, the others go on)
-        yield Over(job=job, error=say(error), details=traceback.format_exc())
-    else:
-        yield Over(job=job)
-
-
 def never() -> bool:
-    """Nobody asks to stop."""
+    """A ``Stop`` that is never true."""
     return False

@@ -1,4 +1,4 @@
-"""Which executor it is, from what a user says."""
+"""Which executor does the work."""
 
 from __future__ import annotations
 
@@ -8,28 +8,27 @@ from typing import Any
 
 from ocar.config import require
 from ocar.errors import ConfigError
-from ocar_lab.experiment.executors.base import Executor, Stop, never
-from ocar_lab.experiment.executors.inline import Inline
+from ocar_lab.experiment.executors.base import Executor
+from ocar_lab.experiment.executors.local import Inline, Threads
 from ocar_lab.experiment.executors.processes import Processes
-from ocar_lab.experiment.executors.threads import Threads
 
 
 @dataclass(frozen=True, kw_only=True)
 class Workers:
-    """How many pieces of work are done at a time, and where."""
+    """How many pieces of work are done at a time, and where.
+
+    Attributes:
+        count: How many. 1 is this process, unless there is a cluster; None is for a cluster, and as
+            many as it has room for.
+        ray: Address of a Ray cluster, or ``"auto"`` for the one of this machine.
+        cpus: Cores of the cluster for each piece of work.
+        gpus: GPUs of the cluster for each piece of work; fractions are allowed.
+    """
 
     count: int | None = 1
-    """How many; with 1 they are done in this process, unless there is a cluster, which None
-    leaves to decide."""
-
     ray: str | None = None
-    """Address of a Ray cluster, or ``"auto"`` for the one of this machine."""
-
     cpus: float = 1
-    """Cores of the cluster that each piece of work takes."""
-
     gpus: float = 0
-    """GPUs of the cluster that each piece of work takes; a part of one is allowed."""
 
     def __post_init__(self) -> None:
         require("workers", self.count, self.count is None or self.count >= 1, "at least 1")
@@ -38,28 +37,18 @@ class Workers:
         if self.ray is None and (self.gpus or self.count is None):
             raise ConfigError("Without a Ray cluster there is a number of workers and no GPUs.")
 
+    def executor(self, *, on_gpu: bool, is_ahead: Callable[[Any], bool]) -> Executor:
+        """The executor for these workers.
 
-def make_executor(
-    workers: Workers, *, on_gpu: bool, is_ahead: Callable[[Any], bool], stop: Stop = never
-) -> Executor:
-    """The executor that does it.
+        Args:
+            on_gpu: Whether the work is for a GPU of this machine.
+            is_ahead: Whether a message shows that a piece of work has trained and evaluated, see
+                :class:`~ocar_lab.experiment.executors.local.Threads`.
+        """
+        if self.ray is not None:
+            from ocar_lab.experiment.executors.cluster import Cluster
 
-    Args:
-        workers: How many, and where.
-        on_gpu: Whether the work is for a GPU of this machine.
-        is_ahead: Whether a message shows that the first piece of work on a GPU has done all kinds
-            of things, see :class:`~ocar_lab.experiment.executors.threads.Threads`.
-        stop: Asked by work in this process whether to stop.
-    """
-    if workers.ray is not None:
-        from ocar_lab.experiment.executors.cluster import Cluster
-
-        return Cluster(
-            address=workers.ray, workers=workers.count, cpus=workers.cpus, gpus=workers.gpus
-        )
-    assert workers.count is not None
-    if workers.count == 1:
-        return Inline(stop=stop)
-    if on_gpu:
-        return Threads(workers.count, is_ahead=is_ahead, stop=stop)
-    return Processes(workers.count)
+            return Cluster(address=self.ray, workers=self.count, cpus=self.cpus, gpus=self.gpus)
+        if self.count is None or self.count == 1:
+            return Inline()
+        return Threads(self.count, is_ahead=is_ahead) if on_gpu else Processes(self.count)

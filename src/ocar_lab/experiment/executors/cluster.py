@@ -1,25 +1,33 @@
-"""Many pieces of work on a Ray cluster.
+"""Work on a Ray cluster.
 
-Each is a Ray task that is never tried again, and streams its messages back. What is said to it in
-the other direction, the request to stop, stands on a board: an actor on the node of this process,
-which the tasks look at now and then. So a node that is lost takes with it what ran on it and no
-more.
+Each piece of work is a Ray task that is never retried and streams its messages back. Requests to
+stop are posted on a board: an actor on the node of this process, which the tasks ask now and then.
+A node that is lost takes only the work with it that ran on it.
 """
 
 from __future__ import annotations
 
+import itertools
 import signal
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator
 from typing import Any
 
 from ocar.errors import ConfigError, MissingPackageError
-from ocar_lab.experiment.executors.base import INTERVAL, Executor, Heard, Over, Stop, Work, follow
+from ocar_lab.experiment.executors.base import (
+    INTERVAL,
+    Executor,
+    Over,
+    Stop,
+    Work,
+    WorkError,
+    with_end,
+)
 
 LOOK = 0.5
-"""Seconds between two looks at the board."""
+"""Seconds between two questions to the board."""
 
 PATIENCE = 10.0
 """Seconds to wait for the head node to answer."""
@@ -28,103 +36,97 @@ PATIENCE = 10.0
 class Cluster(Executor):
     """Does work on a Ray cluster.
 
-    The nodes need this package and the data; runs also need a folder that they all reach.
+    The nodes need this package and the data; runs also need a folder that all nodes share.
 
     Args:
-        address: Where the cluster is; ``"auto"`` for the one of this machine.
-        workers: Most pieces of work at a time; by default as many as the cluster has room for.
+        address: Address of the cluster; ``"auto"`` for the one of this machine.
+        workers: Pieces of work at a time; by default as many as the cluster has room for now.
         cpus: Cores for each.
         gpus: GPUs for each; 0.25 lets four share one.
 
     Raises:
-        ConfigError: There is no such cluster, or none of its nodes has room for one.
+        ConfigError: There is no such cluster, or no node has room for one piece of work.
         MissingPackageError: Ray is not installed.
     """
 
     def __init__(
         self, *, address: str, workers: int | None = None, cpus: float = 1, gpus: float = 0
     ) -> None:
-        self.workers, self.cpus, self.gpus = workers, cpus, gpus
+        self.cpus, self.gpus = cpus, gpus
         self._ray = _import_ray()
         self._connected = not self._ray.is_initialized()
         if self._connected:
             _connect(self._ray, address)
         try:
-            self._check()
+            room = self._room()
+            self.workers = min(workers or room, room)
             self._board = self._post_board()
         except BaseException:
             self._disconnect()
             raise
-        self._jobs: dict[Any, int] = {}
-        """The job of each stream of messages."""
+        self._numbers = itertools.count()
+        self._streams: set[Any] = set()
 
-    @property
-    def room(self) -> int:
-        """What the cluster has room for now, nodes come and go, less what is under way."""
-        most = max(1, sum(self._fits(node) for node in self._nodes()))
-        return (most if self.workers is None else min(most, self.workers)) - len(self._jobs)
-
-    def submit(self, job: int, work: Work) -> None:
-        """Give a piece of work to the cluster."""
+    def run(self, work: Work, stop: Stop) -> Generator[Any, None, None]:
+        """Do a piece of work on the cluster."""
         task = self._ray.remote(
             num_cpus=self.cpus, num_gpus=self.gpus, max_retries=0, num_returns="streaming"
         )(_serve)
-        self._jobs[task.remote(self._board, job, work)] = job
-
-    def ask_to_stop(self, job: int) -> None:
-        """The work hears of it when it asks."""
-        if job in self._jobs.values():
-            self._board.post.remote(job)
-
-    def listen(self) -> Sequence[Heard]:
-        """A message of each that has one."""
-        if not self._jobs:
-            return []
-        streams = list(self._jobs)
-        ready, _ = self._ray.wait(
-            streams, num_returns=len(streams), timeout=INTERVAL, fetch_local=False
-        )
-        return [self._receive(stream) for stream in ready]
-
-    def close(self, *, abandon: bool) -> None:
-        """End what is under way."""
-        for stream in self._jobs:
-            self._ray.cancel(stream, force=True)
-        self._jobs.clear()
-        self._ray.kill(self._board)
-        self._disconnect()
-
-    def _receive(self, stream: Any) -> Heard:
+        number, asked = next(self._numbers), False
+        stream = task.remote(self._board, number, work)
+        self._streams.add(stream)
+        over = Over()
         try:
-            heard: Heard = self._ray.get(next(stream))
+            while True:
+                if not asked and stop():
+                    asked = True
+                    self._board.post.remote(number)
+                ready, _ = self._ray.wait([stream], timeout=INTERVAL, fetch_local=False)
+                if ready:
+                    message = self._ray.get(next(stream))
+                    if isinstance(message, Over):
+                        over = message
+                        break
+                    yield message
         except StopIteration:
-            heard = Over(job=self._jobs[stream])
+            pass
+        except GeneratorExit:
+            self._board.post.remote(number)
+            raise
         except self._ray.exceptions.RayError as error:
             first = str(error).strip().partition("\n")[0]
             text = f"Its worker in the cluster died: {type(error).__name__}: {first}"
-            heard = Over(job=self._jobs[stream], error=text, details=str(error))
-        if isinstance(heard, Over):
-            del self._jobs[stream]
-        return heard
+            raise WorkError(text, str(error)) from error
+        finally:
+            self._streams.discard(stream)
+        if over.error:
+            raise WorkError(over.error, over.details)
 
-    def _nodes(self) -> list[dict[str, float]]:
-        """What each living node has."""
-        return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+    def close(self, *, abandon: bool) -> None:
+        """End what is under way."""
+        for stream in list(self._streams):
+            self._ray.cancel(stream, force=True)
+        self._ray.kill(self._board)
+        self._disconnect()
 
-    def _fits(self, node: dict[str, float]) -> int:
-        """How many pieces of work a node can do at a time."""
+    def _room(self) -> int:
+        """Pieces of work that the cluster can do at a time.
+
+        Raises:
+            ConfigError: It cannot do any.
+        """
         needs = {"CPU": self.cpus, "GPU": self.gpus}
         # Ray counts in units of 1/10000.
-        return min(
-            (int(node.get(n, 0) / need + 1e-4) for n, need in needs.items() if need), default=1
+        room = sum(
+            min((int(has.get(n, 0) / need + 1e-4) for n, need in needs.items() if need), default=1)
+            for has in (node["Resources"] for node in self._ray.nodes() if node["Alive"])
         )
-
-    def _check(self) -> None:
-        if not any(self._fits(node) for node in self._nodes()):
+        if not room:
             raise ConfigError(
                 f"No node of the Ray cluster has {self.cpus:g} cores and {self.gpus:g} GPUs, "
-                "which each worker is to have."
+                "which each worker needs."
             )
+        return room
 
     def _post_board(self) -> Any:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -139,25 +141,20 @@ class Cluster(Executor):
 
 
 class _Board:
-    """Where the jobs stand that are to stop."""
+    """The numbers of the pieces of work that should stop."""
 
     def __init__(self) -> None:
-        self._jobs: set[int] = set()
+        self._numbers: set[int] = set()
 
-    def post(self, job: int) -> None:
-        self._jobs.add(job)
+    def post(self, number: int) -> None:
+        self._numbers.add(number)
 
-    def has(self, job: int) -> bool:
-        return job in self._jobs
-
-
-def _serve(board: Any, job: int, work: Work) -> Iterator[Heard]:
-    """What a task of the cluster does."""
-    yield from follow(job, work, _looking_at(board, job))
+    def has(self, number: int) -> bool:
+        return number in self._numbers
 
 
-def _looking_at(board: Any, job: int) -> Stop:
-    """Whether a job is to stop, looked up not too often."""
+def _serve(board: Any, number: int, work: Work) -> Iterator[Any]:
+    """The task: do a piece of work, ask the board at most every half second whether to stop."""
     import ray
 
     looked, asked = -LOOK, False
@@ -166,10 +163,10 @@ def _looking_at(board: Any, job: int) -> Stop:
         nonlocal looked, asked
         if not asked and time.monotonic() - looked >= LOOK:
             looked = time.monotonic()
-            asked = bool(ray.get(board.has.remote(job)))
+            asked = bool(ray.get(board.has.remote(number)))
         return asked
 
-    return stop
+    yield from with_end(work, stop)
 
 
 def _import_ray() -> Any:
@@ -194,15 +191,15 @@ def _connect(ray: Any, address: str) -> None:
         ) from error
     finally:
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, handler)  # which Ray has put its own in the place of
+            signal.signal(signal.SIGTERM, handler)  # Ray replaces it
 
 
 def _check_address(address: str) -> None:
-    """See that somebody is there, for whom Ray would wait for minutes.
+    """Raise at once if nobody answers: Ray would wait for minutes.
 
     Raises:
         ConfigError: It is no address.
-        OSError: Nobody is there.
+        OSError: Nobody answers.
     """
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or "/" in host:

@@ -1,26 +1,27 @@
 """Validation accuracy over time from stored runs, with the spread over seeds.
 
-Time is counted in tasks, 2.5 being the middle of the third, so that boundaries of different seeds
-fall together. A run with all classes in one task is stretched over the whole of it.
+Time is counted in tasks, so that the boundaries of different seeds coincide. A run with all classes
+in one task is stretched over all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ocar.errors import InputError
-from ocar.events import Evaluated
+from ocar_lab import drawing
 from ocar_lab.paper.figures.store import Wanted
 from ocar_lab.runs import Run
-
-Floats = npt.NDArray[np.float64]
+from ocar_lab.runs.columns import Columns, Floats
+from ocar_lab.runs.timeline import last_measured, times_in_tasks
 
 STEPS = 50
-"""Points in time a task."""
+"""Points of a curve for each task."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,29 +29,53 @@ class Curve:
     """One method."""
 
     seeds: tuple[int, ...]
-    """Seeds of the runs."""
-
-    tasks: int
-    """Tasks of the benchmark, which is how long time is."""
-
-    times: tuple[float, ...]
-    """Time in tasks."""
-
-    mean: tuple[float, ...]
-    """Accuracy on the validation data of all tasks so far, mean over seeds."""
-
-    std: tuple[float, ...]
-    """Its sample standard deviation over seeds; 0 with one."""
+    tasks: int  # of the benchmark: the length of time
+    times: tuple[float, ...]  # in tasks
+    mean: tuple[float, ...]  # validation accuracy on all tasks so far, mean over seeds
+    std: tuple[float, ...]  # sample standard deviation over seeds; 0 for one
 
 
-def wanted(benchmark: str, chosen: dict[str, Sequence[Run]], *, command: str) -> Wanted:
-    """What the figure is made from: stored runs of each method.
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Validation accuracy over time, mean and standard deviation over seeds, from stored runs.
 
-    Args:
-        benchmark: Name of the benchmark.
-        chosen: The runs of each method.
-        command: What makes it.
+    Missing runs are made first. Numbers in the file are drawn again without the runs.
     """
+
+    out: Path = Path("results/figures")
+    """Folder for the numbers and the pictures."""
+
+    benchmark: str = "split-digits"
+    """The benchmark."""
+
+    methods: tuple[str, ...] = ("er", "ocar")
+    """The methods; er-iid is ER with all classes in one task."""
+
+    seeds: tuple[int, ...] = ()
+    """Seeds; by default all that are stored, or 0 where there are none."""
+
+    results: Path = Path("runs")
+    """A folder that contains run folders, at any depth; missing runs are written there."""
+
+    data_root: Path | None = None
+    """Folder of the data sets; by default OCAR_DATA or the user's data folder."""
+
+    workers: int | None = None
+    """Runs in parallel, if any are missing; by default one for each core."""
+
+    @property
+    def stem(self) -> Path:
+        """The files, without their endings."""
+        return self.out / f"curves-{self.benchmark}"
+
+    @property
+    def file(self) -> Path:
+        """The file of numbers."""
+        return self.out / f"curves-{self.benchmark}.json"
+
+
+def wanted(benchmark: str, chosen: Mapping[str, Sequence[Run]]) -> Wanted:
+    """The parts: stored runs of each method."""
     return Wanted(
         settings={"benchmark": benchmark, "points of each task": STEPS},
         parts={
@@ -61,20 +86,19 @@ def wanted(benchmark: str, chosen: dict[str, Sequence[Run]], *, command: str) ->
             }
             for label, runs in chosen.items()
         },
-        command=command,
     )
 
 
 def choose(runs: Sequence[Run], benchmark: str, label: str, seeds: Sequence[int]) -> list[Run]:
     """The finished runs of a method: of the configuration with the most of the seeds.
 
-    Of several with as many, one that follows preset and protocol is taken first.
+    Among equals, a configuration without changed settings comes first.
 
     Args:
         runs: Stored runs, of any benchmark.
         benchmark: Name of the benchmark.
         label: Name of the method, ``er-iid`` for all classes in one task.
-        seeds: Seeds that are asked for; all if empty.
+        seeds: The seeds; all if empty.
     """
     together: dict[str, dict[int, Run]] = {}
     for run in runs:
@@ -89,14 +113,9 @@ def choose(runs: Sequence[Run], benchmark: str, label: str, seeds: Sequence[int]
 
 
 def make_curve(runs: Sequence[Run], *, tasks: int) -> Curve:
-    """The curve of one method.
-
-    Args:
-        runs: Its runs, one a seed.
-        tasks: Tasks of the benchmark.
-    """
+    """The curve of one method."""
     times = np.linspace(0, tasks, tasks * STEPS + 1)[1:]
-    values = np.stack([accuracy_at(times, run.history, tasks=tasks) for run in runs])
+    values = np.stack([accuracy_at(times, run.columns, tasks=tasks) for run in runs])
     std = values.std(0, ddof=1) if len(runs) > 1 else np.zeros(len(times))
     return Curve(
         seeds=tuple(run.seed for run in runs),
@@ -107,33 +126,52 @@ def make_curve(runs: Sequence[Run], *, tasks: int) -> Curve:
     )
 
 
-def accuracy_at(times: Floats, history: Sequence[Evaluated], *, tasks: int) -> Floats:
-    """The accuracy at some times: that of the evaluation made last, ``(n,)``.
+def accuracy_at(times: Floats, columns: Columns, *, tasks: int) -> Floats:
+    """The accuracy at some times: that of the last evaluation, ``(n,)``.
 
     Args:
-        times: Time in tasks, ``(n,)``; before the first evaluation that one counts.
-        history: The evaluations of a run, in order.
-        tasks: Tasks of the benchmark.
+        times: Times in tasks, ``(n,)``; before the first evaluation its accuracy counts.
+        columns: The evaluations of a run.
+        tasks: Tasks of the benchmark, over which a run of one task is stretched.
 
     Raises:
         InputError: There is no evaluation.
     """
-    if not history:
+    if not len(columns):
         raise InputError("There is nothing to draw: a run has no evaluation.")
-    index = np.searchsorted(task_times(history, tasks=tasks), times + 1e-9, side="right") - 1
-    return np.array([event.accuracy for event in history])[np.maximum(index, 0)]
+    measured = times_in_tasks(columns) * (tasks if columns.task[-1] == 0 else 1)
+    return last_measured(times, measured, columns.accuracy())
 
 
-def task_times(history: Sequence[Evaluated], *, tasks: int) -> Floats:
-    """When each evaluation was made, ``(evaluations,)``: the j-th of m in task t at t + j/m.
-
-    Args:
-        history: The evaluations of a run, in order; tasks count from 0, j from 1.
-        tasks: Tasks of the benchmark, over which a run of one task is stretched.
-    """
-    task_of = np.array([event.task for event in history])
-    times = np.empty(len(task_of))
-    for task in np.unique(task_of):
-        members = np.flatnonzero(task_of == task)
-        times[members] = task + np.arange(1, len(members) + 1) / len(members)
-    return times * tasks if task_of[-1] == 0 else times
+def draw_curves(benchmark: str, curves: Mapping[str, Curve]) -> Any:
+    """Accuracy over time: mean over seeds, a band of one standard deviation."""
+    figure = drawing.new_figure(8, 4)
+    ax = figure.subplots()
+    tasks = max(one.tasks for one in curves.values())
+    for label, (colour, line, marker) in drawing.method_styles(curves).items():
+        one = curves[label]
+        mean, std = 100 * np.array(one.mean), 100 * np.array(one.std)
+        count = len(one.seeds)
+        drawing.draw_band(
+            ax,
+            one.times,
+            mean,
+            (mean - std, mean + std),
+            color=colour,
+            linestyle=line,
+            marker=marker,
+            markevery=(STEPS - 1, max(STEPS, tasks // 10 * STEPS)),
+            markersize=4,
+            linewidth=1.3,
+            label=f"{drawing.shown(label)}, {count} seed{'s' if count > 1 else ''}",
+        )
+    drawing.mark_boundaries(ax, range(1, tasks))
+    drawing.clean(ax)
+    ax.set_xlim(0, tasks)
+    ax.set_ylim(0, 102)
+    ax.set_xticks(range(0, tasks + 1, max(1, tasks // 10)))
+    ax.set_xlabel("tasks learned", fontsize=9)
+    ax.set_ylabel("validation accuracy on all tasks so far (%)", fontsize=9)
+    ax.set_title(f"{benchmark}: mean, and one standard deviation", loc="left", fontsize=10)
+    ax.legend(**drawing.LEGEND, handlelength=4)
+    return figure

@@ -1,18 +1,18 @@
 """The path of a learner through the loss landscape, in the plane through w₀, w₁ and the last.
 
-Appendix F of the paper: the plane goes through the weights at the start, after the first task
-and at the end; the path is projected onto it, and the loss on each task's test samples is
-computed on a grid of points of the plane. A class that a learner has not seen yet is masked while
-it learns; the loss surfaces are over all classes, at every point.
+Appendix F of the paper: the plane goes through the weights at the start, after the first task and
+at the end. The path is projected onto it, and the loss on each task's test samples is computed on a
+grid of the plane. Classes that a learner has not seen are masked while it learns; the loss surfaces
+are over all classes, at every point.
 """
 
 from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,24 +21,59 @@ from torch.func import functional_call
 from torch.nn import functional
 from torch.nn.utils import parameters_to_vector
 
-from ocar.augment.images import scale_to_unit
-from ocar.config import to_plain
+from ocar.augment import scale_to_unit
 from ocar.errors import ConfigError
 from ocar.learner import Learner
 from ocar.streams.base import TaskStream, concatenate
-from ocar_lab.paper.figures.live import Listen, Setup, quiet
-from ocar_lab.paper.figures.plane import Plane, plane_through
+from ocar_lab.paper.figures.base import RunFigure
+from ocar_lab.paper.figures.landscape_drawing import draw_all, draw_learning, draw_surfaces
+from ocar_lab.paper.figures.plane import plane_through
+from ocar_lab.paper.figures.setup import Listen
 from ocar_lab.paper.figures.store import Wanted
 
 Row = tuple[float, ...]
 
 MARGIN = 0.15
-"""Part of the extent of the path that the surfaces go on beyond it, on each side."""
+"""How far the surfaces extend beyond the path on each side, as a fraction of its extent."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sizes:
-    """How finely a landscape is looked at."""
+class Trajectory:
+    """The path of one learner, its plane, and the losses there."""
+
+    times: tuple[int, ...]  # batches learned at each point of the path; 0 at the start
+    boundaries: tuple[int, ...]  # points that end a task, by their place; the last is the end
+    x: Row  # first coordinate of each point
+    y: Row  # second coordinate of each point
+    off_plane: Row  # distance of each point from the plane
+    accuracies: tuple[Row, ...]  # at each point on each task's test samples; unseen counts as wrong
+    losses: tuple[Row, ...]  # over all classes at start, after the first task and at the end
+    grid_x: Row  # first coordinates of the surfaces
+    grid_y: Row  # second coordinates of the surfaces
+    surfaces: tuple[tuple[Row, ...], ...]  # loss by task, second and first coordinate
+    length: Row  # length of the path within each task, over all weights
+    straight: Row  # distance from each task's start to its end, over all weights
+
+    @property
+    def mean_surface(self) -> tuple[Row, ...]:
+        """The mean of the surfaces over tasks."""
+        rows = np.mean(np.array(self.surfaces), axis=0).tolist()
+        return tuple(tuple(row) for row in rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LandscapeFigure(RunFigure):
+    """The path of each method through the loss landscape, and its learning curves.
+
+    Three pictures: the loss of the first two tasks and of the mean, as in the paper's text; that
+    of every task; and the accuracy on every task over time.
+    """
+
+    title = "landscape"
+    kind = Trajectory
+
+    methods: tuple[str, ...] = ("er", "ocar")
+    """The methods."""
 
     samples: int = 1000
     """Most test samples of each task."""
@@ -50,107 +85,110 @@ class Sizes:
     """Batches between two points of the path."""
 
     dense: int = 40
-    """After a boundary, each of so many batches is a point of the path."""
+    """Batches after a boundary that are all points of the path."""
+
+    def wanted(self) -> Wanted:
+        """A path for each method."""
+        names = ("samples", "resolution", "every", "dense")
+        return Wanted(
+            settings={**self.describe(), **{name: getattr(self, name) for name in names}},
+            parts={method: self.describe_run(self.config(method)) for method in self.methods},
+        )
+
+    def make(self, part: str, listen: Listen) -> Trajectory:
+        """Train a method on the stream, then compute the landscape around its path.
+
+        Raises:
+            ConfigError: The model has buffers, or a head that grows.
+        """
+        config = self.config(part)
+        stream, learner = self.stream(config), self.learner(config)
+        if any(True for _ in learner.model.buffers()):
+            raise ConfigError(
+                f"Invalid benchmark={self.benchmark!r}. Its model has BatchNorm, whose statistics "
+                "are not part of the plane; split-mnist and split-digits have none."
+            )
+        tests = [_some(stream.test(task), self.samples) for task in range(stream.tasks)]
+        path = self._walk(stream, learner, tests, listen)
+        if len({len(w) for w in path.weights}) > 1:
+            raise ConfigError(
+                f"Invalid benchmark={self.benchmark!r}. Its head grows during the run."
+            )
+        x, y = concatenate(tests)
+        normalize = learner.settings.normalize or scale_to_unit
+        unit_of = {label: unit for unit, label in enumerate(learner.classes)}
+        losses = Losses(
+            model=learner.model,
+            x=normalize(x).float(),
+            units=torch.tensor([unit_of[label] for label in y.tolist()]),
+            sizes=[len(part) for _, part in tests],
+            classes=len(learner.classes),
+        )
+        return _landscape(path, losses, self.resolution)
+
+    def _walk(
+        self,
+        stream: TaskStream,
+        learner: Learner,
+        tests: list[tuple[Tensor, Tensor]],
+        listen: Listen,
+    ) -> _Walk:
+        """Train, and record points of the path."""
+        total = operator.length_hint(stream)
+        x, y = concatenate(tests)
+        counts = [len(part) for _, part in tests]
+        walk = _Walk([0], [], [_weights(learner)], [(0.0,) * len(tests)])
+        since = 0
+        for batch in stream:
+            (learner.learn if batch.complete else learner.remember)(batch.x, batch.y)
+            since += 1
+            if since <= self.dense or since % self.every == 0 or batch.last:
+                labels = torch.tensor(learner.classes)[learner.predict(x).argmax(1)]
+                hits = (labels == y).double().split(counts)
+                walk.times.append(batch.index + 1)
+                walk.weights.append(_weights(learner))
+                walk.accuracies.append(tuple(float(part.mean()) for part in hits))
+            if batch.last:
+                walk.boundaries.append(len(walk.times) - 1)
+                since = 0
+            listen(batch.index + 1, total)
+        return walk
+
+    def draw(self, parts: Mapping[str, Trajectory]) -> Any:
+        """The surfaces of the first two tasks and of the mean, with the paths."""
+        return draw_surfaces(parts)
+
+    def pictures(self, parts: Mapping[str, Trajectory]) -> dict[str, Any]:
+        """These surfaces, all surfaces, the accuracies over time."""
+        return {
+            self.name: self.draw(parts),
+            f"landscape-tasks-{self.benchmark}": draw_all(parts),
+            f"learning-{self.benchmark}": draw_learning(parts),
+        }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Trajectory:
-    """The path of one learner, the plane that it is shown in, and the losses there."""
-
-    times: tuple[int, ...]
-    """Batches learned at each point of the path; 0 at the start."""
-
-    boundaries: tuple[int, ...]
-    """Which points are ends of tasks, by their place in the path; the last one is the end."""
-
-    x: Row
-    """First coordinate of each point."""
-
-    y: Row
-    """Second coordinate of each point."""
-
-    off_plane: Row
-    """Distance of each point from the plane."""
-
-    accuracies: tuple[Row, ...]
-    """Accuracy at each point on each task's test samples; a class not yet seen is wrong."""
-
-    losses: tuple[Row, ...]
-    """Loss over all classes at start, after the first task and at the end, on each task."""
-
-    grid_x: Row
-    """First coordinates of the surfaces."""
-
-    grid_y: Row
-    """Second coordinates of the surfaces."""
-
-    surfaces: tuple[tuple[Row, ...], ...]
-    """Loss over all classes for each task, then for each second, then each first coordinate."""
-
-    length: Row
-    """Length of the path within each task, over all weights."""
-
-    straight: Row
-    """Distance from each task's start to its end, over all weights."""
-
-    @property
-    def roughness(self) -> float:
-        """Length of the path over the distances between boundaries: 1 for straight lines."""
-        return sum(self.length) / sum(self.straight)
-
-    @property
-    def roughness_in_plane(self) -> float:
-        """The same of the path as it is drawn, projected onto the plane."""
-        places = np.stack([self.x, self.y], axis=1)
-        whole = np.linalg.norm(np.diff(places, axis=0), axis=1).sum()
-        between = np.diff(places[[0, *self.boundaries]], axis=0)
-        return float(whole / np.linalg.norm(between, axis=1).sum())
-
-    @property
-    def mean_surface(self) -> tuple[Row, ...]:
-        """The surfaces' mean over tasks."""
-        rows = np.mean(np.array(self.surfaces), axis=0).tolist()
-        return tuple(tuple(row) for row in rows)
-
-    @property
-    def first_task_drops(self) -> Row:
-        """What is lost on the first task after each boundary, at the lowest until the next."""
-        first = [row[0] for row in self.accuracies]
-        spans = itertools.pairwise(self.boundaries)
-        return tuple(max(0.0, first[a] - min(first[a + 1 : b + 1])) for a, b in spans)
+FIGURE = LandscapeFigure
 
 
-def wanted(setup: Setup, methods: Sequence[str], sizes: Sizes, *, command: str) -> Wanted:
-    """What the figure is made from: a path for each method.
+class _Walk(NamedTuple):
+    times: list[int]
+    boundaries: list[int]
+    weights: list[Tensor]
+    accuracies: list[Row]
 
-    Args:
-        setup: Benchmark, seed, batches.
-        methods: Names of methods.
-        sizes: How finely to look.
-        command: What makes it.
-    """
-    return Wanted(
-        settings={**setup.describe(), **to_plain(sizes)},
-        parts={method: setup.describe_run(setup.config(method)) for method in methods},
-        command=command,
-    )
+
+def _weights(learner: Learner) -> Tensor:
+    return parameters_to_vector(learner.model.parameters()).detach().clone()
 
 
 class Losses(NamedTuple):
-    """Test samples of all tasks, and the model that they are tried on."""
+    """Test samples of all tasks, and the model to evaluate on them."""
 
     model: nn.Module
-    x: Tensor
-    """Normalised samples of all tasks, ``(n, ...)``."""
-
-    units: Tensor
-    """Unit of the head for each sample, ``(n,)``."""
-
-    sizes: list[int]
-    """Samples of each task."""
-
-    classes: int
-    """Units that stand for a class."""
+    x: Tensor  # normalised samples of all tasks, (n, ...)
+    units: Tensor  # unit of the head for each sample, (n,)
+    sizes: list[int]  # samples of each task
+    classes: int  # units that stand for a class
 
     @torch.no_grad()
     def at(self, weights: Tensor) -> Row:
@@ -165,86 +203,10 @@ class Losses(NamedTuple):
         return tuple(float(part.double().mean()) for part in each.split(self.sizes))
 
 
-def record_path(
-    setup: Setup, method: str, sizes: Sizes | None = None, *, listen: Listen = quiet
-) -> Trajectory:
-    """Take a learner through a stream, then look at the landscape around its path.
-
-    Args:
-        setup: Benchmark, seed, batches.
-        method: Name of the method.
-        sizes: How finely to look.
-        listen: Told of progress.
-
-    Raises:
-        ConfigError: The model has weights that are not parameters, or a head that grows.
-    """
-    sizes = sizes or Sizes()
-    config = setup.config(method)
-    stream, learner = setup.stream(config), setup.learner(config)
-    if any(True for _ in learner.model.buffers()):
-        raise ConfigError(
-            f"Invalid benchmark={setup.benchmark!r}. Its model has BatchNorm, whose statistics "
-            "are no point of a plane; split-mnist and split-digits have none."
-        )
-    tests = [_some(stream.test(task), sizes.samples) for task in range(stream.tasks)]
-    walk = _walk(stream, learner, tests, sizes, listen)
-    if len({len(w) for w in walk.weights}) > 1:
-        raise ConfigError(f"Invalid benchmark={setup.benchmark!r}. Its head grows on the way.")
+def _landscape(walk: _Walk, losses: Losses, resolution: int) -> Trajectory:
+    """Coordinates of the path in its plane, and the losses on a grid of it."""
     weights = torch.stack(walk.weights)
     plane = plane_through(weights[0], weights[walk.boundaries[0]], weights[-1])
-    x, y = concatenate(tests)
-    normalize = learner.settings.normalize or scale_to_unit
-    unit_of = {label: unit for unit, label in enumerate(learner.classes)}
-    losses = Losses(
-        model=learner.model,
-        x=normalize(x).float(),
-        units=torch.tensor([unit_of[label] for label in y.tolist()]),
-        sizes=[len(part) for _, part in tests],
-        classes=len(learner.classes),
-    )
-    return _look(walk, weights, plane, losses, sizes.resolution)
-
-
-class _Walk(NamedTuple):
-    times: list[int]
-    boundaries: list[int]
-    weights: list[Tensor]
-    accuracies: list[Row]
-
-
-def _walk(
-    stream: TaskStream,
-    learner: Learner,
-    tests: list[tuple[Tensor, Tensor]],
-    sizes: Sizes,
-    listen: Listen,
-) -> _Walk:
-    total = operator.length_hint(stream)
-    x, y = concatenate(tests)
-    counts = [len(part) for _, part in tests]
-    start = parameters_to_vector(learner.model.parameters()).detach().clone()
-    walk = _Walk([0], [], [start], [(0.0,) * len(tests)])
-    since = 0
-    for batch in stream:
-        (learner.learn if batch.complete else learner.remember)(batch.x, batch.y)
-        since += 1
-        if since <= sizes.dense or since % sizes.every == 0 or batch.last:
-            labels = torch.tensor(learner.classes)[learner.predict(x).argmax(1)]
-            hits = (labels == y).double().split(counts)
-            walk.times.append(batch.index + 1)
-            walk.weights.append(parameters_to_vector(learner.model.parameters()).detach().clone())
-            walk.accuracies.append(tuple(float(part.mean()) for part in hits))
-        if batch.last:
-            walk.boundaries.append(len(walk.times) - 1)
-            since = 0
-        listen(batch.index + 1, total)
-    return walk
-
-
-def _look(
-    walk: _Walk, weights: Tensor, plane: Plane, losses: Losses, resolution: int
-) -> Trajectory:
     places = torch.stack([plane.coordinates(w) for w in weights])
     off = [float(plane.distances(w)) for w in weights]
     low, high = places.amin(0), places.amax(0)
@@ -275,7 +237,7 @@ def _look(
 
 
 def _some(data: tuple[Tensor, Tensor], most: int) -> tuple[Tensor, Tensor]:
-    """At most so many samples, evenly spread, since they may lie class by class."""
+    """At most so many samples, evenly spread, because they may be sorted by class."""
     x, y = data
     chosen = torch.linspace(0, len(y) - 1, min(most, len(y))).round().long()
     return x[chosen], y[chosen]

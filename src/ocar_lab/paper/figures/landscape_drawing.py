@@ -1,29 +1,26 @@
-"""The pictures of the loss landscape: surfaces with the path on them, and the learning curves."""
+"""The pictures of the loss landscape: surfaces with the path, and the learning curves."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ocar_lab.paper.figures import style
-from ocar_lab.paper.figures.landscape import Trajectory
+from ocar_lab import drawing
+
+if TYPE_CHECKING:
+    from ocar_lab.paper.figures.landscape import Trajectory
 
 LEVELS = 14
 
 
 def draw_surfaces(paths: Mapping[str, Trajectory], *, tasks: tuple[int, ...] = (0, 1)) -> Any:
-    """A row for each method: the loss of some tasks and of the mean, with the path on each.
-
-    Args:
-        paths: The path of each method.
-        tasks: The tasks to show, from 0.
-    """
+    """A row for each method: the loss of some tasks and of the mean, with the path on each."""
     there = len(next(iter(paths.values())).surfaces)
     tasks = tuple(task for task in tasks if task < there)
     columns = len(tasks) + 1
-    figure = style.new_figure(3.3 * columns + 0.7, 3.1 * len(paths) + 0.3)
+    figure = drawing.new_figure(3.3 * columns + 0.7, 3.1 * len(paths) + 0.3)
     axes = figure.subplots(len(paths), columns, squeeze=False)
     levels = _levels(paths, tasks)
     drawn = None
@@ -32,7 +29,7 @@ def draw_surfaces(paths: Mapping[str, Trajectory], *, tasks: tuple[int, ...] = (
         names = [f"task {task + 1}" for task in tasks] + ["mean of all tasks"]
         for ax, surface, name in zip(row, shown, names, strict=True):
             drawn = _surface(ax, path, surface, levels)
-            ax.set_title(f"{style.shown(method)}: {name}", loc="left", fontsize=10)
+            ax.set_title(f"{drawing.shown(method)}: {name}", loc="left", fontsize=10)
         row[0].set_ylabel("distance along v̄", fontsize=9)
         for ax in row:
             ax.set_xlabel("distance along ū", fontsize=9)
@@ -48,13 +45,13 @@ def draw_surfaces(paths: Mapping[str, Trajectory], *, tasks: tuple[int, ...] = (
 
 
 def draw_all(paths: Mapping[str, Trajectory]) -> Any:
-    """The same with the loss of every task."""
+    """:func:`draw_surfaces` with the loss of every task."""
     tasks = len(next(iter(paths.values())).surfaces)
     return draw_surfaces(paths, tasks=tuple(range(tasks)))
 
 
 def _levels(paths: Mapping[str, Trajectory], tasks: tuple[int, ...]) -> Any:
-    """The same levels for all, evenly spread on a logarithmic scale."""
+    """Common levels, evenly spread on a logarithmic scale."""
     values = [np.array(path.surfaces[task]) for path in paths.values() for task in tasks]
     values += [np.array(path.mean_surface) for path in paths.values()]
     low = max(0.05, min(float(v.min()) for v in values))
@@ -74,14 +71,14 @@ def _surface(ax: Any, path: Trajectory, surface: Any, levels: Any) -> Any:
         path.grid_x, path.grid_y, clipped, colors="white", linewidths=0.4, alpha=0.6, **options
     )
     x, y = np.array(path.x), np.array(path.y)
-    # A white line under the path keeps it visible on light and on dark.
+    # A white line under the path keeps it visible on light and dark surfaces.
     ax.plot(x, y, color="white", linewidth=2.4)
-    ax.plot(x, y, color=style.RED, linewidth=1.1, label="path")
+    ax.plot(x, y, color=drawing.RED, linewidth=1.1, label="path")
     ends, end = list(path.boundaries[:-1]), path.boundaries[-1]
     star = {"linestyle": "none", "markeredgecolor": "white", "markeredgewidth": 0.8}
     ax.plot(x[0], y[0], marker="o", color="black", markersize=7, label="start", **star)
     ax.plot(x[ends], y[ends], marker="*", color="black", markersize=12, label="boundary", **star)
-    ax.plot(x[end], y[end], marker="*", color=style.ORANGE, markersize=15, label="end", **star)
+    ax.plot(x[end], y[end], marker="*", color=drawing.ORANGE, markersize=15, label="end", **star)
     ax.tick_params(labelsize=8)
     ax.set_xlim(path.grid_x[0], path.grid_x[-1])
     ax.set_ylim(path.grid_y[0], path.grid_y[-1])
@@ -93,10 +90,10 @@ def draw_learning(paths: Mapping[str, Trajectory]) -> Any:
     tasks = len(next(iter(paths.values())).surfaces)
     columns = 3
     rows = -(-(tasks + 1) // columns)
-    figure = style.new_figure(10, 2.5 * rows + 0.2)
+    figure = drawing.new_figure(10, 2.5 * rows + 0.2)
     axes = figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).ravel()
     for number, ax in enumerate(axes[: tasks + 1]):
-        for method, (colour, line, _) in style.looks(paths).items():
+        for method, (colour, line, _) in drawing.method_styles(paths).items():
             path = paths[method]
             values = 100 * np.array(path.accuracies)
             chosen = values.mean(1) if number == 0 else values[:, number - 1]
@@ -106,10 +103,10 @@ def draw_learning(paths: Mapping[str, Trajectory]) -> Any:
                 color=colour,
                 linestyle=line,
                 linewidth=1.2,
-                label=style.shown(method),
+                label=drawing.shown(method),
             )
-            style.mark_boundaries(ax, [path.times[i] for i in path.boundaries[:-1]])
-        style.clean(ax)
+            drawing.mark_boundaries(ax, [path.times[i] for i in path.boundaries[:-1]])
+        drawing.clean(ax)
         ax.set_title(
             "mean of all tasks" if number == 0 else f"task {number}", loc="left", fontsize=10
         )

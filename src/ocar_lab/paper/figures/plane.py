@@ -4,8 +4,8 @@ With u = w₁ − w₀ and v = w₅ − w₀ the basis is that of Gram and Schmi
 
     ū = u / ‖u‖,   v̄ = (v − ⟨ū, v⟩ ū) / ‖v − ⟨ū, v⟩ ū‖.
 
-The paper prints v − cos(u, v) u in place of v − ⟨ū, v⟩ ū. The two differ by a factor ‖v‖/‖u‖ in
-what is taken away, so the printed v̄ is at right angles to ū only where ‖u‖ = ‖v‖.
+The paper prints v − cos(u, v) u instead of v − ⟨ū, v⟩ ū. The subtracted vectors differ by a factor
+‖v‖/‖u‖, so the printed v̄ is orthogonal to ū only if ‖u‖ = ‖v‖.
 """
 
 from __future__ import annotations
@@ -21,14 +21,9 @@ from ocar.errors import InputError
 class Plane(NamedTuple):
     """A plane in the space of ``d`` weights; all in float64."""
 
-    origin: Tensor
-    """w₀, ``(d,)``."""
-
-    u: Tensor
-    """ū, ``(d,)``."""
-
-    v: Tensor
-    """v̄, ``(d,)``, at right angles to ū."""
+    origin: Tensor  # w₀, (d,)
+    u: Tensor  # ū, (d,)
+    v: Tensor  # v̄, (d,), orthogonal to ū
 
     def coordinates(self, weights: Tensor) -> Tensor:
         """The nearest points of the plane, ``(..., 2)``, of weights ``(..., d)``."""
@@ -41,7 +36,7 @@ class Plane(NamedTuple):
         return self.origin + x * self.u + y * self.v
 
     def distances(self, weights: Tensor) -> Tensor:
-        """How far weights ``(..., d)`` are from the plane, ``(...)``."""
+        """Distances of weights ``(..., d)`` from the plane, ``(...)``."""
         nearest = self.points(self.coordinates(weights))
         return torch.linalg.vector_norm(weights.double() - nearest, dim=-1)
 
@@ -64,7 +59,7 @@ def plane_through(start: Tensor, first: Tensor, last: Tensor) -> Plane:
     size = torch.linalg.vector_norm(rest)
     if not bool(size > 1e-9 * torch.linalg.vector_norm(v)):
         raise InputError("The three points lie on one line, so there is no plane through them.")
-    # Once more, so that rounding leaves no part along the first axis.
+    # Once more, against rounding errors along the first axis.
     rest = rest / size
     rest = rest - (across @ rest) * across
     return Plane(origin=origin, u=across, v=rest / torch.linalg.vector_norm(rest))

@@ -1,22 +1,24 @@
 """The spectrum of the damped curvature on a real run, at the end of each task.
 
-The eigenvalues are those that the inverse is made of: with factored damping the products
-(a + π√τ)(g + √τ/π) of the eigenvalues of each layer's two factors, so none is below τ.
+With factored damping the eigenvalues are the products (a + π√τ)(g + √τ/π) of the eigenvalues of
+each layer's two factors, so none is below τ.
 """
 
 from __future__ import annotations
 
-import operator
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
-from ocar.evaluate import evaluate
-from ocar.events import Learned, TaskEnded
+from ocar.events import TaskEnded
 from ocar.learner import Learner
 from ocar.methods.ocar import OCARTransform
-from ocar_lab.paper.figures.live import Listen, Setup, quiet
+from ocar_lab import drawing
+from ocar_lab.paper.figures.base import RunFigure
+from ocar_lab.paper.figures.setup import Listen
 from ocar_lab.paper.figures.store import Wanted
 
 METHOD = "ocar"
@@ -28,14 +30,9 @@ WHOLE = "all layers"
 class Ranked:
     """Some eigenvalues by rank, the largest first."""
 
-    count: int
-    """How many eigenvalues there are."""
-
-    ranks: tuple[int, ...]
-    """Ranks that are kept, from 1, evenly spread on a logarithmic axis."""
-
-    values: tuple[float, ...]
-    """The eigenvalues of these ranks."""
+    count: int  # eigenvalues in all
+    ranks: tuple[int, ...]  # ranks to keep, from 1, evenly spread on a logarithmic axis
+    values: tuple[float, ...]  # the eigenvalues of these ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,42 +40,88 @@ class Spectrum:
     """The spectrum at the end of one task."""
 
     tau: float
-    """τ at that time."""
-
-    replay_weight: float
-    """Weight of a replayed sample at that time."""
-
-    layers: dict[str, Ranked]
-    """By layer, and of all together."""
+    replay_weight: float  # of a replayed sample
+    layers: dict[str, Ranked]  # by layer, and of all together
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spectra:
     """One run."""
 
-    lr: float
-    """α."""
-
-    ends: tuple[Spectrum, ...]
-    """At the end of each task."""
+    lr: float  # α
+    ends: tuple[Spectrum, ...]  # at the end of each task
 
 
-def wanted(setup: Setup, *, command: str) -> Wanted:
-    """What the figure is made from: one run."""
-    return Wanted(
-        settings=setup.describe(),
-        parts={METHOD: setup.describe_run(setup.config(METHOD))},
-        command=command,
-    )
+@dataclass(frozen=True, kw_only=True)
+class SpectrumFigure(RunFigure):
+    """The eigenvalues of OCAR's damped curvature on a run, at the end of each task."""
+
+    title = "spectrum"
+    kind = Spectra
+
+    def wanted(self) -> Wanted:
+        """One run."""
+        parts = {METHOD: self.describe_run(self.config(METHOD))}
+        return Wanted(settings=self.describe(), parts=parts)
+
+    def make(self, part: str, listen: Listen) -> Spectra:
+        """The run."""
+        learner, _, events = self.run(self.config(METHOD), listen)
+        ends = tuple(measure(learner) for event in events if isinstance(event, TaskEnded))
+        return Spectra(lr=learner.settings.lr, ends=ends)
+
+    def draw(self, parts: Mapping[str, Spectra]) -> Any:
+        """Eigenvalues by rank: of the network after each task, of each layer at the end."""
+        (found,) = parts.values()
+        figure = drawing.new_figure(9.5, 3.9)
+        axes = figure.subplots(1, 2, sharey=True)
+        dashes = ((0, (1, 1.2)), (0, (2, 1.5)), (0, (4, 1.5)), (0, (7, 1.5)), "-")
+        tasks = len(found.ends)
+        for number, end in enumerate(found.ends):
+            whole = end.layers[WHOLE]
+            axes[0].loglog(
+                whole.ranks,
+                whole.values,
+                color=str(0.65 * (1 - number / max(1, tasks - 1))),
+                linestyle=dashes[min(number * 4 // max(1, tasks - 1), 4)],
+                linewidth=1.5,
+                label=f"after task {number + 1}: τ = {end.tau:.2g}",
+            )
+        last = found.ends[-1]
+        layers = [name for name in last.layers if name != WHOLE]
+        shapes = zip(
+            (drawing.BLUE, drawing.RED, drawing.GREEN, drawing.PURPLE) * 9, "osD^" * 9, strict=True
+        )
+        for name, (colour, marker) in zip(layers, shapes, strict=False):
+            own = last.layers[name]
+            axes[1].loglog(
+                own.ranks,
+                own.values,
+                color=colour,
+                marker=marker,
+                markevery=15,
+                markersize=4,
+                linewidth=1.3,
+                label=f"{name}: {own.count:,} eigenvalues",
+            )
+        axes[1].axhline(last.tau, color="0.4", linewidth=0.9, linestyle=(0, (5, 3)))
+        axes[1].text(1, last.tau, " τ", va="bottom", fontsize=9, color="0.3")
+        titles = ("all layers, after each task", "by layer, at the end")
+        for ax, title in zip(axes, titles, strict=True):
+            drawing.clean(ax)
+            ax.grid(color="0.92", linewidth=0.6)
+            ax.set_xlabel("rank, the largest first", fontsize=9)
+            ax.set_title(title, loc="left", fontsize=10)
+            ax.legend(**drawing.LEGEND, loc="upper right", handlelength=4)
+        axes[0].set_ylabel("eigenvalue of the damped curvature", fontsize=9)
+        return figure
+
+
+FIGURE = SpectrumFigure
 
 
 def rank(values: torch.Tensor, *, points: int = 120) -> Ranked:
-    """Eigenvalues ``(n,)`` by rank, as many as a picture can show.
-
-    Args:
-        values: The eigenvalues, in any order.
-        points: Most of them to keep.
-    """
+    """Eigenvalues ``(n,)`` by rank, as many as a picture can show."""
     ordered = values.double().sort(descending=True).values
     ranks = np.unique(np.logspace(0, np.log10(len(ordered)), points).round().astype(int))
     kept = ordered[torch.from_numpy(ranks - 1)]
@@ -86,12 +129,8 @@ def rank(values: torch.Tensor, *, points: int = 120) -> Ranked:
 
 
 def measure(learner: Learner) -> Spectrum:
-    """The spectrum of a learner's curvature now.
-
-    Args:
-        learner: OCAR, after a batch.
-    """
-    transform = learner._transform
+    """The current spectrum of a learner's curvature."""
+    transform = learner.transform
     assert isinstance(transform, OCARTransform)
     values = transform.curvature.eigenvalues()
     reported = transform.report()
@@ -103,22 +142,3 @@ def measure(learner: Learner) -> Spectrum:
             WHOLE: rank(torch.cat(list(values.values()))),
         },
     )
-
-
-def run_spectra(setup: Setup, *, listen: Listen = quiet) -> Spectra:
-    """The run.
-
-    Args:
-        setup: Benchmark, seed, batches.
-        listen: Told of progress.
-    """
-    config = setup.config(METHOD)
-    stream, learner = setup.stream(config), setup.learner(config)
-    total = operator.length_hint(stream)
-    ends = []
-    for event in evaluate(learner, stream, every="task"):
-        if isinstance(event, Learned):
-            listen(event.index + 1, total)
-        elif isinstance(event, TaskEnded):
-            ends.append(measure(learner))
-    return Spectra(lr=learner.settings.lr, ends=tuple(ends))

@@ -1,7 +1,7 @@
 """The numbers of a figure in one small file, part by part, so that drawing needs no run.
 
-A figure asks for parts by name, such as a run for each method. Each is written as soon as it is
-made, so what was interrupted goes on; parts that were made from other settings are made again.
+A figure has named parts, such as one run for each method. Each part is written as soon as it is
+made, so an interrupted figure goes on. A part is made again if its settings have changed.
 
 ::
 
@@ -40,16 +40,10 @@ DIGITS = 7
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """What a figure is made from."""
+    """What a figure is made from, in plain values."""
 
-    settings: Mapping[str, Any]
-    """What all parts depend on, in plain values."""
-
-    parts: Mapping[str, Mapping[str, Any]]
-    """What each part depends on beside that."""
-
-    command: str
-    """What makes the file again."""
+    settings: Mapping[str, Any]  # of all parts
+    parts: Mapping[str, Mapping[str, Any]]  # of each part
 
 
 def gather(
@@ -58,36 +52,34 @@ def gather(
     kind: type[P],
     make: Callable[[str], P],
     *,
-    begin: Callable[[str], object] = lambda name: None,
+    command: str = "",
 ) -> dict[str, P]:
-    """The parts of a figure: those that its file has, and the others made now.
+    """The parts of a figure: from its file where they are there, else made now.
 
     Args:
         path: The file; it is written after each part that is made.
-        wanted: Which parts, and from what.
+        wanted: The parts.
         kind: The dataclass of a part.
         make: Makes a part by its name.
-        begin: Told of each part before it is made.
+        command: The command line that makes the file.
 
     Returns:
-        The parts as the file has them, in the order asked for.
+        The parts as the file has them, in the order of ``wanted``.
 
     Raises:
-        RunError: The file is there and is none of a figure.
+        RunError: The file exists and is not of a figure.
     """
-    settings = _written(wanted.settings)
+    settings = _rounded(wanted.settings)
     there = read_document(path) if path.exists() else {}
-    same = there.get("settings") == settings
-    parts: dict[str, Any] = dict(there["parts"]) if same else {}
+    parts: dict[str, Any] = dict(there["parts"]) if there.get("settings") == settings else {}
     for name, own in wanted.parts.items():
-        if parts.get(name, {}).get("settings") == _written(own):
+        if parts.get(name, {}).get("settings") == _rounded(own):
             continue
-        begin(name)
-        parts[name] = {"settings": _written(own), "numbers": _written(_plain(make(name)))}
+        parts[name] = {"settings": _rounded(own), "numbers": _rounded(make(name))}
         document = {
             "format": FORMAT,
             "version": VERSION,
-            "command": wanted.command,
+            "command": command,
             "written by": {"versions": versions(), "device": describe_device(torch.device("cpu"))},
             "settings": settings,
             "parts": parts,
@@ -99,59 +91,36 @@ def gather(
 
 
 def read_document(path: Path) -> dict[str, Any]:
-    """All that the file of a figure says.
+    """The content of a figure's file.
 
     Raises:
-        RunError: The file cannot be read, or is none of a figure.
+        RunError: The file cannot be read, or is not of a figure.
     """
     try:
         document = json.loads(path.read_bytes())
     except (OSError, ValueError) as error:
         raise RunError(f"{path} cannot be read: {error}") from error
-    said = document if isinstance(document, dict) else {}
-    if said.get("format") != FORMAT or said.get("version") != VERSION:
+    found = document if isinstance(document, dict) else {}
+    if found.get("format") != FORMAT or found.get("version") != VERSION:
         raise RunError(f"{path} does not hold the numbers of a figure; move it elsewhere.")
-    return said
+    return found
 
 
-def read_parts(path: Path, kind: type[P]) -> dict[str, P]:
-    """The parts that the file of a figure has.
-
-    Args:
-        path: The file.
-        kind: The dataclass of a part.
-
-    Raises:
-        RunError: The file cannot be read, or is none of a figure.
-    """
-    parts = read_document(path)["parts"]
-    return {name: _parsed(kind, value["numbers"]) for name, value in parts.items()}
-
-
-def _plain(value: Any) -> Any:
-    """A dataclass, at any depth, as a dictionary."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {f.name: _plain(getattr(value, f.name)) for f in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(name): _plain(item) for name, item in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(item) for item in value]
-    return value
-
-
-def _written(value: Any) -> Any:
-    """The same with numbers of a few digits."""
+def _rounded(value: Any) -> Any:
+    """Dataclasses as dictionaries, numbers to a few digits, at any depth."""
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}")
+    if dataclasses.is_dataclass(value):
+        return _rounded(vars(value))
     if isinstance(value, Mapping):
-        return {str(name): _written(item) for name, item in value.items()}
+        return {str(name): _rounded(item) for name, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_written(item) for item in value]
+        return [_rounded(item) for item in value]
     return value
 
 
 def _parsed(kind: Any, value: Any) -> Any:
-    """What a plain value stands for, by the type it should have."""
+    """A plain value as an object of a type; no library of ours reads dataclasses from JSON."""
     origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
         hints = typing.get_type_hints(kind)

@@ -1,0 +1,237 @@
+"""Probed accuracy: the test accuracy of a linear classifier fitted on the features.
+
+The features are the inputs of the model's head, in eval mode. The classifier is fitted on the
+training data, in a few augmented passes, see :mod:`ocar.evaluate.logistic`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from ocar.accel.graph import release_memory
+from ocar.errors import ConfigError, InputError, ModelError
+from ocar.evaluate.logistic import fit_probe
+from ocar.rng import make_generator
+from ocar.streams.base import Labelled, TaskStream
+
+Augmenter = Callable[[Tensor, torch.Generator], Tensor]
+
+_ONE_AT_A_TIME = threading.Lock()
+"""Runs that share a device probe in turn: it takes as long, and less memory."""
+
+
+class ModelLearner(Protocol):
+    """A learner whose features can be probed.
+
+    If it has ``settings`` with ``augment`` and ``head``, these are the defaults.
+    """
+
+    @property
+    def model(self) -> nn.Module:
+        """The network."""
+
+    def predict(self, x: Tensor, /) -> Tensor:
+        """Outputs for raw samples ``(n, ...)``, through ``model`` in eval mode."""
+
+
+def probe_accuracy(
+    learner: nn.Module | ModelLearner,
+    train: Labelled | Iterable[Labelled],
+    test: Labelled | Iterable[Labelled],
+    *,
+    passes: int = 3,
+    augment: Augmenter | None = None,
+    normalize: Callable[[Tensor], Tensor] | None = None,
+    head: str | None = None,
+    seed: int = 0,
+    chunk: int = 1000,
+    inverse_penalty: float = 1.0,
+    max_iter: int = 200,
+) -> float:
+    """Test accuracy of a linear classifier fitted on the features of the training data.
+
+    The learner does not change.
+
+    Args:
+        learner: A learner, or any module.
+        train: Raw training samples ``(n, ...)`` and labels ``(n,)``, or pieces of them.
+        test: Raw test samples and labels, or pieces of them.
+        passes: Passes through the training data, each with its own augmentation.
+        augment: Augmentation of raw training samples; by default the learner's.
+        normalize: Applied to the inputs of a module; a learner has its own.
+        head: Name of the layer whose inputs are the features; by default the learner's head or
+            the last linear layer.
+        seed: Seed of the augmentation.
+        chunk: Most samples that go through the model at once.
+        inverse_penalty: C of the logistic regression.
+        max_iter: Most iterations of its fit.
+    """
+    if passes < 1 or chunk < 1:
+        raise ConfigError(f"Invalid {passes=}, {chunk=}. Must both be at least 1.")
+    settings = getattr(learner, "settings", None)
+    augment = augment or getattr(settings, "augment", None)
+    head = head or getattr(settings, "head", None)
+    extract = _FeatureExtractor(learner, head=head, normalize=normalize, chunk=chunk)
+    generator = make_generator(seed, "probe", extract.device)
+    train_pieces, test_pieces = _pieces(train), _pieces(test)
+    features, labels = [], []
+    for _ in range(passes):
+        for x, y in train_pieces:
+            features.append(extract(x, augment=augment, generator=generator))
+            labels.append(y.to(extract.device))
+    if not features:
+        raise InputError("There is no training data to fit a probe on.")
+    probe = fit_probe(
+        torch.cat(features), torch.cat(labels), inverse_penalty=inverse_penalty, max_iter=max_iter
+    )
+    correct = total = 0
+    for x, y in test_pieces:
+        correct += int((probe.predict(extract(x)) == y.to(extract.device)).sum())
+        total += len(y)
+    if total == 0:
+        raise InputError("There is no test data to try a probe on.")
+    return correct / total
+
+
+def check_probe(learner: Any) -> None:
+    """Raise now, not at the end of a run, if a learner cannot be probed.
+
+    Raises:
+        ModelError: It is no module and has none, or the module has no head.
+    """
+    model = learner if isinstance(learner, nn.Module) else getattr(learner, "model", None)
+    if not isinstance(model, nn.Module):
+        raise ModelError(
+            f"{type(learner).__name__} cannot be probed. Must be a module, or have one as model."
+        )
+    _find_head(model, getattr(getattr(learner, "settings", None), "head", None))
+
+
+def probe_stream(learner: Any, stream: TaskStream, *, seed: int = 0) -> float:
+    """Probed accuracy of a learner, or of any module, on all data of a stream.
+
+    Args:
+        learner: A learner, or any module.
+        stream: Its position does not change.
+        seed: Seed of the augmentation.
+    """
+    train, test = (_TaskPieces(part, stream.tasks) for part in (stream.training, stream.test))
+    with _ONE_AT_A_TIME:
+        accuracy = probe_accuracy(learner, train, test, seed=seed)
+        release_memory(getattr(learner, "device", torch.device("cpu")))
+    return accuracy
+
+
+class _TaskPieces:
+    """The data of one task after another, gathered again in each pass."""
+
+    def __init__(self, part: Callable[[int], Labelled], tasks: int) -> None:
+        self.part = part
+        self.tasks = tasks
+
+    def __iter__(self) -> Iterator[Labelled]:
+        return (self.part(task) for task in range(self.tasks))
+
+
+def _pieces(data: Labelled | Iterable[Labelled]) -> Iterable[Labelled]:
+    """Labelled samples in pieces that can be iterated several times."""
+    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor):
+        x, y = data
+        assert isinstance(y, Tensor)
+        return [(x, y)]
+    return list(data) if isinstance(data, Iterator) else data
+
+
+class _FeatureExtractor:
+    """From raw samples to the inputs of a model's head."""
+
+    def __init__(
+        self,
+        learner: nn.Module | ModelLearner,
+        *,
+        head: str | None,
+        normalize: Callable[[Tensor], Tensor] | None,
+        chunk: int,
+    ) -> None:
+        self.forward: Callable[[Tensor], Tensor] = self._through_module
+        if isinstance(learner, nn.Module):
+            self.model = learner
+        else:
+            if normalize is not None:
+                raise ConfigError("Invalid normalize. A learner brings its own.")
+            self.model, self.forward = learner.model, learner.predict
+        self.layer = _find_head(self.model, head)
+        self.normalize = normalize
+        self.chunk = chunk
+        parameter = next(self.layer.parameters(), None)
+        self.device = torch.device("cpu") if parameter is None else parameter.device
+
+    @torch.no_grad()
+    def __call__(
+        self,
+        x: Tensor,
+        *,
+        augment: Augmenter | None = None,
+        generator: torch.Generator | None = None,
+    ) -> Tensor:
+        """Features ``(n, d)`` of raw samples ``(n, ...)``."""
+        parts = []
+        for part in x.split(self.chunk):
+            part = part.to(self.device)
+            if augment is not None:
+                assert generator is not None
+                part = augment(part, generator)
+            with _recorded_input(self.layer) as recorded:
+                self.forward(part)
+            features = torch.cat(recorded) if recorded else torch.empty(0)
+            if features.dim() != 2 or len(features) != len(part):
+                raise ModelError(
+                    f"The head took inputs of {[tuple(f.shape) for f in recorded]} for "
+                    f"{len(part)} samples. Must be one row (n, d) a sample."
+                )
+            parts.append(features)
+        return torch.cat(parts)
+
+    def _through_module(self, x: Tensor) -> Tensor:
+        training = [module for module in self.model.modules() if module.training]
+        self.model.eval()
+        try:
+            outputs: Tensor = self.model(x if self.normalize is None else self.normalize(x))
+            return outputs
+        finally:
+            for module in training:
+                module.training = True
+
+
+@contextmanager
+def _recorded_input(layer: nn.Module) -> Iterator[list[Tensor]]:
+    """Record the inputs of a layer in a list."""
+    recorded: list[Tensor] = []
+
+    def record(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        recorded.append(inputs[0].detach().clone())
+
+    handle = layer.register_forward_pre_hook(record)
+    try:
+        yield recorded
+    finally:
+        handle.remove()
+
+
+def _find_head(model: nn.Module, name: str | None) -> nn.Module:
+    """The layer called ``name``, by default the last linear one."""
+    if name is not None:
+        found = dict(model.named_modules()).get(name)
+        if found is None:
+            raise ModelError(f"Invalid head={name!r}. The model has no such layer.")
+        return found
+    linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    if not linear:
+        raise ModelError(f"{type(model).__name__} has no nn.Linear layer to take as its head.")
+    return linear[-1]

@@ -1,0 +1,228 @@
+"""The gradient steps on one stream batch.
+
+This is the method, written once: the same Python runs eagerly and is recorded as a CUDA graph.
+Numbers that change from batch to batch are in tensors, and so are decisions that depend on data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from ocar import accel
+from ocar.averaging import WeightAverage
+from ocar.errors import NumericalError
+from ocar.guard import BatchGuard
+from ocar.methods.context import Context
+from ocar.methods.objective import Begun, Objective, Step
+from ocar.methods.settings import LearnerSettings
+from ocar.methods.transform import Transform
+from ocar.models.modes import train_mode_
+from ocar.optimizer import clear_optimizer_, fit_optimizer_
+
+
+class Steps:
+    """Takes the gradient steps of a learner.
+
+    Args:
+        settings: Settings of the method.
+        context: The parts of the learner.
+        objective: The loss.
+        transform: What is done to its gradient.
+        guard: Decides whether the steps on a batch stand.
+        average: A moving average of the weights, if there is one.
+        generator: Draws the augmentation.
+
+    Attributes:
+        optimizer: Takes the steps; None for plain SGD.
+    """
+
+    def __init__(
+        self,
+        settings: LearnerSettings,
+        context: Context,
+        *,
+        objective: Objective,
+        transform: Transform,
+        guard: BatchGuard,
+        average: WeightAverage | None,
+        generator: torch.Generator,
+    ) -> None:
+        self.settings = settings
+        self.context = context
+        self.objective = objective
+        self.transform = transform
+        self.guard = guard
+        self.average = average
+        self.optimizer = settings.make_optimizer(self.parameters())
+        self._backward = accel.Backward(context.model)
+        self.graph = accel.Graph(
+            self._take_all,
+            device=context.device,
+            generators=[generator, *objective.generators, *transform.generators],
+            enabled=context.record and objective.recordable,
+        )
+        self._capacity = 0
+
+    def parameters(self) -> list[nn.Parameter]:
+        """All that learns: of the model, then of the objective."""
+        own = [p for p in self.context.model.parameters() if p.requires_grad]
+        return [*own, *self.objective.parameters()]
+
+    def begin(self, batch: Begun) -> list[Tensor]:
+        """Tell the parts that a batch begins; returns their numbers for its steps."""
+        parts = (self.transform, self.objective)
+        return [torch.tensor(part.begin(batch), dtype=torch.float64) for part in parts]
+
+    def take(self, x: Tensor, y: Tensor, trusted: Tensor, numbers: Sequence[Tensor]) -> Tensor:
+        """Take the steps on a stream batch.
+
+        Args:
+            x: New samples on the model's device, ``(n, ...)``.
+            y: Their units or targets.
+            trusted: Whether the samples are of a sane scale.
+            numbers: What :meth:`begin` returned.
+
+        Returns:
+            The loss of the last step; NaN if the batch was refused.
+        """
+        head, device = self.context.head, self.context.device
+        if accel.known(trusted) is False:
+            self.guard.refuse(trusted)
+            return torch.full((), float("nan"), device=device)
+        capacity = 0 if head is None else head.capacity
+        if capacity != self._capacity:
+            self.graph.forget()
+            fit_optimizer_(self.optimizer)
+            self._capacity = capacity
+        active = torch.empty(0) if head is None else head.active
+        slots, draws = self._draw()
+        key = draws, self.transform.shape(0 if head is None else len(head.classes))
+        starts = self.optimizer is not None and not self.optimizer.state
+        loss: Tensor | tuple[Tensor, ...]
+        try:
+            loss = self.graph(x, y, slots, *numbers, active, trusted, key=key)
+        except NumericalError:
+            if self.guard.settings is None:
+                raise
+            self.guard.roll_back()
+            loss = torch.full((), float("nan"), device=device)
+        if self.optimizer is not None and starts:  # its state is younger than the snapshot
+            clear_optimizer_(self.optimizer, unless=self.guard.verdict.accepted)
+        assert isinstance(loss, Tensor)
+        return loss
+
+    def _draw(self) -> tuple[Tensor, tuple[int, ...]]:
+        """Slots of the memory to replay, ``(passes, n)`` on the host, and the size of each draw."""
+        sizes = self.objective.draws(self.settings.draws)
+        drawn = [self._draw_passes(size) for size in sizes]
+        return torch.cat(drawn, dim=1), tuple(slots.shape[1] for slots in drawn)
+
+    def _draw_passes(self, size: int) -> Tensor:
+        """Slots of one draw for each pass, ``(passes, n)``."""
+        passes, memory = self.settings.passes, self.context.memory
+        if size > len(memory) and not self.settings.partial_replay:
+            return torch.empty(passes, 0, dtype=torch.int64)
+        if self.settings.replay == "kept":
+            return memory.draw(size).expand(passes, -1)
+        if self.settings.replay == "disjoint" and passes * size <= len(memory):
+            return memory.draw(passes * size).view(passes, size)
+        return torch.stack([memory.draw(size) for _ in range(passes)])
+
+    def _take_all(
+        self,
+        x: Tensor,
+        y: Tensor,
+        slots: Tensor,
+        numbers: Tensor,
+        own_numbers: Tensor,
+        active: Tensor,
+        trusted: Tensor,
+        *,
+        key: tuple[tuple[int, ...], Hashable],
+    ) -> Tensor:
+        """All steps on a stream batch; on a GPU this is recorded.
+
+        Args:
+            x: New samples, ``(n, ...)``.
+            y: Their units or targets.
+            slots: What to replay in each pass, ``(passes, m)``.
+            numbers: Of the transform.
+            own_numbers: Of the objective.
+            active: Which outputs stand for a class; empty in regression.
+            trusted: Whether the new samples are of a sane scale.
+            key: The size of each draw from memory, and the shape of the transform.
+
+        Returns:
+            The loss of the last pass.
+        """
+        train_mode_(self.context.model)
+        parameters = self.parameters()
+
+        def join(index: int) -> Step:
+            replay, extras = self.context.memory.gather(slots[index], check=False), {}
+            raw, ys = x, y
+            if len(replay):
+                raw, ys = torch.cat([x, replay.x]), torch.cat([y, replay.y])
+                extras = dict(replay.extras)
+            return Step(
+                x=self.context.normalize(self.context.augment(raw)),
+                y=ys,
+                raw=raw,
+                new=x.shape[0],
+                draws=key[0],
+                extras=extras,
+                index=index,
+                active=None if self.context.head is None else active,
+                numbers=numbers,
+                own_numbers=own_numbers,
+            )
+
+        begin = partial(self.guard.begin, parameters, self._statistics(), self.transform.tensors())
+        first, _ = accel.parallel(partial(join, 0), begin)
+        others = range(1, len(slots))
+        loss, rest = accel.parallel(
+            partial(self._take, first, parameters), lambda: [join(index) for index in others]
+        )
+        for step in rest:
+            loss = self._take(step, parameters)
+        self.guard.commit(loss, self.transform.ok(), trusted)
+        return loss
+
+    def _take(self, step: Step, parameters: Sequence[nn.Parameter]) -> Tensor:
+        """One gradient step; returns its loss."""
+        for parameter in parameters:
+            parameter.grad = None
+        with self._backward.forward(), self.transform.watch(step):
+            outcome = self.objective(self.context.model, step)
+        seen = outcome.step or step
+        outputs = self.transform.observe(seen, outcome.outputs, self.context.model)
+        jobs = [partial(self._backward, outcome.loss), partial(self.transform.prepare, seen)]
+        if step.index == 0:
+            ask = partial(self.guard.ask, replayed=seen.replayed, active=seen.active)
+            jobs.append(partial(ask, seen.x, outputs))
+        accel.parallel(*jobs)
+        self.transform.rewrite_()
+        if self.optimizer is not None:
+            self.optimizer.step()
+        else:
+            moved: list[Tensor] = [p for p in parameters if p.grad is not None]
+            grads = [p.grad for p in parameters if p.grad is not None]
+            with torch.no_grad():
+                torch._foreach_add_(moved, grads, alpha=-self.settings.lr)
+        if self.average is not None:
+            self.average.follow()
+        return outcome.loss.detach()
+
+    def _statistics(self) -> list[Tensor]:
+        """What steps change beside what learns: of the model, the optimizer and the average."""
+        states = () if self.optimizer is None else self.optimizer.state.values()
+        tensors = [
+            *self.context.model.buffers(),
+            *(value for values in states for value in values.values()),
+            *({} if self.average is None else self.average.values).values(),
+        ]
+        return [t for t in tensors if isinstance(t, Tensor) and t.is_floating_point()]

@@ -1,0 +1,74 @@
+"""A figure of the paper: its options, its numbers, and its pictures."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ocar_lab.drawing import save
+from ocar_lab.paper.figures.setup import Listen, Setup
+from ocar_lab.paper.figures.store import Wanted, gather
+
+
+@dataclass(frozen=True, kw_only=True)
+class PaperFigure(ABC):
+    """A figure; its fields are the options of its command."""
+
+    title: ClassVar[str]  # name of the command
+    kind: ClassVar[type[Any]]  # the dataclass of a part
+
+    out: Path = Path("results/figures")
+    """Folder for the numbers and the pictures."""
+
+    @abstractmethod
+    def wanted(self) -> Wanted:
+        """The parts, and what they depend on."""
+
+    @abstractmethod
+    def make(self, part: str, listen: Listen) -> Any:
+        """Make a part by its name."""
+
+    @abstractmethod
+    def draw(self, parts: Mapping[str, Any]) -> Any:
+        """Draw the parts as a figure of matplotlib."""
+
+    @property
+    def name(self) -> str:
+        """Name of the files, without their endings."""
+        return self.title
+
+    def pictures(self, parts: Mapping[str, Any]) -> dict[str, Any]:
+        """The pictures by the names of their files."""
+        return {self.name: self.draw(parts)}
+
+    def produce(self, command: str, progress: Callable[[str], Listen]) -> list[Path]:
+        """Make the missing parts, write them and draw the figure.
+
+        Args:
+            command: The command line, for the file.
+            progress: Called with the name of each part before it is made; returns its listener.
+
+        Returns:
+            The files: numbers, then pictures.
+        """
+
+        def make(part: str) -> Any:
+            return self.make(part, progress(part))
+
+        file = self.out / f"{self.name}.json"  # a name may have a point
+        parts = gather(file, self.wanted(), self.kind, make, command=command)
+        saved = [save(figure, self.out / name) for name, figure in self.pictures(parts).items()]
+        return [file, *(path for paths in saved for path in paths)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFigure(Setup, PaperFigure):
+    """A figure of runs on one benchmark."""
+
+    @property
+    def name(self) -> str:
+        """Name of the files, without their endings."""
+        return f"{self.title}-{self.benchmark}"

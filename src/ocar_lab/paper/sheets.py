@@ -1,0 +1,229 @@
+"""The paper's tables with ours, as texts and as plain values for JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from ocar_lab.paper.commands import Command
+from ocar_lab.paper.tables import DEFINITION, Cell, PaperTable, Row, Verdict
+from ocar_lab.paper.times import TimesTable
+from ocar_lab.runs import Spread
+from ocar_lab.runs.texts import TITLES, Sheet, describe, seeds_text
+
+FAR, PAPER_ALONE = "!", "°"
+"""Marks of a difference: beyond two standard deviations, and in the paper's deviation alone."""
+
+LEGEND = (
+    "difference: (ours - paper) / sqrt(s_paper² + s_ours²), in standard deviations; "
+    f"{FAR} beyond 2, {PAPER_ALONE} in the paper's alone, since one seed has no spread"
+)
+
+
+def table_sheet(table: PaperTable) -> Sheet:
+    """A table of accuracies: for each method the paper's line, ours and the difference."""
+    what = table.benchmark
+    if table.stands_in_for is not None:
+        what += f", a stand-in for {table.stands_in_for}, without numbers of the paper"
+    return Sheet(
+        title=f"{what}: mean ± std over seeds, in %",
+        header=("method", *(TITLES[name] for name in table.metrics)),
+        rows=tuple(line for row in table.rows for line in _lines(row, table.metrics)),
+        notes=(
+            *_difference_notes(table),
+            *(verdict_text(verdict, of=table.stands_in_for) for verdict in table.verdicts),
+            *_choice_notes(table.rows),
+            *_command_notes(table.commands),
+        ),
+        commands=tuple(command.line for command in table.commands),
+    )
+
+
+def _lines(row: Row, metrics: Sequence[str]) -> list[tuple[str, ...]]:
+    cells = [row.cells[name] for name in metrics]
+    lines: list[tuple[str, ...]] = []
+    if any(cell.paper for cell in cells):
+        texts = (f"{c.paper.mean:.1f} ± {c.paper.std:.1f}" if c.paper else "" for c in cells)
+        lines.append(("paper", *texts))
+    if any(cell.ours for cell in cells):
+        seeds = f"{len(row.seeds)} seed{'s' if len(row.seeds) > 1 else ''}"
+        lines.append((f"ours, {seeds}", *(_ours_text(cell.ours) for cell in cells)))
+    if any(cell.deviations is not None for cell in cells):
+        lines.append(("difference", *map(_difference_text, cells)))
+    first, *others = lines or [("none", *("" for _ in cells))]
+    # Only the first line has the method's name, so that the table fits a terminal.
+    return [(f"{row.method}: {first[0]}", *first[1:]), *((f"  {o[0]}", *o[1:]) for o in others)]
+
+
+def _ours_text(ours: Spread | None) -> str:
+    if ours is None:
+        return ""
+    return f"{ours.mean:.1f}" if ours.std is None else f"{ours.mean:.1f} ± {ours.std:.1f}"
+
+
+def _difference_text(cell: Cell) -> str:
+    if cell.deviations is None:
+        return ""
+    marks = (PAPER_ALONE if cell.paper_alone else "") + (f" {FAR}" if cell.far else "")
+    return f"{cell.deviations:+z.1f}{marks}"
+
+
+def _difference_notes(table: PaperTable) -> list[str]:
+    cells = {
+        f"{row.method} {TITLES[name]} {cell.deviations:+.1f}": cell
+        for row in table.rows
+        for name, cell in row.cells.items()
+        if cell.deviations is not None
+    }
+    if not cells:
+        return []
+    far = [text for text, cell in cells.items() if cell.far]
+    return [
+        LEGEND,
+        f"More than 2 standard deviations off: {', '.join(far) or 'none'}; "
+        f"{len(far)} of {len(cells)} numbers.",
+    ]
+
+
+def verdict_text(verdict: Verdict, *, others: str = "every baseline", of: str | None = None) -> str:
+    """A verdict on a claim of the paper, in one line.
+
+    Args:
+        verdict: The verdict.
+        others: The methods that the leaders are compared with, in words.
+        of: The benchmark of the claim, if it is another.
+    """
+    claim, values = verdict.claim, verdict.values
+    what = "The paper's claim" if of is None else f"The paper's claim about {of}, tested here"
+    relation = "below" if claim.lower else "above"
+    head = (
+        f"{what}, {' and '.join(claim.leaders)} {relation} {others} in {TITLES[claim.metric]}: "
+        f"{verdict.state}"
+    )
+    if not values:
+        return f"{head}, there are no numbers yet."
+    if verdict.against:
+        pairs = (f"{a} {values[a]:.1f}, {b} {values[b]:.1f}" for a, b in verdict.against)
+        head += f", because of {'; '.join(pairs)}"
+    elif verdict.closest is not None:
+        leader, other = verdict.closest
+        head += ", holds so far" if verdict.missing else ""
+        head += f": {leader} {values[leader]:.1f}, {other} {values[other]:.1f}"
+    return f"{head}. Missing: {', '.join(verdict.missing)}." if verdict.missing else f"{head}."
+
+
+def _choice_notes(rows: Sequence[Row]) -> list[str]:
+    ours = [row for row in rows if row.settings.keys() - {"fisher"}]
+    roots = [row for row in rows if row.settings and row not in ours]
+    left_out = [group for row in rows for group in row.left_out]
+    others = [
+        f"{describe(group)} {group.hash} with {seeds_text(group)} finished"
+        for group in left_out
+        if not group.is_part
+    ]
+    parts = sum(group.is_part for group in left_out)
+    notes = []
+    if ours:
+        notes.append(f"No settings were published for these; ours are: {_settings(ours)}.")
+    if roots:
+        notes.append(f"With another Fisher than the default: {_settings(roots)}.")
+    if others:
+        notes.append(
+            "Left out, because they have other settings than the published or fewer seeds: "
+            f"{'; '.join(others)}."
+        )
+    if parts:
+        notes.append(f"Left out, because they saw part of the stream: {parts} configuration(s).")
+    return notes
+
+
+def _settings(rows: Sequence[Row]) -> str:
+    given = (", ".join(f"{name}={value}" for name, value in row.settings.items()) for row in rows)
+    return ", ".join(f"{row.method} ({text})" for row, text in zip(rows, given, strict=True))
+
+
+def _command_notes(commands: Sequence[Command]) -> list[str]:
+    choosing = [command for command in commands if command.to_choose]
+    texts = [f"{', '.join(map(str.upper, c.to_choose))} of {c.method}" for c in choosing]
+    notes = [f"No value was published, choose one: {'; '.join(texts)}."] if texts else []
+    return [*notes, "To make what is missing, then `ocar keep runs`:"] if commands else []
+
+
+def times_sheet(table: TimesTable) -> Sheet:
+    """The table of training times: seconds, and ratios to ER."""
+    notes = [
+        "The row der++ is the paper's DER.",
+        verdict_text(table.verdict, others=", ".join(table.verdict.claim.others)),
+        "The claim is from the paper's text; in its table MIR takes 31 s and OCAR 38 s.",
+    ]
+    if table.other_devices:
+        notes.append(f"Left out: runs on {', '.join(table.other_devices)}.")
+    ours = f"ours ({table.device or 'none yet'})"
+    return Sheet(
+        title="split-cifar100: seconds of training on the first task, without evaluation",
+        header=("method", "paper (V100)", ours, "paper / ER", "ours / ER", "seeds"),
+        rows=tuple(
+            (
+                row.method,
+                f"{row.paper:.0f}",
+                _ours_text(row.ours),
+                f"{row.paper_ratio:.1f}",
+                "" if row.ratio is None else f"{row.ratio:.1f}",
+                "" if row.ours is None else str(row.ours.count),
+            )
+            for row in table.rows
+        ),
+        notes=(*notes, *_command_notes(table.commands)),
+        commands=tuple(command.line for command in table.commands),
+    )
+
+
+def table_document(tables: Sequence[PaperTable]) -> dict[str, Any]:
+    """Tables of accuracies for JSON; all numbers in per cent."""
+    documents = []
+    for table in tables:
+        rows = [
+            {**vars(row), "cells": _cells(row), "left_out": _left_out(row)} for row in table.rows
+        ]
+        own = {**vars(table), "rows": rows, "claims": [*map(_verdict, table.verdicts)]}
+        own["missing"] = [vars(command) for command in own.pop("commands")]
+        del own["verdicts"]
+        documents.append(own)
+    return {"unit": "per cent", "deviations": DEFINITION, "tables": documents}
+
+
+def _cells(row: Row) -> dict[str, dict[str, Any]]:
+    return {
+        name: {
+            "paper": None if cell.paper is None else cell.paper._asdict(),
+            "ours": None if cell.ours is None else vars(cell.ours),
+            "deviations": cell.deviations,
+            "paper_alone": cell.paper_alone,
+            "far": cell.far,
+        }
+        for name, cell in row.cells.items()
+    }
+
+
+def _left_out(row: Row) -> list[dict[str, Any]]:
+    return [{"hash": g.hash, "changed": g.changed, "seeds": g.seeds} for g in row.left_out]
+
+
+def _verdict(verdict: Verdict) -> dict[str, Any]:
+    document = {**vars(verdict.claim), **vars(verdict)}
+    document["lower_is_better"] = document.pop("lower")
+    del document["claim"]
+    return document
+
+
+def times_document(table: TimesTable) -> dict[str, Any]:
+    """The table of training times for JSON, in seconds; ratios are to ER."""
+    return {
+        "unit": "seconds",
+        "device": table.device,
+        "other_devices": table.other_devices,
+        "rows": [dataclasses.asdict(row) for row in table.rows],
+        "claims": [_verdict(table.verdict)],
+        "missing": [vars(command) for command in table.commands],
+    }

@@ -1,0 +1,83 @@
+"""Modules that register methods, memories, curvatures or benchmarks of one's own.
+
+``--plugin MODULE`` on the command line, or ``OCAR_PLUGINS`` in the environment, imports a module
+before any name is looked up. The configuration of a run names its plugins, so that workers and
+resumed runs import them too.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from ocar.errors import ConfigError
+
+VARIABLE = "OCAR_PLUGINS"
+"""Environment variable with the names of plugins, separated by commas."""
+
+_named: tuple[str, ...] = ()
+
+
+def load_plugins(names: Iterable[str]) -> None:
+    """Import plugins.
+
+    Args:
+        names: Names of modules, on Python's path or in the working directory.
+
+    Raises:
+        ConfigError: A module cannot be imported.
+    """
+    for name in names:
+        here = str(Path.cwd())
+        if here not in sys.path:  # as in a console script
+            sys.path.append(here)
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            raise ConfigError(
+                f"Invalid plugin {name!r}: {type(error).__name__}: {error}. Must be the name of a "
+                "module, as in import MODULE, on PYTHONPATH or in the working directory."
+            ) from error
+
+
+def take_plugins(arguments: Sequence[str]) -> list[str]:
+    """Import the plugins that ``OCAR_PLUGINS`` and arguments name.
+
+    Args:
+        arguments: Words of a command line.
+
+    Returns:
+        The words without ``--plugin MODULE``.
+
+    Raises:
+        ConfigError: A module cannot be imported, or ``--plugin`` is the last word.
+    """
+    global _named
+    names = [name.strip() for name in os.environ.get(VARIABLE, "").split(",") if name.strip()]
+    rest: list[str] = []
+    words = iter(arguments)
+    for word in words:
+        flag, equals, value = word.partition("=")
+        if flag != "--plugin":
+            rest.append(word)
+            continue
+        name = value if equals else next(words, "")
+        if not name:
+            raise ConfigError("Invalid --plugin without a value. Must name a module.")
+        names.append(name)
+    load_plugins(names)
+    _named = tuple(dict.fromkeys(names))
+    return rest
+
+
+def named_plugins() -> tuple[str, ...]:
+    """The plugins that the command line and the environment named."""
+    return _named
+
+
+def plugin_words() -> list[str]:
+    """The flags that name the same plugins again."""
+    return [word for name in _named for word in ("--plugin", name)]

@@ -1,0 +1,53 @@
+"""A trial as a study stores it, and the events of a search."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+State = Literal["running", "finished", "pruned", "failed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """One trial of a study.
+
+    Attributes:
+        number: Its number in the journal; trials that were cut short have numbers too.
+        state: Its state.
+        settings: The settings that it tries.
+        value: Its value, if it finished.
+        scores: Its scores by batches learned.
+        seconds: How long it took.
+        error: What went wrong, if it failed.
+    """
+
+    number: int
+    state: State
+    settings: Mapping[str, Any]
+    value: float | None = None
+    scores: Mapping[int, float] = field(default_factory=dict)
+    seconds: float | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moved:
+    """A trial has begun or moved on: batches done, and batches in all, 0 if unknown."""
+
+    number: int
+    done: int = 0
+    batches: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A trial has ended; a trial that is cut short does not emit this."""
+
+    trial: Trial
+    best: Trial | None  # so far
+    details: str = ""  # the traceback, if it failed
+
+
+SearchEvent = Moved | Ended
