@@ -176,7 +176,7 @@ for memory in (ocar.ReservoirMemory(3), ocar.ClassBalancedMemory(3)):
 for curvature in (ocar.KFAC(model(), damping=0.1, ema=0.1, fisher="sampled(1)"),
                   ocar.DenseFisher(ocar.make_model("linear", image_shape=(1, 8, 8), classes=10),
                                    damping=0.1, ema=0.1)):
-    with curvature.capture():
+    with curvature.record():
         logits = curvature.model(batches[0][0].float())
     curvature.update(logits)
     logits.sum().backward()
