@@ -57,7 +57,7 @@ class _Factored:
         return left.mT @ self.times_inverse_a(x.unsqueeze(0))
 
 
-def _factor(buffer: FactorBuffer, pair: Pair) -> _Factored | str:
+def _factor(buffer: FactorBuffer, pair: Pair) -> _Factored | list[str]:
     """The factors of a layer, or why there are none."""
     a, g = (buffer.estimate(name) for name in pair.names)
     used, damping = None, 0.0
@@ -66,24 +66,46 @@ def _factor(buffer: FactorBuffer, pair: Pair) -> _Factored | str:
         if int(nonzero.sum()) <= _MOSTLY * pair.d_in:
             used, damping = nonzero.nonzero().squeeze(-1), float(a[0].diagonal()[~nonzero][0])
             a = a[0].index_select(0, used).index_select(1, used).unsqueeze(0)
-    found = [linalg.cholesky(matrix) for matrix in (a, g)]
-    for factor, name, side in zip(found, pair.names, ("inputs", "outputs"), strict=True):
-        if factor is None:
-            matrix, about = buffer.average(name), f"the {side} of layer {pair.layer!r}"
-            level = buffer.estimate(name).diagonal(dim1=-2, dim2=-1)[..., 0]
-            level = level - matrix.diagonal(dim1=-2, dim2=-1)[..., 0]
-            return linalg.not_invertible(matrix, level, name=about)
+    found = [_cholesky(buffer, pair.names[0], a, used), _cholesky(buffer, pair.names[1], g)]
     factor_a, factor_g = found
-    assert factor_a is not None
-    assert factor_g is not None
+    if factor_a is None or factor_g is None:
+        return [
+            linalg.not_invertible(
+                buffer.average(name),
+                _levels(buffer).get(name, 0.0),
+                name=f"the {side} of layer {pair.layer!r}",
+            )
+            for factor, name, side in zip(found, pair.names, ("inputs", "outputs"), strict=True)
+            if factor is None
+        ]
     of_g = factor_g if pair.linear else torch.cholesky_inverse(factor_g)
     return _Factored(factor_a, of_g, pair.linear, used, damping)
+
+
+def _cholesky(
+    buffer: FactorBuffer, name: str, damped: Tensor, used: Tensor | None = None
+) -> Tensor | None:
+    """The Cholesky factor of a damped average, or of the used rows and columns of it."""
+    factor, level = linalg.cholesky(damped), _levels(buffer).get(name)
+    if factor is not None or level is None or damped.dtype == torch.float64:
+        return factor
+    average = buffer.average(name).double()  # the damping may be lost by rounding
+    if used is not None:
+        average = average.index_select(1, used).index_select(2, used)
+    factor = linalg.cholesky(linalg.add_to_diagonal(average, level.double()))
+    return None if factor is None else factor.to(damped.dtype)
+
+
+def _levels(buffer: FactorBuffer) -> dict[str, Tensor]:
+    """The damping of each factor, ``(groups,)``."""
+    levels: dict[str, Tensor] = buffer.derived.get("levels", {})
+    return levels
 
 
 @invert.implementation("host", when=lambda buffer, pairs: buffer.averages.is_cpu)
 def _invert(buffer: FactorBuffer, pairs: Pairs) -> Tensor:
     found = {pair.layer: _factor(buffer, pair) for pair in pairs}
-    reasons = [reason for reason in found.values() if isinstance(reason, str)]
+    reasons = [reason for own in found.values() if isinstance(own, list) for reason in own]
     if reasons:
         buffer.derived["reason"] = reasons[0]
     else:
@@ -105,7 +127,8 @@ def _precondition(
         if factors is None:  # no inverse was ever found
             results.append(torch.zeros_like(gradient))
         elif own is not None and pair.linear:
-            results.append(factors.solve_rows(*(part.to(dtype) for part in own)))
+            solved = factors.solve_rows(*(part.to(dtype) for part in own))
+            results.append(solved.to(gradient.dtype))
         else:
-            results.append(factors.solve(gradient.to(dtype)))
+            results.append(factors.solve(gradient.to(dtype)).to(gradient.dtype))
     return results
