@@ -6,10 +6,12 @@ environment before anything imports it.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -26,10 +28,23 @@ on_interpreter = pytest.mark.skipif(
 )
 
 
+GPU = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+"""Marks of a test that needs a CUDA device."""
+
+
 def on_gpu(test: Any) -> Any:
     """Mark a test that needs a CUDA device."""
-    missing = not torch.cuda.is_available()
-    return pytest.mark.gpu(pytest.mark.skipif(missing, reason="needs a CUDA device")(test))
+    for mark in GPU:
+        test = mark(test)
+    return test
+
+
+def module(name: str) -> ModuleType:
+    """A module of the package, where an operation of the same name hides it."""
+    return importlib.import_module(f"ocar.accel.{name}")
 
 
 @dataclass(frozen=True)
@@ -79,10 +94,7 @@ IMPLEMENTATIONS = [
     pytest.param(
         Implementation("triton", "cuda"),
         id="triton-gpu",
-        marks=[
-            pytest.mark.gpu,
-            pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-        ],
+        marks=GPU,
     ),
 ]
 """All that are compared with the oracle."""

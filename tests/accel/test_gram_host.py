@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -10,12 +9,13 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from implementations import module
 from torch import Tensor
 from torch.testing import assert_close
 
 from ocar.accel import OPERATIONS
 
-module = sys.modules["ocar.accel.gram"]  # the package has a function of that name
+gram = module("gram")
 SHAPES = ((3, 5), (130, 200), (300, 150), (40, 9000), (1, 1))
 
 
@@ -53,7 +53,7 @@ def check(found: list[Tensor], given: list[Tensor]) -> None:
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.usefixtures("threads")
 def test_products(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, transposed: bool) -> None:
-    monkeypatch.setattr(module, "_LARGE", 1000)
+    monkeypatch.setattr(gram, "_LARGE", 1000)
     given = [t.mT.contiguous().mT if transposed else t for t in operands(dtype)]
     check(gram_on_host(given), given)
 
@@ -62,17 +62,17 @@ def test_products(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, transpose
 def test_products_that_wait_are_done_before_they_hold_too_much(
     monkeypatch: pytest.MonkeyPatch, held: int, threads: int
 ) -> None:
-    monkeypatch.setattr(module, "_LARGE", 0)
-    monkeypatch.setattr(module, "_HELD", held)
+    monkeypatch.setattr(gram, "_LARGE", 0)
+    monkeypatch.setattr(gram, "_HELD", held)
     sizes: list[int] = []
-    real = module._run_in_threads
+    real = gram._run_in_threads
 
     def run(jobs: list[partial[None]], count: int) -> None:
         assert count == threads
         sizes.extend([sum(job.args[0].numel() for job in jobs)] if jobs else [])
         real(jobs, count)
 
-    monkeypatch.setattr(module, "_run_in_threads", run)
+    monkeypatch.setattr(gram, "_run_in_threads", run)
     given = operands(torch.float32)
     check(gram_on_host(given), given)
     if threads == 1:
@@ -86,7 +86,7 @@ def test_products_that_wait_are_done_before_they_hold_too_much(
 def test_the_same_to_the_bit_with_any_number_of_threads() -> None:
     """From the size on at which products wait; smaller ones are PyTorch's with several threads."""
     rows = torch.randn(1, 1, 180, 3000, generator=torch.Generator().manual_seed(1))
-    assert rows.shape[2] * rows.numel() >= module._LARGE
+    assert rows.shape[2] * rows.numel() >= gram._LARGE
     before, found = torch.get_num_threads(), []
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
@@ -97,9 +97,9 @@ def test_the_same_to_the_bit_with_any_number_of_threads() -> None:
 
 
 def test_threads_of_numpy_are_as_many_as_before() -> None:
-    libraries = module._numpy_libraries()
+    libraries = gram._numpy_libraries()
     before = [library.get_num_threads() for library in libraries]
-    limit = module._OneThreadEach()
+    limit = gram._OneThreadEach()
     with limit:
         with limit:
             pass
@@ -108,16 +108,16 @@ def test_threads_of_numpy_are_as_many_as_before() -> None:
 
 
 def test_threads_of_numpy_are_as_many_as_before_after_an_error() -> None:
-    libraries = module._numpy_libraries()
+    libraries = gram._numpy_libraries()
     before = [library.get_num_threads() for library in libraries]
-    with pytest.raises(ZeroDivisionError), module._one_thread_each:
+    with pytest.raises(ZeroDivisionError), gram._one_thread_each:
         raise ZeroDivisionError
     assert [library.get_num_threads() for library in libraries] == before
 
 
 def test_several_learners_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LARGE", 0)
-    libraries = module._numpy_libraries()
+    monkeypatch.setattr(gram, "_LARGE", 0)
+    libraries = gram._numpy_libraries()
     counts, given = [library.get_num_threads() for library in libraries], operands(torch.float32)
 
     def learn(_: int) -> list[Tensor]:
@@ -134,7 +134,7 @@ def test_several_learners_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("threads")
 def test_numpy_does_not_warn_of_infinite_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_LARGE", 0)
+    monkeypatch.setattr(gram, "_LARGE", 0)
     rows = torch.full((1, 1, 140, 140), 1e30)
     with np.errstate(all="raise"):
         (found,) = gram_on_host([rows], 1.0)

@@ -6,7 +6,6 @@ The definition itself is compared with references that share no code with the pa
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +19,7 @@ from implementations import (
     Case,
     Implementation,
     assert_same,
+    module,
     numbers,
     on_gpu,
 )
@@ -155,8 +155,7 @@ def test_a_divergence_however_the_work_is_cut(
         "few terms": Tile(pixels=32, block=16, split=1, terms=16, stages=3),
         "split": Tile(pixels=16, block=16, split=4, terms=16, stages=3),
     }
-    module = sys.modules["ocar.accel.divergence"]  # the package has a function of that name
-    monkeypatch.setattr(module, "tile", lambda count, outputs: tiles[tile])
+    monkeypatch.setattr(module("divergence"), "tile", lambda count, outputs: tiles[tile])
     case = next(c for c in CASES if str(c) == f"divergence-{name}")
     (found,) = case.run(how)
     assert_same([found], case.run(ORACLE), case.tolerance(how))
