@@ -144,6 +144,27 @@ def test_no_gradients_of_weights_while_pulling_back() -> None:
     assert all(g is not None for g in torch.autograd.grad(y.sum(), points))
 
 
+@pytest.mark.parametrize("options", [*FLIPPED.values(), *NOT_FLIPPED.values()], ids=str)
+@pytest.mark.parametrize("in_advance", [False, True])
+def test_under_autocast_gradients_are_those_of_pytorch(
+    options: dict[str, Any], in_advance: bool
+) -> None:
+    """The backward pass may run outside of autocast."""
+    conv, x = layer(options).float(), torch.randn(3, 4, 7, 8)
+    found = []
+    for flipped in (None, FlippedKernels(conv) if in_advance else FlippedKernels(nn.ReLU())):
+        inputs = x.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16):
+            if flipped is None:
+                y = conv(inputs)
+            else:
+                with fast_backward([conv], flipped=flipped):
+                    y = conv(inputs)
+        assert y.dtype == torch.bfloat16
+        found.append(torch.autograd.grad(y.float().square().sum(), [inputs, *conv.parameters()]))
+    assert_close(*found, rtol=0, atol=0)
+
+
 def test_an_error_inside_leaves_nothing_behind() -> None:
     conv = layer(FLIPPED["3x3"])
     with pytest.raises(RuntimeError), fast_backward([conv]):
