@@ -11,6 +11,7 @@ from tolerances import EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+import ocar
 from ocar.curvature import EKFAC, FOOF, KFAC, DenseFisher
 from ocar.errors import NumericalError
 
@@ -123,6 +124,15 @@ def test_norm_ratio_is_after_over_before():
     before = norm()
     kfac.precondition_()
     assert_close(kfac.norm_ratio, norm() / before, **EXACT)
+
+
+@pytest.mark.parametrize("curvature", ["kfac", "ekfac", "foof", "dense"])
+def test_a_learner_reports_the_norm_ratio(curvature):
+    settings = {"lr": 0.1, "tau": 0.01, "tau_step": 0.0, "ema": 0.3, "memory": 10}
+    learner = ocar.OCAR(mlp(), track_norms=True, curvature=curvature, **settings)
+    learner.learn(torch.randn(4, 5), torch.arange(4) % 3)
+    assert learner.transform.report()["norm_ratio"] > 0
+    assert learner.transform.curvature.step == 0  # the learner counts its steps
 
 
 def test_norm_ratio_is_not_kept_unasked():

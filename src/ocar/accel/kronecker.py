@@ -81,7 +81,8 @@ def take_estimates(
         for name, level in zip(pair.names, _levels(buffer, pair, dims, damping), strict=True):
             damped = buffer.estimate(name).copy_(buffer.average(name))
             damped.diagonal(dim1=-2, dim2=-1).add_(level.unsqueeze(-1))
-            buffer.derived.setdefault("levels", {})[name] = level
+            if level.is_cpu:  # only the host reads them
+                buffer.derived.setdefault("levels", {})[name] = level
 
 
 def _levels(

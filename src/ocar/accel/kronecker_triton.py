@@ -200,8 +200,7 @@ def _invert(buffer: FactorBuffer, pairs: Pairs) -> Tensor:
 
     small, large = _split(pairs)
     plan, values = _plan(buffer, small), buffer.estimates
-    count, others = len(plan.matrices), torch.zeros((), dtype=torch.int64, device=values.device)
-    found: dict[str, Tensor] = {}
+    count = len(plan.matrices)
     if large:
         found, others = kronecker.find_inverses(buffer, large)
         plan.bad[count].copy_(others)
@@ -229,8 +228,10 @@ def _invert(buffer: FactorBuffer, pairs: Pairs) -> Tensor:
         MATRICES=1 << (total - 1).bit_length(),
         **options,
     )
-    failed = plan.bad[:count].count_nonzero() + others
-    kronecker.replace_inverses(buffer, found, failed)
+    failed = plan.bad[:count].count_nonzero()
+    if large:
+        failed = failed + others
+        kronecker.replace_inverses(buffer, found, failed)
     return failed
 
 

@@ -283,16 +283,20 @@ class Curvature(ABC):
             if not finite:
                 self.load_state_dict(before)
 
-    @full_precision
     def precondition_(self) -> None:
         """Multiply the gradients with the damped inverse, in place."""
+        self.rewrite_()
+        self.step += 1
+
+    @full_precision
+    def rewrite_(self) -> None:
+        """:meth:`precondition_` without counting a step, which a recording could not."""
         if self.track_norms:
             before = self._gradient_norm()
             self.apply_()
             self.norm_ratio = self._gradient_norm() / before
         else:
             self.apply_()
-        self.step += 1
 
     def check(self) -> None:
         """Say what went wrong since the last call, if anything. On a GPU this waits.
