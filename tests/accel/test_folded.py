@@ -106,7 +106,7 @@ def test_refreshing_follows_the_weights_and_the_statistics() -> None:
     stale = folded(folded.prepare(x))
     assert relative_error(stale, after) > 0.01
     torch.testing.assert_close(predicted(folded, x), after, rtol=1e-10, atol=1e-10)
-    model.stem[1].running_var *= 4.0  # statistics alone
+    model.stem[1].running_var *= 4.0  # only the statistics
     torch.testing.assert_close(predicted(folded, x), model(x), rtol=1e-10, atol=1e-10)
 
 
@@ -139,7 +139,7 @@ def test_half_precision_is_close(name: str) -> None:
 @torch.no_grad()
 def test_the_network_and_the_images_stay_as_they_were() -> None:
     with torch.enable_grad():
-        model, x = trained("slim, aligned")  # nothing to pad: the type alone changes nothing
+        model, x = trained("slim, aligned")  # no channel to pad, and no other type
     before, image = copy.deepcopy(model.state_dict()), x.clone()
     predicted(folded_from(model), x)
     assert torch.equal(x, image)
@@ -167,7 +167,7 @@ def test_prepare_pads_the_channels_with_zeros() -> None:
     assert ready.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_what_can_be_folded() -> None:
+def test_which_networks_can_be_folded() -> None:
     assert isinstance(fold(SlimResNet18(width=2), torch.float32), FoldedResNet)
     assert fold(MLP(4), torch.float32) is None
     without = SlimResNet18(width=2)

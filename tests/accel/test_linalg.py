@@ -199,7 +199,7 @@ def test_float64_is_tried_where_float32_fails(cholesky_dtypes: list[torch.dtype]
 
 
 def test_a_damping_that_float32_would_lose_is_added_in_float64() -> None:
-    """Of rank one without any rounding; beside the diagonal the damping is less than one digit."""
+    """Of rank one without any rounding; the damping is less than one digit of the diagonal."""
     root = torch.tensor([[2.0], [4.0], [8.0], [16.0]])
     matrix, damping = (root @ root.mT)[None], 1e-8
     assert linalg.cholesky(linalg.add_to_diagonal(matrix, damping)) is None

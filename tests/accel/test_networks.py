@@ -100,7 +100,7 @@ def test_a_subclass_is_known_only_if_it_computes_the_same() -> None:
     assert find_resnet(MLP(4)) is None
 
 
-def test_who_watches_a_network_is_noticed() -> None:
+def test_hooks_and_replaced_forward_passes_are_noticed() -> None:
     model = TinyResNet()
     assert not watched(model)
     for register in ("register_forward_hook", "register_forward_pre_hook"):

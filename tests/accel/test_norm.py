@@ -143,7 +143,7 @@ def test_hooks_of_the_layer_still_run() -> None:
         (nn.BatchNorm2d, (7, 3), "expected 4D input"),
     ],
 )
-def test_what_the_layer_refuses_is_refused_and_changes_nothing(kind, shape, message) -> None:
+def test_inputs_that_the_layer_refuses_change_nothing(kind, shape, message) -> None:
     norm = make_norm(kind)
     before = copy.deepcopy(norm.state_dict())
     with pytest.raises(ValueError, match=message):
@@ -154,7 +154,7 @@ def test_what_the_layer_refuses_is_refused_and_changes_nothing(kind, shape, mess
         assert_close(norm.state_dict()[name], tensor, **BITWISE)
 
 
-def test_a_layer_that_was_told_not_to_track_leaves_its_statistics_alone() -> None:
+def test_a_layer_that_does_not_track_keeps_its_statistics() -> None:
     ours, x = make_norm(nn.BatchNorm2d), torch.randn(5, 3, 2, 2)
     ours.track_running_stats = False
     theirs, before = copy.deepcopy(ours), copy.deepcopy(ours.state_dict())
@@ -253,7 +253,7 @@ def test_mixed_precision(dtype: torch.dtype) -> None:
         assert_close(net.state_dict()[name], tensor, **BITWISE)
     errors = [relative_error(a, b) for a, b in zip(at_once, expected, strict=True)]
     assert [a.dtype for a in at_once] == [b.dtype for b in expected]
-    # A shift before a BatchNorm has no effect: the gradients of three biases are rounding alone.
+    # A shift before a BatchNorm has no effect: the gradients of three biases are only rounding.
     biases = {i for i, b in enumerate(expected) if b.dim() == 2 and b.norm() < 0.05}
     assert len(biases) == 3
     assert max(e for i, e in enumerate(errors) if i not in biases) < BFLOAT16, errors

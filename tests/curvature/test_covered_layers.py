@@ -17,7 +17,7 @@ def make(model: nn.Module, **options: object) -> KFAC:
 
 
 class Mixture(nn.Module):
-    """A convolution beside layers that have parameters and no curvature."""
+    """A convolution and layers that have parameters but no curvature."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ def test_layers_that_are_never_called_keep_their_gradient_and_are_named():
         kfac = make(model)
     with pytest.warns(UserWarning, match=r"1 layer\(s\).*: attention\.out_proj \(.*Linear\)\."):
         observe(kfac, x)
-    observe(kfac, x)  # said once
+    observe(kfac, x)  # no second warning
     plain = set_gradients(model)
     kfac.precondition_()
     for name, parameter in model.named_parameters():

@@ -215,7 +215,7 @@ def test_it_is_never_further_from_the_fisher_than_kfac(net: str, sharing: str) -
     assert any(ours < 0.99 * theirs for _, ours, theirs in found)
 
 
-def test_where_kfac_is_exact_so_is_it() -> None:
+def test_it_is_exact_where_kfac_is() -> None:
     """A deep linear net with a Gaussian likelihood."""
     model, x = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 5), nn.Linear(5, 2)), torch.randn(6, 4)
     curvature = make(model, likelihood="gaussian")

@@ -185,7 +185,7 @@ def test_gradients_are_multiplied_with_the_dense_inverse(net, kind, target):
 
 
 @pytest.mark.parametrize("kind", ["factored", "exact"])
-def test_a_layer_that_never_changes_the_output_is_damped_alone(kind):
+def test_a_layer_without_influence_has_nothing_but_its_damping(kind):
     """A factor of zeros: π is 1, and nothing is NaN."""
     model, x = mlp(), torch.randn(4, 5)
     nn.init.zeros_(model[2].weight)  # so the first layer has no influence: its G is zero

@@ -197,7 +197,7 @@ def test_half_precision_becomes_single():
     ],
     ids=repr,
 )
-def test_which_layers_there_are(module, kind):
+def test_which_modules_have_a_layer(module, kind):
     layer = make_layer("name", module)
     assert layer is None if kind is None else type(layer) is kind
 
@@ -221,7 +221,7 @@ NORMS = {
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("case", NORMS)
 def test_norm_scores_are_the_gradients_of_scale_and_shift(case, training):
-    """For each column and sample: the gradient through that sample's outputs alone."""
+    """For each column and sample: the gradient through the outputs of that sample only."""
     make, shape = NORMS[case]
     layer = make().train(training)
     nn.init.normal_(layer.weight)

@@ -35,7 +35,7 @@ def test_single_precision_is_close_to_double(kind):
 
 @pytest.mark.parametrize("inside", ["forward", "all"])
 def test_autocast_keeps_factors_in_single_precision(inside):
-    """Whether the update and the inverse are inside of autocast too, or the forward alone."""
+    """Whether the update and the inverse are inside of autocast too, or only the forward pass."""
     factors = []
     for enabled in (False, True):
         torch.manual_seed(0)

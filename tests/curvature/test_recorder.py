@@ -239,7 +239,7 @@ class Stubborn(nn.Module):
         return self.second(ItemInBackward.apply(self.first(x)))
 
 
-def test_what_cannot_be_batched_is_done_one_after_another():
+def test_columns_that_cannot_be_batched_are_pulled_back_one_by_one():
     model, x = Stubborn(), torch.randn(4, 5)
     kfac = make(model)
     with pytest.warns(UserWarning, match="cannot be batched; the columns of the Fisher are"):

@@ -32,7 +32,7 @@ def make(*, bias: bool = True, **options: Any) -> KFAC:
 
 
 def batch(seed: int, *inputs: int) -> Tensor:
-    """Samples in which some inputs alone are not 0."""
+    """Samples in which only some inputs are nonzero."""
     x = torch.zeros(8, INPUTS, dtype=torch.float64)
     noise = torch.randn(8, len(inputs), generator=torch.Generator().manual_seed(seed))
     x[:, list(inputs)] = noise.double()
