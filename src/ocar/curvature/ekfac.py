@@ -17,7 +17,7 @@ the first renewal the basis is the identity, and S the diagonal of the Fisher.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -45,9 +45,18 @@ class EigenBlocks(KroneckerBlocks):
     def __init__(self, *others: Any, every: int, **options: Any) -> None:
         super().__init__(*others, **options)
         self.every = every
-        for name in self.buffer.shapes:
-            if name.endswith((".UA", ".UG")):
-                self.buffer.average(name).diagonal(dim1=-2, dim2=-1).fill_(1.0)
+        self._start_along_axes(self.layers)
+
+    def _start_along_axes(self, names: Iterable[str]) -> None:
+        """Make the basis of some layers the identity."""
+        for name in names:
+            for basis in self.basis(name):
+                basis.zero_().diagonal(dim1=-2, dim2=-1).fill_(1.0)
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Take what :meth:`state` gave; layers without an estimate have the identity as basis."""
+        super().load(state)
+        self._start_along_axes(name for name in self.layers if name not in self.ready)
 
     def statistics(self, layer: MatrixLayer) -> dict[str, tuple[int, ...]]:
         """A, G, S of shape ``(groups, d_out, d_in)``, and the basis."""
@@ -87,8 +96,10 @@ class EigenBlocks(KroneckerBlocks):
         super().estimate(seen)
         for name, own in seen.items():
             layer, (u_a, u_g) = self.layers[name], self.basis(name)
-            a = u_a.mT @ self._inputs(layer, own.x, own.weights)  # (n, groups, d_in, L)
-            g = u_g.mT @ self._gradients(layer, own.g)  # (columns, n, groups, d_out, L)
+            # The gradient of a sample is a sum over its locations, however A and G count them, and
+            # its weight is in g.
+            a = u_a.mT @ layer.inputs(own.x).to(u_a.dtype)  # (n, groups, d_in, L)
+            g = u_g.mT @ layer.gradients(own.g).to(u_g.dtype)  # (columns, n, groups, d_out, L)
             moments = (g @ a.mT).square().sum(0).mean(0)
             self.buffer.estimate(f"{name}.S").copy_(moments)
 
@@ -125,7 +136,7 @@ class EigenBlocks(KroneckerBlocks):
 
     def _saved(self, name: str, average: Tensor, *, back: bool = False) -> Tensor:
         layer, _, key = name.rpartition(".")
-        dims = {"A": (1, 2), "UA": (1,), "S": (2,)}.get(key, ())
+        dims = {"A": (1, 2), "UA": (1,)}.get(key, ())  # S is of eigenvectors, not of inputs
         return self.layers[layer].to_saved(average, dims, back=back)
 
 
