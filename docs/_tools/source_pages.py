@@ -1,11 +1,15 @@
-"""What to read in the source to change the method, with the length of each file."""
+"""What to read in the source: the files of the method, and the operations of ``ocar.accel``."""
 
 from __future__ import annotations
 
 import ast
+import inspect
 from pathlib import Path
 
+from docstrings import to_markdown
 from tables import table
+
+from ocar.accel import OPERATIONS
 
 ROOT = Path(__file__).resolve().parents[2]
 LIBRARY = ROOT / "src" / "ocar"
@@ -41,7 +45,22 @@ def method_files() -> str:
     return table(head, rows) + f"\n{total:,} lines in all, docstrings included.\n"
 
 
+def operations_table() -> str:
+    """Every operation of ``ocar.accel``: what it does, its implementations, and its file."""
+    rows = []
+    for name, operation in sorted(OPERATIONS.items()):
+        plain = operation.implementations["plain"]
+        file = Path(inspect.getfile(inspect.unwrap(plain))).name
+        about = _first_line(plain.__doc__)
+        names = ", ".join(operation.implementations)
+        rows.append([f"`{name}`", about, names, f"`accel/{file}`"])
+    return table(["operation", "what it does", "implementations", "defined in"], rows)
+
+
 def _about(path: Path) -> str:
-    """The first line of a module's docstring."""
-    docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    return docstring.partition("\n")[0].rstrip(".")
+    return _first_line(ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))))
+
+
+def _first_line(docstring: str | None) -> str:
+    """The first line of a docstring, as Markdown."""
+    return to_markdown((docstring or "").partition("\n")[0].rstrip(".")).strip()
