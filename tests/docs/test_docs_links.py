@@ -89,6 +89,15 @@ def test_names_of_the_code_are_documented() -> None:
         assert target in modules or target.rpartition(".")[0] in modules, target
 
 
+def test_files_that_a_page_names_exist() -> None:
+    folders = "benchmarks|docs|examples|experiments|src|tests|tools"
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        named = re.findall(rf"(?<![\w./])((?:{folders})/[\w./-]+\.(?:ipynb|md|py))\b", text)
+        missing = [name for name in named if not (ROOT / name).exists()]
+        assert missing == [], page.name
+
+
 def test_the_architecture_names_every_package_and_module() -> None:
     page = (ROOT / "docs" / "tree.md").read_text(encoding="utf-8")
     layout = page.partition("## Layout")[2].partition("## ")[0]
