@@ -23,3 +23,15 @@ Perturbation theory allows condition · ε ≈ 1e7 · 6e-8 = 0.6 in the worst ca
 
 DEVIATIONS = 5.0
 """Standard errors that the mean of random draws with a fixed seed may be off."""
+
+DOUBLE_KERNEL = 1e-10
+"""Relative error, by norms, of an operation in float64 against its definition."""
+
+SINGLE_KERNEL = 1e-5
+"""Relative error, by norms, of an operation in float32 against its definition in float64."""
+
+TF32_KERNEL = 5e-3
+"""The same where a GPU rounds what it multiplies to eleven bits."""
+
+FLOAT16_NETWORK = 0.02
+"""Relative error of the logits of a network of twenty layers in float16; its rounding is 5e-4."""

@@ -1,4 +1,4 @@
-"""Comparisons that several tests make."""
+"""What tests ask of a curvature, and comparisons that several tests make."""
 
 from __future__ import annotations
 
@@ -7,14 +7,39 @@ from tolerances import EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from ocar.curvature import KFAC
+from ocar.curvature import LayerCurvature
+from ocar.curvature.blocks import Blocks
 
 
-def assert_factors(kfac: KFAC, expected: dict[str, tuple[Tensor, Tensor]]) -> None:
+def block_of(curvature: LayerCurvature, layer: str) -> Blocks:
+    """The blocks that a layer belongs to."""
+    return next(block for block in curvature.blocks if layer in block.layers)
+
+
+def average(curvature: LayerCurvature, layer: str, key: str) -> Tensor:
+    """The moving average of a statistic of a layer."""
+    return block_of(curvature, layer).buffer.average(f"{layer}.{key}")
+
+
+def averages(curvature: LayerCurvature) -> dict[str, Tensor]:
+    """All moving averages, ``layer.key``."""
+    return {
+        name: block.buffer.average(name)
+        for block in curvature.blocks
+        for name in block.buffer.shapes
+    }
+
+
+def parameters(curvature: LayerCurvature) -> list[nn.Parameter]:
+    """The parameters of all layers that have curvature."""
+    return [p for layer in curvature.layers.values() for p in layer.parameters]
+
+
+def assert_factors(curvature: LayerCurvature, expected: dict[str, tuple[Tensor, Tensor]]) -> None:
     """The averages of A and G are those of the reference."""
     for name, (a, g) in expected.items():
-        assert_close(kfac.blocks[name].averages["A"], a, **EXACT)
-        assert_close(kfac.blocks[name].averages["G"], g, **EXACT)
+        assert_close(average(curvature, name, "A"), a, **EXACT)
+        assert_close(average(curvature, name, "G"), g, **EXACT)
 
 
 def layer_gradient(layer: nn.Module) -> Tensor:

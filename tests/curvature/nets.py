@@ -62,7 +62,7 @@ def batch_norm_net(outputs: int = 3) -> nn.Sequential:
 
 def observe(curvature: Curvature, x: Tensor, **options: Tensor | None) -> Tensor:
     """One forward pass and update; the outputs, for a loss."""
-    with curvature.capture():
+    with curvature.record():
         outputs = curvature.model(x)
     curvature.update(outputs, **options)
     return outputs

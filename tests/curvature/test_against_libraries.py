@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from checks import average, parameters
 from nets import MeanOverLocations, mlp, observe, set_gradients, token_mlp
 from tolerances import EXACT
 from torch import Tensor, nn
@@ -61,8 +62,7 @@ def make(model: nn.Module, **options: object) -> KFAC:
 
 def kfac_matrix(kfac: KFAC, name: str) -> Tensor:
     """A ⊗ G of a layer without groups."""
-    averages = kfac.blocks[name].averages
-    return torch.kron(averages["G"][0], averages["A"][0])
+    return torch.kron(average(kfac, name, "G")[0], average(kfac, name, "A")[0])
 
 
 # --- nngeometry ---------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ def test_nngeometry(net, likelihood):
     model.eval()
     kfac = make(model, likelihood=likelihood)
     observe(kfac, x)
-    names = list(kfac.blocks)
+    names = list(kfac.layers)
     variant = "classif_logits" if likelihood == "categorical" else "regression"
     theirs = nngeometry_kfac(model, x, names, variant)
     for name in names:
@@ -167,11 +167,10 @@ def loss_and_scale(loss: str, n: int, outputs: int) -> tuple[nn.Module, dict[str
 def curvlinops_kfac(
     model: nn.Module, loss: nn.Module, x: Tensor, y: Tensor, kfac: KFAC, **options: object
 ) -> object:
-    parameters = [p for block in kfac.blocks.values() for p in block.parameters]
     return curvlinops.KFACLinearOperator(
         model,
         loss,
-        parameters,
+        parameters(kfac),
         [(x[:2], y[:2]), (x[2:], y[2:])],
         kfac_approx=kfac.sharing,
         separate_weight_and_bias=False,
@@ -183,7 +182,7 @@ def assert_products_agree(kfac: KFAC, theirs: object, scale: float) -> None:
     if not theirs.state_dict()["input_covariances"]:  # a second time would add to the first
         theirs.compute_kronecker_factors()
     state = theirs.state_dict()
-    for name in kfac.blocks:
+    for name in kfac.layers:
         product = torch.kron(state["gradient_covariances"][name], state["input_covariances"][name])
         assert_close(scale * kfac_matrix(kfac, name), product, **EXACT)
 
@@ -224,10 +223,9 @@ def test_curvlinops_inverse(net, sharing, kind):
         min_damping=0.0,
     )
     set_gradients(model)
-    parameters = [p for block in kfac.blocks.values() for p in block.parameters]
-    expected = inverse @ [p.grad.clone() for p in parameters]
+    expected = inverse @ [p.grad.clone() for p in parameters(kfac)]
     kfac.precondition_()
-    for parameter, other in zip(parameters, expected, strict=True):
+    for parameter, other in zip(parameters(kfac), expected, strict=True):
         assert_close(parameter.grad, other, **EXACT)
 
 
@@ -262,7 +260,7 @@ def test_curvlinops_monte_carlo(net, draws, monkeypatch):
     theirs = curvlinops.KFACLinearOperator(
         model,
         nn.CrossEntropyLoss(),
-        [p for block in kfac.blocks.values() for p in block.parameters],
+        parameters(kfac),
         [(x, labels[0])],
         fisher_type="mc",
         mc_samples=draws,

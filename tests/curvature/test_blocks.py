@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import reference
 import torch
+from checks import average
 from nets import observe, set_gradients
 from tolerances import EXACT
 from torch import Tensor, nn
@@ -41,7 +42,7 @@ def test_norm_layers_get_a_block_for_each_unit(norm, training, target):
     kfac = KFAC(model, damping=0.1, ema=1.0, fisher=ROOT_OF[target], norm_layers=True)
     observe(kfac, x)
     expected = reference.norm_layer_fisher(model, x, "1", target=target)
-    assert_close(kfac.blocks["1"].averages["F"], expected, **EXACT)
+    assert_close(average(kfac, "1", "F"), expected, **EXACT)
     plain = set_gradients(model)
     kfac.precondition_()
     for u in range(4):
@@ -59,7 +60,7 @@ def test_norm_blocks_are_blocks_of_the_full_fisher_where_samples_do_not_interact
     fisher = reference.full_fisher(model, x, parameters=[model[1].weight, model[1].bias])
     for u in range(4):
         own = torch.tensor([u, 4 + u])
-        assert_close(kfac.blocks["1"].averages["F"][u], fisher[own][:, own], **EXACT)
+        assert_close(average(kfac, "1", "F")[u], fisher[own][:, own], **EXACT)
 
 
 @pytest.mark.parametrize("frozen", ["weight", "bias"])
@@ -68,11 +69,11 @@ def test_half_frozen_norm_layers(frozen):
     getattr(model[1], frozen).requires_grad_(False)
     kfac = KFAC(model, damping=0.1, ema=1.0, fisher="exact", norm_layers=True)
     if frozen == "weight":
-        assert "1" not in kfac.blocks  # a lone shift keeps its gradient
+        assert "1" not in kfac.layers  # a lone shift keeps its gradient
         return
     observe(kfac, x)
     fisher = reference.full_fisher(model, x, parameters=[model[1].weight])
-    assert_close(kfac.blocks["1"].averages["F"].flatten(), fisher.diagonal(), **EXACT)
+    assert_close(average(kfac, "1", "F").flatten(), fisher.diagonal(), **EXACT)
 
 
 class Bag(nn.Module):
@@ -96,7 +97,7 @@ def test_embeddings_get_the_diagonal_of_the_full_fisher(shape):
     observe(kfac, tokens.view(4, -1))
     fisher = reference.full_fisher(model, tokens.view(4, -1), parameters=[model.embed.weight])
     diagonal = fisher.diagonal().view(6, 3)
-    assert_close(kfac.blocks["embed"].averages["F"], diagonal, **EXACT)
+    assert_close(average(kfac, "embed", "F"), diagonal, **EXACT)
     plain = set_gradients(model)
     kfac.precondition_()
     assert_close(model.embed.weight.grad, plain["embed.weight"] / (diagonal + 0.1), **EXACT)

@@ -17,7 +17,7 @@ def make(model: nn.Module, **options: object) -> KFAC:
 
 
 class Mixture(nn.Module):
-    """A convolution beside layers that have parameters and no curvature."""
+    """A convolution and layers that have parameters but no curvature."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ def test_layers_of_other_kinds_keep_their_gradient_and_one_warning_names_them():
 def test_excluded_layers_keep_their_gradient_without_a_warning():
     model, x = Mixture(), torch.randn(4, 2, 3, 3)
     kfac = make(model, exclude=["up", "scale", "conv"])
-    assert list(kfac.blocks) == ["head"]
+    assert list(kfac.layers) == ["head"]
     observe(kfac, x)
     plain = set_gradients(model)
     kfac.precondition_()
@@ -86,7 +86,7 @@ def test_layers_that_are_never_called_keep_their_gradient_and_are_named():
         kfac = make(model)
     with pytest.warns(UserWarning, match=r"1 layer\(s\).*: attention\.out_proj \(.*Linear\)\."):
         observe(kfac, x)
-    observe(kfac, x)  # said once
+    observe(kfac, x)  # no second warning
     plain = set_gradients(model)
     kfac.precondition_()
     for name, parameter in model.named_parameters():
@@ -128,7 +128,7 @@ def test_frozen_layers_get_no_block():
     model[0].requires_grad_(False)
     model[1].requires_grad_(False)
     kfac = make(model, norm_layers=True)
-    assert list(kfac.blocks) == ["3", "4", "7"]
+    assert list(kfac.layers) == ["3", "4", "7"]
     observe(kfac, x)
     assert_factors(kfac, reference.kronecker_factors(model, x, ["3", "7"]))
     set_gradients(model)
@@ -141,7 +141,7 @@ def test_a_layer_with_a_frozen_weight_keeps_the_gradient_of_its_bias():
     model[0].weight.requires_grad_(False)
     with pytest.warns(UserWarning, match=r": 0 \(Linear\)\."):
         kfac = make(model)
-    assert list(kfac.blocks) == ["2"]
+    assert list(kfac.layers) == ["2"]
     observe(kfac, torch.randn(4, 5))
     plain = set_gradients(model)
     kfac.precondition_()

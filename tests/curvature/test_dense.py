@@ -125,16 +125,15 @@ def test_eigenvalues_and_memory():
     model, x = mlp(), torch.randn(4, 5)
     dense = DenseFisher(model, damping=lambda step: 0.5 / (step + 1), ema=1.0)
     assert dense.eigenvalues() == {}
-    assert dense.memory_usage() == 0
-    observe(dense, x)
     fisher = reference.full_fisher(model, x)
     size = len(fisher)
-    assert dense.memory_usage() == 8 * size**2
+    assert dense.memory_usage() == 2 * 8 * size**2  # the average and the estimate
+    observe(dense, x)
+    assert dense.memory_usage() == 3 * 8 * size**2
     expected = torch.linalg.eigvalsh(fisher + 0.5 * torch.eye(size))
     assert_close(dense.eigenvalues()["model"], expected, **EXACT)
     set_gradients(model)
     dense.precondition_()
-    assert dense.memory_usage() == 2 * 8 * size**2
     expected = torch.linalg.eigvalsh(fisher + 0.25 * torch.eye(size))
     assert_close(dense.eigenvalues()["model"], expected, **EXACT)
 
@@ -159,7 +158,10 @@ def test_a_batch_that_is_not_finite_changes_nothing(root, bad):
     before = {k: v.clone() for k, v in dense.state_dict().items()}
     with pytest.raises(NumericalError) as caught:
         observe(dense, torch.full_like(x, bad))
-    assert str(caught.value) == "The Fisher of this batch is not finite. Nothing was changed."
+    assert str(caught.value) == (
+        "The curvature of a batch was not finite, by step 0. Nothing was changed. Check the inputs "
+        "for extreme values, or try a smaller learning rate."
+    )
     for key, value in dense.state_dict().items():
         assert torch.equal(value, before[key])
 
@@ -179,5 +181,6 @@ def test_options_out_of_range_are_refused():
 
 def test_the_representation_shows_the_settings():
     assert repr(DenseFisher(mlp(), damping=0.1, ema=0.2)) == (
-        "DenseFisher(Sequential, damping=0.1, ema=0.2, fisher='exact', likelihood='categorical')"
+        "DenseFisher(Sequential, damping=0.1, ema=0.2, fisher='exact', likelihood='categorical', "
+        "variance=1.0, head='2', track_norms=False, seed=0)"
     )

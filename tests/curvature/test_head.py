@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import reference
 import torch
+from checks import average
 from nets import batch_norm_net, mlp, observe, set_gradients
 from tolerances import EXACT
 from torch import Tensor, nn
@@ -142,9 +143,9 @@ def factor_history(masks: list[Tensor | None], **options: object) -> list[dict[s
         fresh = reference.kronecker_factors(model, x, ["0", "2"], active=mask)
         history.append(
             {
-                "A": kfac.blocks["2"].averages["A"].clone(),
-                "G": kfac.blocks["2"].averages["G"].clone(),
-                "hidden G": kfac.blocks["0"].averages["G"].clone(),
+                "A": average(kfac, "2", "A").clone(),
+                "G": average(kfac, "2", "G").clone(),
+                "hidden G": average(kfac, "0", "G").clone(),
                 "new A": fresh["2"][0],
                 "new G": fresh["2"][1],
                 "new hidden G": fresh["0"][1],
@@ -202,12 +203,12 @@ def test_a_head_without_a_block_is_not_replaced_by_another_layer(how):
     )
     assert kfac.head == "2"
     observe(kfac, x, active=active(2))
-    before = kfac.blocks["0"].averages["G"].clone()
+    before = average(kfac, "0", "G").clone()
     observe(kfac, x, active=active(3))
     fresh = reference.kronecker_factors(model, x, ["0"], active=active(3))["0"][1]
-    assert_close(kfac.blocks["0"].averages["G"], 0.75 * before + 0.25 * fresh, **EXACT)
+    assert_close(average(kfac, "0", "G"), 0.75 * before + 0.25 * fresh, **EXACT)
     set_gradients(model)
-    factors = (kfac.blocks["0"].averages["A"], kfac.blocks["0"].averages["G"])
+    factors = (average(kfac, "0", "A"), average(kfac, "0", "G"))
     expected = reference.preconditioned(model[0], factors, 0.1)  # π of all four outputs
     kfac.precondition_()
     grad = reference.as_matrix(model[0], model[0].weight.grad, model[0].bias.grad)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import reference
 import torch
-from checks import assert_factors, layer_gradient
+from checks import assert_factors, average, layer_gradient
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from nets import batch_norm_net, conv_net, mlp, observe, set_gradients, token_mlp
@@ -15,14 +15,14 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from ocar.curvature import KFAC
-from ocar.curvature.blocks import KroneckerBlock
+from ocar.curvature.layers import MatrixLayer
 from ocar.errors import ConfigError, InputError, ModelError
 
 ROOT_OF = {"coupled": "exact", "independent": "exact(independent)"}
 
 
 def kronecker_names(kfac: KFAC) -> list[str]:
-    return [n for n, block in kfac.blocks.items() if isinstance(block, KroneckerBlock)]
+    return [name for name, layer in kfac.layers.items() if isinstance(layer, MatrixLayer)]
 
 
 def sample_weights(n: int) -> Tensor:
@@ -109,7 +109,7 @@ def test_the_two_targets_differ_in_train_mode_alone():
         for root in ROOT_OF.values():
             kfac = KFAC(model, damping=0.1, ema=1.0, fisher=root)
             observe(kfac, x)
-            by_target.append(kfac.blocks["0"].averages["G"])
+            by_target.append(average(kfac, "0", "G"))
         error = torch.linalg.norm(by_target[0] - by_target[1]) / torch.linalg.norm(by_target[0])
         assert float(error) > 0.05 if training else float(error) < 1e-12
 
@@ -143,7 +143,7 @@ def test_empirical_factors_are_those_of_the_loss():
     gradients = torch.autograd.grad(loss, list(points.values()))
     for name, g in zip(("0", "2"), gradients, strict=True):
         expected = sum(torch.outer(row, row) for row in g) / 4
-        assert_close(kfac.blocks[name].averages["G"][0], expected, **EXACT)
+        assert_close(average(kfac, name, "G")[0], expected, **EXACT)
 
 
 # --- inverses -----------------------------------------------------------------------------------
@@ -185,15 +185,15 @@ def test_gradients_are_multiplied_with_the_dense_inverse(net, kind, target):
 
 
 @pytest.mark.parametrize("kind", ["factored", "exact"])
-def test_a_layer_that_never_changes_the_output_is_damped_alone(kind):
+def test_a_layer_without_influence_has_nothing_but_its_damping(kind):
     """A factor of zeros: π is 1, and nothing is NaN."""
     model, x = mlp(), torch.randn(4, 5)
     nn.init.zeros_(model[2].weight)  # so the first layer has no influence: its G is zero
     kfac = KFAC(model, damping=0.04, ema=1.0, fisher="exact", damping_kind=kind)
     observe(kfac, x)
-    assert not kfac.blocks["0"].averages["G"].any()
+    assert not average(kfac, "0", "G").any()
     set_gradients(model)
-    grad, a = layer_gradient(model[0])[0], kfac.blocks["0"].averages["A"][0]
+    grad, a = layer_gradient(model[0])[0], average(kfac, "0", "A")[0]
     kfac.precondition_()
     level = 0.2 * (a + 0.2 * torch.eye(6)) if kind == "factored" else 0.04 * torch.eye(6)
     assert_close(layer_gradient(model[0])[0], torch.linalg.solve(level, grad.mT).mT, **EXACT)
@@ -205,7 +205,7 @@ def test_a_frozen_bias_is_left_out_and_left_alone():
     kfac = KFAC(model, damping=0.1, ema=1.0, fisher="exact")
     observe(kfac, x)
     assert_factors(kfac, reference.kronecker_factors(model, x, ["0", "2"]))
-    assert kfac.blocks["0"].averages["A"].shape == (1, 5, 5)
+    assert average(kfac, "0", "A").shape == (1, 5, 5)
     set_gradients(model)
     factors = reference.kronecker_factors(model, x, ["0"])["0"]
     expected = reference.preconditioned(model[0], factors, 0.1)
@@ -242,14 +242,14 @@ def test_layers_without_gradient_or_curvature_are_left_alone():
         ({"variance": 0.0}, "Invalid variance=0.0. Must be larger than 0."),
         (
             {"likelihood": "poisson"},
-            "Invalid likelihood='poisson'. Must be 'categorical' or 'gaussian'.",
+            "Invalid likelihood='poisson'. Must be one of 'categorical', 'gaussian'.",
         ),
         (
             {"damping_kind": "none"},
-            "Invalid damping_kind='none'. Must be one of ('factored', 'exact').",
+            "Invalid damping_kind='none'. Must be one of 'factored', 'exact'.",
         ),
-        ({"weighting": "a"}, "Invalid weighting='a'. Must be one of ('gradients', 'both')."),
-        ({"sharing": "a"}, "Invalid sharing='a'. Must be one of ('expand', 'reduce')."),
+        ({"weighting": "a"}, "Invalid weighting='a'. Must be one of 'gradients', 'both'."),
+        ({"sharing": "a"}, "Invalid sharing='a'. Must be one of 'expand', 'reduce'."),
         ({"head": "x"}, "Invalid head='x'. Must be the name of a layer: 0, 2."),
         ({"exclude": ["x", "y"]}, "Invalid exclude: the model has no layer x, y."),
     ],
@@ -288,7 +288,7 @@ def test_outputs_and_weights_of_the_wrong_shape_are_refused():
 def test_the_representation_shows_every_setting():
     kfac = KFAC(mlp(), damping=0.1, ema=0.2, fisher="top(3)", head="2")
     assert repr(kfac) == (
-        "KFAC(2 layers of Sequential, damping=0.1, ema=0.2, fisher='top(3)', "
-        "likelihood='categorical', damping_kind='factored', weighting='gradients', "
-        "sharing='expand', norm_layers=False, head='2')"
+        "KFAC(Sequential, damping=0.1, ema=0.2, fisher='top(3)', likelihood='categorical', "
+        "variance=1.0, head='2', track_norms=False, seed=0, weighting='gradients', "
+        "sharing='expand', norm_layers=False, exclude=(), damping_kind='factored')"
     )

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import reference
 import torch
-from checks import layer_gradient
+from checks import average, averages, layer_gradient
 from nets import batch_norm_net, observe, set_gradients
 from tolerances import BFLOAT16, SINGLE
+from torch import Tensor, nn
 from torch.testing import assert_close
 
-from ocar.curvature import KFAC
+from ocar.curvature import EKFAC, FOOF, KFAC
 
 
 @pytest.mark.parametrize("kind", ["factored", "exact"])
@@ -25,8 +26,8 @@ def test_single_precision_is_close_to_double(kind):
         set_gradients(model)
         kfac.precondition_()
         rewritten.append([p.grad for p in model.parameters()])
-        for block in kfac.blocks.values():
-            assert {t.dtype for t in block.tensors()} == {dtype}
+        for block in kfac.blocks:
+            assert block.buffer.averages.dtype == block.buffer.estimates.dtype == dtype
     for double, single in zip(*rewritten, strict=True):
         assert single.dtype == torch.float32
         assert_close(single.double(), double, **SINGLE)
@@ -34,7 +35,7 @@ def test_single_precision_is_close_to_double(kind):
 
 @pytest.mark.parametrize("inside", ["forward", "all"])
 def test_autocast_keeps_factors_in_single_precision(inside):
-    """Whether the update and the inverse are inside of autocast too, or the forward alone."""
+    """Whether the update and the inverse are inside of autocast too, or only the forward pass."""
     factors = []
     for enabled in (False, True):
         torch.manual_seed(0)
@@ -42,17 +43,17 @@ def test_autocast_keeps_factors_in_single_precision(inside):
         kfac = KFAC(model, damping=0.01, ema=1.0, fisher="exact")
         everything = torch.autocast("cpu", torch.bfloat16, enabled=enabled and inside == "all")
         with everything:
-            with torch.autocast("cpu", torch.bfloat16, enabled=enabled), kfac.capture():
+            with torch.autocast("cpu", torch.bfloat16, enabled=enabled), kfac.record():
                 outputs = model(x)
             assert outputs.dtype == (torch.bfloat16 if enabled else torch.float32)
             kfac.update(outputs)
             set_gradients(model)
             kfac.precondition_()
-        factors.append([t for b in kfac.blocks.values() for t in b.averages.values()])
-    results = {name: layer_gradient(model.get_submodule(name)).double() for name in kfac.blocks}
+        factors.append(list(averages(kfac).values()))
+    results = {name: layer_gradient(model.get_submodule(name)).double() for name in kfac.layers}
     set_gradients(model.double())
-    for name, block in kfac.blocks.items():
-        own = tuple(block.averages[key].double() for key in ("A", "G"))
+    for name in kfac.layers:
+        own = tuple(average(kfac, name, key).double() for key in ("A", "G"))
         expected = reference.preconditioned(model.get_submodule(name), own, 0.01)
         error = torch.linalg.norm(results[name] - expected) / torch.linalg.norm(expected)
         assert float(error) < SINGLE["rtol"]
@@ -62,3 +63,39 @@ def test_autocast_keeps_factors_in_single_precision(inside):
     ]
     assert {half.dtype for half in factors[1]} == {torch.float32}
     assert 0 < float(max(errors)) < BFLOAT16
+
+
+class Mixed(nn.Module):
+    """A body in single precision and a head in double."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(4, 4, 3, groups=2).float()
+        self.body = nn.Linear(12, 4).float()
+        self.head = nn.Linear(4, 3).double()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.body(self.conv(x).flatten(1))).double())
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("kind", [KFAC, EKFAC, FOOF])
+def test_layers_may_have_several_types(kind, threads):
+    """The factors are in the widest of them."""
+    before, rewritten = torch.get_num_threads(), []
+    torch.set_num_threads(threads)
+    try:
+        for dtype in (None, torch.float64):
+            torch.manual_seed(0)
+            model, x = Mixed().to(dtype), torch.randn(4, 4, 5).to(dtype or torch.float32)
+            curvature = kind(model, damping=0.01, ema=1.0, fisher="exact")
+            for _ in range(2):
+                observe(curvature, x)
+            assert averages(curvature)["body.A"].dtype == torch.float64
+            set_gradients(model)
+            curvature.precondition_()
+            rewritten.append([p.grad for p in model.parameters()])
+    finally:
+        torch.set_num_threads(before)
+    for mixed, double in zip(*rewritten, strict=True):
+        assert_close(mixed.double(), double, **SINGLE)

@@ -12,7 +12,7 @@ from tolerances import BITWISE
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from ocar.curvature import KFAC, Curvature, DenseFisher
+from ocar.curvature import EKFAC, FOOF, KFAC, Curvature, DenseFisher
 from ocar.errors import CheckpointError
 
 MAKERS: dict[str, Callable[[nn.Module], Curvature]] = {
@@ -20,6 +20,10 @@ MAKERS: dict[str, Callable[[nn.Module], Curvature]] = {
     "kfac-exact-damping": lambda m: KFAC(
         m, damping=lambda s: 0.1 / (s + 1), ema=0.3, damping_kind="exact", fisher="top(1)"
     ),
+    "ekfac": lambda m: EKFAC(
+        m, damping=lambda s: 0.1 / (s + 1), ema=0.3, basis_every=2, norm_layers=True
+    ),
+    "foof": lambda m: FOOF(m, damping=lambda s: 0.1 / (s + 1), ema=0.3),
     "dense": lambda m: DenseFisher(m, damping=lambda s: 0.1 / (s + 1), ema=0.3, fisher="sampled"),
 }
 
@@ -48,7 +52,7 @@ def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
 @pytest.mark.parametrize("stop", [0, 1, 2, 3, 4, 5])
 @pytest.mark.parametrize("maker", MAKERS)
 def test_a_restored_curvature_goes_on_to_the_bit(maker, stop):
-    """Saved after any step: also between an update and the inverse that it asks for."""
+    """Saved after any step, also before the first and across a renewal of E-KFAC's basis."""
     model = batch_norm_net()
     original = MAKERS[maker](model)
     steps(original, 0, stop)
@@ -135,11 +139,11 @@ REFUSED = {
     ),
     "missing statistic": (
         without("averages.2.G"),
-        "Layer '2' needs the statistics ['A', 'G']; the checkpoint has ['A'].",
+        "The checkpoint has other curvature: ['2.G']. Here: {'2.G': (1, 3, 3)}.",
     ),
     "unknown statistic": (
         with_value("averages.2.F", torch.zeros(1)),
-        "Layer '2' needs the statistics ['A', 'G']; the checkpoint has ['A', 'F', 'G'].",
+        "The checkpoint has other curvature: {'2.F': (1,)}. Here: {'2.F': None}.",
     ),
     "unknown layer": (
         with_value("averages.7.A", torch.zeros(1)),
@@ -147,13 +151,19 @@ REFUSED = {
     ),
     "shape of A": (
         with_value("averages.2.A", torch.zeros(1, 2, 2)),
-        "Statistic 'A' of layer '2' has shape (1, 2, 2) in the checkpoint; "
-        "the layer needs (1, 5, 5).",
+        "The checkpoint has other curvature: {'2.A': (1, 2, 2)}. Here: {'2.A': (1, 5, 5)}.",
     ),
     "shape of G": (
         with_value("averages.2.G", torch.zeros(1, 2, 2)),
-        "Statistic 'G' of layer '2' has shape (1, 2, 2) in the checkpoint; "
-        "the layer needs (1, 3, 3).",
+        "The checkpoint has other curvature: {'2.G': (1, 2, 2)}. Here: {'2.G': (1, 3, 3)}.",
+    ),
+    "missing count": (
+        without("averages.2.G.count"),
+        "The checkpoint has other curvature: ['2.G.count']. Here: {'2.G.count': ()}.",
+    ),
+    "shape of a count": (
+        with_value("averages.2.G.count", torch.zeros(2)),
+        "The checkpoint has other curvature: {'2.G.count': (2,)}. Here: {'2.G.count': ()}.",
     ),
 }  # fmt: skip
 
@@ -176,6 +186,7 @@ def test_states_that_do_not_fit_are_refused_and_nothing_changes(case):
 
 @pytest.mark.parametrize("kind", ["norm", "embedding"])
 def test_statistics_of_other_blocks_are_checked_too(kind):
+    """Nothing is loaded if one of them does not fit."""
     first = nn.Embedding(4, 4) if kind == "embedding" else nn.LayerNorm(4)
     model = nn.Sequential(first, nn.Linear(4, 3))
     x = torch.randint(4, (3,)) if kind == "embedding" else torch.randn(3, 4)
@@ -183,13 +194,17 @@ def test_statistics_of_other_blocks_are_checked_too(kind):
     observe(kfac, x)
     state = copy.deepcopy(kfac.state_dict())
     kfac.load_state_dict(state)
+    before = copy.deepcopy(state)
+    for value in state.values():
+        value.zero_()
     state["averages.0.F"] = torch.zeros(9)
     needed = "(4, 4)" if kind == "embedding" else "(4, 2, 2)"
     with pytest.raises(CheckpointError) as caught:
         kfac.load_state_dict(state)
     assert str(caught.value) == (
-        f"Statistic 'F' of layer '0' has shape (9,) in the checkpoint; the layer needs {needed}."
+        f"The checkpoint has other curvature: {{'0.F': (9,)}}. Here: {{'0.F': {needed}}}."
     )
+    assert same(kfac.state_dict(), before)
 
 
 def test_a_full_fisher_of_another_size_is_refused():
@@ -197,8 +212,43 @@ def test_a_full_fisher_of_another_size_is_refused():
     observe(dense, torch.randn(4, 5))
     state = copy.deepcopy(dense.state_dict())
     other = DenseFisher(mlp((5, 3, 3)), damping=0.1, ema=0.3)
+    observe(other, torch.randn(4, 5))
+    before = copy.deepcopy(other.state_dict())
     with pytest.raises(CheckpointError) as caught:
         other.load_state_dict(state)
     assert str(caught.value) == (
-        "The full Fisher needs one matrix of size (30, 30); the checkpoint has {'model': (39, 39)}."
+        "The full Fisher needs one matrix of size (30, 30); "
+        "the checkpoint has {'model': (39, 39), 'count': ()}."
     )
+    assert same(other.state_dict(), before)
+
+
+# --- what a roll back needs ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("maker", MAKERS)
+def test_the_tensors_of_a_curvature_undo_an_update(maker):
+    """What the guard copies: averages and counts, also where classes came with the batch."""
+    results = []
+    for rolled_back in (False, True):
+        torch.manual_seed(1)
+        curvature = MAKERS[maker](batch_norm_net())
+        steps(curvature, 0, 3)
+        x = torch.randn(4, 2, 5, 5)
+        if rolled_back:
+            copies = [tensor.clone() for tensor in curvature.tensors()]
+            draws = curvature.generator.get_state()
+            with curvature.record():
+                outputs = curvature.model(2 * x)
+            curvature.estimate(outputs, active=active(1))
+            curvature.renew(0.1, 0.3)
+            changed = [not torch.equal(*p) for p in zip(curvature.tensors(), copies, strict=True)]
+            assert all(changed) or maker == "foof"  # it does not know the head
+            for tensor, copy_ in zip(curvature.tensors(), copies, strict=True):
+                tensor.copy_(copy_)
+            curvature.generator.set_state(draws)
+        observe(curvature, x, active=active(2))
+        set_gradients(curvature.model)
+        curvature.precondition_()
+        results.append([p.grad.clone() for p in curvature.model.parameters()])
+    assert_close(*results, **BITWISE)

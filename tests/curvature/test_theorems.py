@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 import reference
 import torch
+from checks import average
 from nets import MeanOverLocations, conv_net, mlp, observe
 from tolerances import EXACT
 from torch import Tensor, nn
@@ -17,10 +18,8 @@ from ocar.curvature import KFAC, DenseFisher
 
 def kfac_block(kfac: KFAC, name: str) -> Tensor:
     """A ⊗ G as a matrix, for vec of ``(d_out, d_in)`` row by row."""
-    averages = kfac.blocks[name].averages
-    return torch.block_diag(
-        *(torch.kron(g, a) for a, g in zip(averages["A"], averages["G"], strict=True))
-    )
+    factors = zip(average(kfac, name, "A"), average(kfac, name, "G"), strict=True)
+    return torch.block_diag(*(torch.kron(g, a) for a, g in factors))
 
 
 def gaussian(model: nn.Module, **options: object) -> KFAC:

@@ -172,6 +172,8 @@ def _shaped(flat: Tensor, weight: Tensor) -> Tensor:
 def _forward(
     conv: nn.Conv2d, flipped: _Flipped | None, weights: WeightGradients | None, x: Tensor
 ) -> Tensor:
+    if torch.is_autocast_enabled(x.device.type):  # inputs and gradients differ in type
+        return conv._conv_forward(x, conv.weight, conv.bias)
     apply = cast("Callable[..., Tensor]", _Convolution.apply)
     own = flipped if flipped is not None and flipped.is_of(conv.weight) else None
     return apply(x, conv.weight, conv.bias, own, conv, weights)

@@ -55,8 +55,9 @@ class FoldedResNet:
         torch._foreach_mul_(scales, [n.weight.detach() for n in norms])
         shifts = torch._foreach_mul([_present(n.running_mean) for n in norms], scales)
         shifts = torch._foreach_sub([n.bias.detach() for n in norms], shifts)
-        seconds, shortcuts = zip(*((shifts[i], shifts[j]) for i, j in self._joint), strict=True)
-        torch._foreach_add_(seconds, shortcuts)
+        if self._joint:
+            seconds, shortcuts = zip(*((shifts[i], shifts[j]) for i, j in self._joint), strict=True)
+            torch._foreach_add_(seconds, shortcuts)
         torch._foreach_copy_([part.own_bias for part in parts], shifts)
         for part, scale in zip(parts, scales, strict=True):
             torch.mul(part.conv.weight, scale.view(-1, 1, 1, 1), out=part.own_weight)

@@ -39,7 +39,7 @@ def gram(operands: Sequence[Operand], scales: Sequence[float], outs: Sequence[Te
 
 
 def _gram(t: Tensor, scale: float, out: Tensor) -> None:
-    rows = _rows(t)
+    rows = _rows(t).to(out.dtype)
     with _tensor_cores(rows):
         torch.baddbmm(out, rows, rows.mT, beta=0, alpha=scale, out=out)
 

@@ -6,7 +6,7 @@ The three operations work on one :class:`~ocar.accel.buffer.FactorBuffer`: ``mix
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -40,27 +40,47 @@ def mix_and_damp(
     Returns:
         Whether the estimates are finite, a scalar of bool. If not, the averages stay.
     """
-    names = [name for pair in pairs for name in pair.names]
+    ok = are_finite(buffer, pairs)
+    take_estimates(buffer, pairs, rates, dims, damping, ok)
+    return ok
+
+
+def are_finite(buffer: FactorBuffer, pairs: Pairs) -> Tensor:
+    """Whether all estimates are finite, a scalar of bool."""
     # Factors have sums of squares on their diagonals, so that anything infinite shows there.
-    traces = [buffer.estimate(name).diagonal(dim1=-2, dim2=-1).sum() for name in names]
+    traces = [
+        buffer.estimate(name).diagonal(dim1=-2, dim2=-1).sum()
+        for pair in pairs
+        for name in pair.names
+    ]
     ok = torch.stack(traces).sum().isfinite()
-    if known(ok) is not False:
-        for name in names:
-            old, new = buffer.average(name), buffer.estimate(name)
-            if known(ok) is None:
-                new = torch.where(ok, new, old)
-            old.lerp_(new, rates[buffer.index(name)].to(old.dtype))
-    else:
+    if known(ok) is False:
         infinite = zip(traces, (pair.layer for pair in pairs for _ in range(2)), strict=True)
         buffer.derived["infinite"] = list(
             dict.fromkeys(layer for trace, layer in infinite if not trace.isfinite())
         )
+    return ok
+
+
+def take_estimates(
+    buffer: FactorBuffer,
+    pairs: Pairs,
+    rates: Tensor,
+    dims: Tensor,
+    damping: Tensor | float,
+    ok: Tensor,
+) -> None:
+    """:func:`mix_and_damp` once it is known whether the estimates are taken."""
     for pair in pairs:
-        a, g = pair.names
-        for name, level in zip((a, g), _levels(buffer, pair, dims, damping), strict=True):
+        for name in pair.names:
+            old, new = buffer.average(name), buffer.estimate(name)
+            if known(ok) is None:
+                new = torch.where(ok, new, old)
+            if known(ok) is not False:
+                old.lerp_(new, rates[buffer.index(name)].to(old.dtype))
+        for name, level in zip(pair.names, _levels(buffer, pair, dims, damping), strict=True):
             damped = buffer.estimate(name).copy_(buffer.average(name))
             damped.diagonal(dim1=-2, dim2=-1).add_(level.unsqueeze(-1))
-    return ok
 
 
 def _levels(
@@ -90,13 +110,23 @@ def invert(buffer: FactorBuffer, pairs: Pairs) -> Tensor:
         How many factors have no inverse, a scalar of int64. If there are any, the old inverses
         stay.
     """
-    names = [name for pair in pairs for name in pair.names]
-    found = [linalg.inverse(buffer.estimate(name)) for name in names]
-    failed = torch.stack([bad for _, bad in found]).sum()
-    for name, (inverse, _) in zip(names, found, strict=True):
+    found, failed = find_inverses(buffer, pairs)
+    replace_inverses(buffer, found, failed)
+    return failed
+
+
+def find_inverses(buffer: FactorBuffer, pairs: Pairs) -> tuple[dict[str, Tensor], Tensor]:
+    """The inverse of each damped factor, and how many factors have none."""
+    found = {n: linalg.inverse(buffer.estimate(n)) for pair in pairs for n in pair.names}
+    failed = torch.stack([bad for _, bad in found.values()]).sum()
+    return {name: inverse for name, (inverse, _) in found.items()}, failed
+
+
+def replace_inverses(buffer: FactorBuffer, found: Mapping[str, Tensor], failed: Tensor) -> None:
+    """Write new inverses over the old ones, unless there was a failure."""
+    for name, inverse in found.items():
         place = buffer.view(inverses(buffer), name)
         torch.where(failed > 0, place, inverse, out=place)
-    return failed
 
 
 def inverses(buffer: FactorBuffer) -> Tensor:
@@ -125,5 +155,6 @@ def precondition(
     flat, results = inverses(buffer), []
     for pair, gradient in zip(pairs, gradients, strict=True):
         a, g = (buffer.view(flat, name) for name in pair.names)
-        results.append(g @ gradient().to(g.dtype) @ a)
+        own = gradient()
+        results.append((g @ own.to(g.dtype) @ a).to(own.dtype))
     return results

@@ -1,8 +1,8 @@
 """Kronecker factors on the host: Cholesky factors and triangular solves instead of inverses.
 
 Two triangular solves cost what one product with an inverse costs, and two thirds of the work of
-an inverse are saved. A damping is added to a diagonal for the time of a factorisation only, and a
-few numbers are computed without tensors: copies and calls cost most for small layers.
+an inverse are saved. A few numbers are computed without tensors: for small layers the calls cost
+most.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ocar.accel import linalg
 from ocar.accel.buffer import FactorBuffer, Pair
-from ocar.accel.kronecker import Pairs, invert, mix_and_damp, precondition
+from ocar.accel.kronecker import Pairs, are_finite, invert, mix_and_damp, precondition
 from ocar.accel.rows import Rows
 
 _WIDE = 256  # inputs from which it pays to leave out those that were always zero
@@ -32,19 +32,15 @@ def _mix_and_damp(
     buffer: FactorBuffer, pairs: Pairs, rates: Tensor, dims: Tensor, damping: Tensor | float
 ) -> Tensor:
     names = [name for pair in pairs for name in pair.names]
-    finite = {n: math.isfinite(buffer.estimate(n).diagonal(dim1=1, dim2=2).sum()) for n in names}
-    if all(finite.values()):
-        weights = rates.tolist()
-        if len(names) == len(weights) and len(set(weights)) == 1:
-            buffer.averages.lerp_(buffer.estimates, weights[0])
-        else:
-            for name in names:
-                weight = weights[buffer.index(name)]
-                buffer.average(name).lerp_(buffer.estimate(name), weight)
-    else:
-        layers = [pair.layer for pair in pairs for _ in range(2)]
-        bad = (layer for layer, good in zip(layers, finite.values(), strict=True) if not good)
-        buffer.derived["infinite"] = list(dict.fromkeys(bad))
+    ok = are_finite(buffer, pairs)
+    weights = rates.tolist()
+    together = len(names) == len(weights) and len(set(weights)) == 1
+    if ok and together:
+        buffer.averages.lerp_(buffer.estimates, weights[0])
+    elif ok:
+        for name in names:
+            buffer.average(name).lerp_(buffer.estimate(name), weights[buffer.index(name)])
+    buffer.estimates.copy_(buffer.averages)
     sizes, levels = dims.tolist(), buffer.derived.setdefault("levels", {})
     for pair in pairs:
         a, g = (
@@ -57,7 +53,10 @@ def _mix_and_damp(
         ratios = [x / y if x > 0 and y > 0 else 1.0 for x, y in zip(a, g, strict=True)]
         levels[pair.names[0]] = [math.sqrt(ratio * damping) for ratio in ratios]
         levels[pair.names[1]] = [math.sqrt(damping / ratio) for ratio in ratios]
-    return torch.tensor(all(finite.values()))
+        for name in pair.names:
+            for damped, level in zip(buffer.estimate(name), levels[name], strict=True):
+                damped.diagonal().add_(level)
+    return ok
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +98,7 @@ class _Factored:
 @invert.implementation("host", when=_on_host)
 def _invert(buffer: FactorBuffer, pairs: Pairs) -> Tensor:
     found = {pair.layer: _factor(buffer, pair) for pair in pairs}
-    reasons = [reason for reason in found.values() if isinstance(reason, str)]
+    reasons = [reason for own in found.values() if isinstance(own, list) for reason in own]
     if reasons:
         buffer.derived["reason"] = reasons[0]
     else:
@@ -107,26 +106,41 @@ def _invert(buffer: FactorBuffer, pairs: Pairs) -> Tensor:
     return torch.tensor(len(reasons))
 
 
-def _factor(buffer: FactorBuffer, pair: Pair) -> _Factored | str:
+def _factor(buffer: FactorBuffer, pair: Pair) -> _Factored | list[str]:
     """The factors of a layer, or why there are none."""
+    used, levels = _used_inputs(buffer, pair), buffer.derived.get("levels", {})
     factors: list[Tensor] = []
-    used = _used_inputs(buffer, pair)
+    reasons: list[str] = []
     for side, name in zip(("inputs", "outputs"), pair.names, strict=True):
-        matrix, levels = buffer.average(name), buffer.derived["levels"][name]
-        if side == "inputs" and used is not None:
-            matrix = matrix[0].index_select(0, used).index_select(1, used).unsqueeze(0)
-        diagonal = matrix.diagonal(dim1=1, dim2=2)
-        before = diagonal.clone()
-        diagonal += torch.tensor(levels, dtype=matrix.dtype).unsqueeze(-1)
-        factor = linalg.cholesky(matrix)
-        diagonal.copy_(before)
+        matrix, own = buffer.estimate(name), used if side == "inputs" else None
+        factor = linalg.cholesky(_rows_and_columns(matrix, own))
+        if factor is None and matrix.dtype != torch.float64 and name in levels:
+            # The damping may have been lost by rounding.
+            exact = _rows_and_columns(buffer.average(name).double(), own)
+            damping = torch.tensor(levels[name], dtype=torch.float64)
+            factor = linalg.cholesky(linalg.add_to_diagonal(exact, damping))
         if factor is None:
             about = f"the {side} of layer {pair.layer!r}"
-            return linalg.not_invertible(matrix, min(levels), name=about)
-        factors.append(factor)
+            level = min(levels.get(name, [0.0]))
+            reasons.append(linalg.not_invertible(buffer.average(name), level, name=about))
+        else:
+            factors.append(factor.to(matrix.dtype))
+    if reasons:
+        return reasons
     a, g = factors
     of_g = g if pair.linear else torch.cholesky_inverse(g)
-    return _Factored(a, of_g, pair.linear, used, buffer.derived["levels"][pair.names[0]][0])
+    unused = 0.0
+    if used is not None:  # A is zero there, so that only the damping is left
+        mask = torch.ones(pair.d_in, dtype=torch.bool).index_fill_(0, used, False)
+        unused = float(buffer.estimate(pair.names[0])[0].diagonal()[mask][0])
+    return _Factored(a, of_g, pair.linear, used, unused)
+
+
+def _rows_and_columns(matrix: Tensor, used: Tensor | None) -> Tensor:
+    """Some rows and columns of one matrix ``(1, d, d)``; all of a stack if ``used`` is None."""
+    if used is None:
+        return matrix
+    return matrix[0].index_select(0, used).index_select(1, used).unsqueeze(0)
 
 
 def _used_inputs(buffer: FactorBuffer, pair: Pair) -> Tensor | None:
@@ -151,7 +165,9 @@ def _precondition(
         if factors is None:  # no inverse was ever found
             results.append(torch.zeros_like(gradient()))
         elif own is not None and pair.linear:
-            results.append(factors.solve_rows(*(part.to(dtype) for part in own)))
+            solved = factors.solve_rows(*(part.to(dtype) for part in own))
+            results.append(solved.to(own[1].dtype))
         else:
-            results.append(factors.solve(gradient().to(dtype)))
+            whole = gradient()
+            results.append(factors.solve(whole.to(dtype)).to(whole.dtype))
     return results

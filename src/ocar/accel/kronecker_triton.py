@@ -73,7 +73,8 @@ class _Plan:
         )
         self.largest = max(matrix.size for matrix in self.matrices)
         self.traces = torch.zeros(2, len(self.matrices), device=self._device)
-        self.bad = torch.zeros(len(self.matrices), dtype=torch.int32, device=self._device)
+        # One number for each matrix, and one for all matrices that are too large for the kernels.
+        self.bad = torch.zeros(len(self.matrices) + 1, dtype=torch.int32, device=self._device)
         self._make_blocks()
 
     def _table(self, rows: Sequence[Any]) -> Tensor:
@@ -180,6 +181,8 @@ def _mix_and_damp(
         BLOCK=1 << (plan.largest - 1).bit_length(),
     )
     ok = plan.traces[1].sum().isfinite()  # the diagonals bound the rest
+    if large:
+        ok = ok & kronecker.are_finite(buffer, large)
     launch(
         kernels.mix,
         (len(plan.chunks),),
@@ -187,10 +190,7 @@ def _mix_and_damp(
         *(plan.partners, rates, dims, torch.as_tensor(damping).to(rates), ok, plan.chunks, count),
         BLOCK=_CHUNK,
     )
-    if large:
-        ok = ok & kronecker.mix_and_damp.implementations["plain"](
-            buffer, large, rates, dims, damping
-        )
+    kronecker.take_estimates(buffer, large, rates, dims, damping, ok)
     return ok
 
 
@@ -200,6 +200,10 @@ def _invert(buffer: FactorBuffer, pairs: Pairs) -> Tensor:
 
     small, large = _split(pairs)
     plan, values = _plan(buffer, small), buffer.estimates
+    count = len(plan.matrices)
+    if large:
+        found, others = kronecker.find_inverses(buffer, large)
+        plan.bad[count].copy_(others)
     options = {"SIDE": SIDE, "PRECISION": PRECISION, "num_warps": 1}
     launch(
         kernels.begin, (len(plan.corners),), values, plan.roots, plan.bad, plan.corners, **options
@@ -215,18 +219,19 @@ def _invert(buffer: FactorBuffer, pairs: Pairs) -> Tensor:
                 *(values, plan.panels, plan.roots, plan.bad, plan.blocks, step, below),
                 **options,
             )
-    count = len(plan.matrices)
+    total = count + bool(large)
     launch(
         kernels.finish,
         (len(plan.blocks),),
         *(values, plan.roots, plan.bad, plan.blocks, plan.halves),
-        *(kronecker.inverses(buffer), count),
-        MATRICES=1 << (count - 1).bit_length(),
+        *(kronecker.inverses(buffer), total),
+        MATRICES=1 << (total - 1).bit_length(),
         **options,
     )
-    failed = plan.bad.count_nonzero()
+    failed = plan.bad[:count].count_nonzero()
     if large:
-        failed = failed + invert.implementations["plain"](buffer, large)
+        failed = failed + others
+        kronecker.replace_inverses(buffer, found, failed)
     return failed
 
 
@@ -266,7 +271,7 @@ def _precondition(
     half = multiply(inverses, half, down)  # G⁻¹ · …
     parts = multiply(half, inverses, again).split([gradient.numel() for gradient in own])
     found = {
-        pair.layer: part.view_as(gradient)
+        pair.layer: part.view_as(gradient).to(gradient.dtype)
         for pair, part, gradient in zip(small, parts, own, strict=True)
     }
     others = [by_layer[pair.layer] for pair in large]

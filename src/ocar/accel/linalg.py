@@ -133,6 +133,9 @@ def guarded_inverse(matrix: Tensor, damping: Tensor | float, *, name: str) -> Te
         NumericalError: There is no finite inverse, and the device need not be waited for to know.
     """
     result, failed = inverse(add_to_diagonal(matrix, damping))
+    if known(failed):  # the damping may be lost by rounding
+        result, failed = inverse(add_to_diagonal(matrix.double(), damping))
+        result = result.to(matrix.dtype)
     if known(failed):
         raise NumericalError(not_invertible(matrix, damping, name=name))
     return result

@@ -100,9 +100,10 @@ def _forward(module: nn.BatchNorm2d, x: Tensor) -> Tensor:
         )
     if _fits(module, x):
         return _fused(module, x, None, relu=False)
-    if module.num_batches_tracked is not None:
+    tracks = module.track_running_stats
+    if tracks and module.num_batches_tracked is not None:
         module.num_batches_tracked.add_(1)
-    running = module.running_mean, module.running_var
+    running = (module.running_mean, module.running_var) if tracks else (None, None)
     apply = cast("Callable[..., Tensor]", _BatchNorm.apply)
     return apply(x, module.weight, module.bias, *running, module.momentum, module.eps)
 

@@ -266,25 +266,30 @@ def _table(places: tuple[tuple[int, int, int], ...], device: torch.device) -> _T
     return _Table(table, checked, total, {"BLOCK": _PIECE, "ALIGNED": aligned})
 
 
-def _is_known(t: Tensor) -> bool:
+def _is_known(t: Tensor, device: torch.device) -> bool:
     dense = t.is_contiguous() or is_channels_last(t)
-    return t.is_cuda and t.dtype == torch.float32 and dense and t.numel() > 0
+    return t.device == device and t.dtype == torch.float32 and dense and t.numel() > 0
 
 
 def _has_table(tensors: Tensors) -> bool:
-    pieces = sum(-(-t.numel() // _PIECE) for t in tensors.weights)
-    weights = all(map(_is_known, [*tensors.weights, *tensors.statistics]))
-    return weights and pieces > 0 and has_triton(*tensors.weights)
+    checked = [*tensors.weights, *tensors.statistics]
+    if not tensors.weights or not has_triton(*checked):
+        return False
+    return all(_is_known(t, tensors.weights[0].device) for t in checked)
 
 
 @snapshot.implementation("triton", when=_has_table)
 def _snapshot_by_kernel(tensors: Tensors) -> Snapshot:
+    device = tensors.weights[0].device
     groups = zip((2, 1, 0), (tensors.weights, tensors.statistics, tensors.others), strict=True)
     places = tuple(
-        (t.data_ptr(), t.numel(), kind) for kind, group in groups for t in group if _is_known(t)
+        (t.data_ptr(), t.numel(), kind)
+        for kind, group in groups
+        for t in group
+        if _is_known(t, device)
     )
-    table = _table(places, tensors.weights[0].device)
-    unknown = [t for t in tensors.others if not _is_known(t)]
+    table = _table(places, device)
+    unknown = [t for t in tensors.others if not _is_known(t, device)]
     return TableSnapshot(table, Tensors(weights=(), others=unknown))
 
 

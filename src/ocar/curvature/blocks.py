@@ -19,7 +19,7 @@ The Kronecker factors of a layer are, with n samples and L locations,
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -189,6 +189,21 @@ class Blocks(ABC, Generic[L]):
         """Take the next estimate of a statistic whole, where ``when`` is true."""
         self.buffer.counts[self.buffer.index(name)] *= ~when
 
+    def _invert_averages(self, key: str, damping: Tensor | float) -> Tensor:
+        """Invert the damped averages of one statistic of each layer; see :meth:`prepare`."""
+        inverses = self.buffer.derived.setdefault("inverses", {})
+        failed = torch.zeros((), dtype=torch.int64, device=self.buffer.averages.device)
+        for name in self.ready:
+            average = self.buffer.average(f"{name}.{key}")
+            inverse, bad = linalg.inverse(linalg.add_to_diagonal(average, damping))
+            place = inverses.setdefault(name, torch.zeros_like(inverse))
+            place.copy_(torch.where(bad, place, inverse))
+            failed = failed + bad
+            if accel.known(bad):
+                about = f"layer {name!r}"
+                self.buffer.derived["reason"] = linalg.not_invertible(average, damping, name=about)
+        return failed
+
     # State
 
     def tensors(self) -> list[Tensor]:
@@ -197,8 +212,7 @@ class Blocks(ABC, Generic[L]):
 
     def memory_usage(self) -> int:
         """Bytes of the averages and of what is derived from them."""
-        derived = [t for t in self.buffer.derived.values() if isinstance(t, Tensor)]
-        tensors = [self.buffer.averages, self.buffer.estimates, *derived]
+        tensors = [self.buffer.averages, self.buffer.estimates, *_tensors_in(self.buffer.derived)]
         return sum(t.numel() * t.element_size() for t in tensors)
 
     def fit(self) -> None:
@@ -226,30 +240,36 @@ class Blocks(ABC, Generic[L]):
         return state | {f"{name}.count": counts[self.buffer.index(name)] for name in names}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take what :meth:`state` gave.
-
-        Raises:
-            CheckpointError: A statistic is missing, unknown or of another shape.
-        """
+        """Take what :meth:`state` gave and :meth:`check_state` has checked."""
         self.fit()
-        known = {n: tuple(s) for n, s in self._shapes().items()}
-        given = {n: tuple(t.shape) for n, t in state.items() if not n.endswith(".count")}
-        wrong = {n: shape for n, shape in given.items() if known.get(n) != shape}
-        layers = {name.rpartition(".")[0] for name in given}
-        missing = [n for n in known if n.rpartition(".")[0] in layers and n not in given]
-        if wrong or missing:
-            raise CheckpointError(
-                f"The checkpoint has other curvature: {wrong or missing}. "
-                f"Here: { ({n: known.get(n) for n in wrong or missing}) }."
-            )
         self.buffer.averages.zero_()
         self.buffer.counts.zero_()
+        given = [name for name in self.buffer.shapes if name in state]
         for name in given:
             saved = state[name].to(self.buffer.averages)
             self.buffer.average(name).copy_(self._saved(name, saved, back=True))
             self.buffer.counts[self.buffer.index(name)] = state[f"{name}.count"]
         self.buffer.derived.clear()
-        self.ready = layers
+        self.ready = {name.rpartition(".")[0] for name in given}
+
+    def check_state(self, state: Mapping[str, Tensor]) -> None:
+        """Raise if a state does not fit.
+
+        Raises:
+            CheckpointError: A statistic or its count is missing, unknown or of another shape.
+        """
+        known: dict[str, tuple[int, ...]] = {}
+        for name, shape in self._shapes().items():
+            known |= {name: tuple(shape), f"{name}.count": ()}
+        given = {name: tuple(t.shape) for name, t in state.items()}
+        wrong = {name: shape for name, shape in given.items() if known.get(name) != shape}
+        layers = {_layer_of(name) for name in given}
+        missing = [n for n in known if _layer_of(n) in layers and n not in given]
+        if wrong or missing:
+            raise CheckpointError(
+                f"The checkpoint has other curvature: {wrong or missing}. "
+                f"Here: { ({n: known.get(n) for n in wrong or missing}) }."
+            )
 
     def _saved(self, name: str, average: Tensor, *, back: bool = False) -> Tensor:
         """A statistic in the order in which it is saved, or back again."""
@@ -269,6 +289,27 @@ class Blocks(ABC, Generic[L]):
             dtype = torch.promote_types(dtype, parameter.dtype)
         like = torch.empty(0, dtype=dtype, device=parameters[0].device)
         return accel.FactorBuffer(self._shapes(), like=like)
+
+
+def _layer_of(statistic: str) -> str:
+    """The layer of a statistic, or of its count, in a state."""
+    return statistic.removesuffix(".count").rpartition(".")[0]
+
+
+def _tensors_in(thing: object) -> Iterator[Tensor]:
+    """All tensors in dictionaries, sequences and objects."""
+    if isinstance(thing, Tensor):
+        yield thing
+        return
+    values: Iterable[object] = ()
+    if isinstance(thing, Mapping):
+        values = thing.values()
+    elif isinstance(thing, (list, tuple)):
+        values = thing
+    elif hasattr(thing, "__dict__"):
+        values = vars(thing).values()
+    for value in values:
+        yield from _tensors_in(value)
 
 
 class KroneckerBlocks(Blocks[MatrixLayer]):
@@ -308,8 +349,8 @@ class KroneckerBlocks(Blocks[MatrixLayer]):
 
     def infinite(self) -> list[str]:
         """The layers whose last estimate was not finite."""
-        names: list[str] = self.buffer.derived.pop("infinite", [])
-        return names
+        names: list[str] | None = self.buffer.derived.pop("infinite", None)
+        return super().infinite() if names is None else names
 
     def estimate_inputs(self, seen: Mapping[str, Seen]) -> None:
         """A of a batch."""
@@ -450,15 +491,7 @@ class UnitBlocks(Blocks[NormLayer]):
 
     def prepare(self, damping: Tensor | float) -> Tensor:
         """Invert the damped matrices."""
-        inverses = self.buffer.derived.setdefault("inverses", {})
-        failed = torch.zeros((), dtype=torch.int64, device=self.buffer.averages.device)
-        for name in self.ready:
-            damped = linalg.add_to_diagonal(self.buffer.average(f"{name}.F"), damping)
-            inverse, bad = linalg.inverse(damped)
-            place = inverses.setdefault(name, torch.zeros_like(inverse))
-            place.copy_(torch.where(bad, place, inverse))
-            failed = failed + bad
-        return failed
+        return self._invert_averages("F", damping)
 
     def precondition_(self) -> None:
         """Multiply the gradients of each unit with its inverse."""

@@ -56,6 +56,7 @@ def full_precision(method: Callable[Concatenate[C, P], R]) -> Callable[Concatena
 
     @wraps(method)
     def run(self: C, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        self._require_model()
         kind = self.device.type
         rounding = torch.is_autocast_enabled(kind)  # leaving autocast takes longer than this look
         outside = torch.autocast(kind, enabled=False) if rounding else nullcontext()
@@ -228,13 +229,16 @@ class Curvature(ABC):
         Raises:
             ConfigError: This is a specification without a model.
         """
+        self._require_model()
+        self.ok.fill_(True)
+
+    def _require_model(self) -> None:
         if not hasattr(self, "generator"):
             name = type(self).__name__
             raise ConfigError(
                 f"{name} has no model. Give it one, {name}(model, ...), or give it to a learner: "
                 "OCAR(model, curvature=...)."
             )
-        self.ok.fill_(True)
 
     # What it offers
 
@@ -261,27 +265,38 @@ class Curvature(ABC):
             NumericalError: The curvature of the batch is not finite, or the averages have no
                 inverse. On a GPU :meth:`check` raises this, so that nothing waits here.
         """
+        self._require_model()
+        before: dict[str, Tensor] = {}
+        if accel.known(self.ok) is not None:
+            before = {name: value.clone() for name, value in self.state_dict().items()}
         self.begin()
-        draws = self.generator.get_state()
         self.estimate(outputs, weights=weights, targets=targets, active=active)
         damping = at_step(self.damping, self.step)
         self.renew(damping, at_step(self.ema, self.step))
         self._inverse_damping = damping
-        if accel.known(self.ok) is False:
-            self.generator.set_state(draws)
-        if accel.known(self.ok) is not None:
+        finite = accel.known(self.ok)
+        if finite is None:
+            return
+        try:
             self.check()
+        finally:
+            if not finite:
+                self.load_state_dict(before)
 
-    @full_precision
     def precondition_(self) -> None:
         """Multiply the gradients with the damped inverse, in place."""
+        self.rewrite_()
+        self.step += 1
+
+    @full_precision
+    def rewrite_(self) -> None:
+        """:meth:`precondition_` without counting a step, which a recording could not."""
         if self.track_norms:
             before = self._gradient_norm()
             self.apply_()
             self.norm_ratio = self._gradient_norm() / before
         else:
             self.apply_()
-        self.step += 1
 
     def check(self) -> None:
         """Say what went wrong since the last call, if anything. On a GPU this waits.

@@ -59,6 +59,7 @@ class DenseFisher(Curvature):
 
     def record(self) -> AbstractContextManager[object]:
         """A context for the forward pass; nothing is hooked."""
+        self._require_model()
         return Recorder({}, self.model)
 
     @full_precision
@@ -145,15 +146,15 @@ class DenseFisher(Curvature):
         return {"model": self.average, "count": self.buffer.counts[0]}
 
     def _load_averages(self, averages: Mapping[str, Tensor]) -> None:
-        self.buffer = self._new_buffer()
-        self._inverse = None
-        if not averages:
-            return
+        size = sum(p.numel() for p in self.parameters)
         given = {name: tuple(value.shape) for name, value in averages.items()}
-        if given != {"model": tuple(self.average.shape), "count": ()}:
+        if given not in ({}, {"model": (size, size), "count": ()}):
             raise CheckpointError(
-                f"The full Fisher needs one matrix of size {tuple(self.average.shape)}; "
+                f"The full Fisher needs one matrix of size {(size, size)}; "
                 f"the checkpoint has {given}."
             )
-        self.average.copy_(averages["model"])
-        self.buffer.counts.fill_(int(averages["count"]))
+        self.buffer = self._new_buffer()
+        self._inverse = None
+        if given:
+            self.average.copy_(averages["model"])
+            self.buffer.counts.fill_(int(averages["count"]))

@@ -33,7 +33,9 @@ from ocar.curvature.layerwise import LayerCurvature
 
 
 class EigenBlocks(KroneckerBlocks):
-    """A and G for the basis (UA, UG), and the second moments S in it.
+    """A and G for the basis, and the second moments S in it.
+
+    The basis is stored as UA and UG minus the identity, so that zeros are the identity.
 
     Args:
         every: Batches between two bases.
@@ -45,9 +47,6 @@ class EigenBlocks(KroneckerBlocks):
     def __init__(self, *others: Any, every: int, **options: Any) -> None:
         super().__init__(*others, **options)
         self.every = every
-        for name in self.buffer.shapes:
-            if name.endswith((".UA", ".UG")):
-                self.buffer.average(name).diagonal(dim1=-2, dim2=-1).fill_(1.0)
 
     def statistics(self, layer: MatrixLayer) -> dict[str, tuple[int, ...]]:
         """A, G, S of shape ``(groups, d_out, d_in)``, and the basis."""
@@ -55,31 +54,25 @@ class EigenBlocks(KroneckerBlocks):
         size = (layer.groups, layer.d_out, layer.d_in)
         return shapes | {"S": size, "UA": shapes["A"], "UG": shapes["G"]}
 
-    def fit(self) -> None:
-        """Make room for new outputs: their eigenvectors are those of the identity."""
-        before = self.buffer
-        super().fit()
-        for name, shape in self.buffer.shapes.items():
-            if name.endswith(".UG") and shape != before.shapes[name]:
-                known = before.shapes[name][-1]
-                self.buffer.average(name)[:, known:, known:].diagonal(dim1=1, dim2=2).fill_(1.0)
-
     def basis(self, name: str) -> tuple[Tensor, Tensor]:
         """U_A and U_G of a layer."""
-        return self.buffer.average(f"{name}.UA"), self.buffer.average(f"{name}.UG")
+        stored = (self.buffer.average(f"{name}.{key}") for key in self.stored)
+        u_a, u_g = (torch.eye(u.shape[-1], dtype=u.dtype, device=u.device) + u for u in stored)
+        return u_a, u_g
 
     def refresh(self, batches: int) -> None:
         """Renew the bases if it is time."""
         if batches % self.every:
             return
         for name in self.ready:
-            u_a, u_g = self.basis(name)
-            a, g = (self.buffer.average(f"{name}.{key}") for key in ("A", "G"))
-            values_a, vectors_a = linalg.eigen(a, name=f"layer {name!r}")
-            values_g, vectors_g = linalg.eigen(g, name=f"layer {name!r}")
-            u_a.copy_(vectors_a)
-            u_g.copy_(vectors_g)
-            products = values_g.unsqueeze(-1) * values_a.unsqueeze(-2)
+            values = []
+            for key, stored in zip(("A", "G"), self.stored, strict=True):
+                average = self.buffer.average(f"{name}.{key}")
+                own, vectors = linalg.eigen(average, name=f"layer {name!r}")
+                vectors.diagonal(dim1=1, dim2=2).sub_(1.0)
+                self.buffer.average(f"{name}.{stored}").copy_(vectors)
+                values.append(own)
+            products = values[1].unsqueeze(-1) * values[0].unsqueeze(-2)
             self.buffer.average(f"{name}.S").copy_(products)
 
     def estimate(self, seen: Mapping[str, Seen]) -> None:
@@ -87,8 +80,10 @@ class EigenBlocks(KroneckerBlocks):
         super().estimate(seen)
         for name, own in seen.items():
             layer, (u_a, u_g) = self.layers[name], self.basis(name)
-            a = u_a.mT @ self._inputs(layer, own.x, own.weights)  # (n, groups, d_in, L)
-            g = u_g.mT @ self._gradients(layer, own.g)  # (columns, n, groups, d_out, L)
+            # The gradient of a sample is a sum over its locations, however A and G count them, and
+            # its weight is in g.
+            a = u_a.mT @ layer.inputs(own.x).to(u_a.dtype)  # (n, groups, d_in, L)
+            g = u_g.mT @ layer.gradients(own.g).to(u_g.dtype)  # (columns, n, groups, d_out, L)
             moments = (g @ a.mT).square().sum(0).mean(0)
             self.buffer.estimate(f"{name}.S").copy_(moments)
 
@@ -125,7 +120,7 @@ class EigenBlocks(KroneckerBlocks):
 
     def _saved(self, name: str, average: Tensor, *, back: bool = False) -> Tensor:
         layer, _, key = name.rpartition(".")
-        dims = {"A": (1, 2), "UA": (1,), "S": (2,)}.get(key, ())
+        dims = {"A": (1, 2), "UA": (1,)}.get(key, ())  # S is of eigenvectors, not of inputs
         return self.layers[layer].to_saved(average, dims, back=back)
 
 

@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ocar import accel
@@ -48,15 +47,7 @@ class InputBlocks(Blocks[MatrixLayer]):
 
     def prepare(self, damping: Tensor | float) -> Tensor:
         """Invert the damped A."""
-        inverses = self.buffer.derived.setdefault("inverses", {})
-        failed = torch.zeros((), dtype=torch.int64, device=self.buffer.averages.device)
-        for name in self.ready:
-            damped = linalg.add_to_diagonal(self.buffer.average(f"{name}.A"), damping)
-            inverse, bad = linalg.inverse(damped)
-            place = inverses.setdefault(name, torch.zeros_like(inverse))
-            place.copy_(torch.where(bad, place, inverse))
-            failed = failed + bad
-        return failed
+        return self._invert_averages("A", damping)
 
     def precondition_(self) -> None:
         """Multiply the gradients with the inverse of A."""

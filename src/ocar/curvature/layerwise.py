@@ -109,6 +109,7 @@ class LayerCurvature(Curvature):
 
     def record(self) -> Recorder:
         """A context for the forward pass that :meth:`update` will use."""
+        self._require_model()
         return self._recorder
 
     def follow(self) -> AbstractContextManager[None]:
@@ -249,14 +250,19 @@ class LayerCurvature(Curvature):
     def _load_averages(self, averages: Mapping[str, Tensor]) -> None:
         averages = dict(averages)
         active = averages.pop("active_outputs", None)
-        self._batches = int(averages.pop("batches", 0))
+        batches = int(averages.pop("batches", 0))
         by_layer = {name.removesuffix(".count").rpartition(".")[0] for name in averages}
         unknown = sorted(by_layer - self.layers.keys())
         if unknown:
             raise CheckpointError(f"The checkpoint has curvature of {unknown[0]!r}, no layer here.")
+        states = []
         for block in self.blocks:
             own = tuple(f"{name}." for name in block.layers)
-            block.load({name: value for name, value in averages.items() if name.startswith(own)})
+            states.append({n: value for n, value in averages.items() if n.startswith(own)})
+            block.check_state(states[-1])
+        self._batches = batches
+        for block, state in zip(self.blocks, states, strict=True):
+            block.load(state)
         if self._head is not None:
             self._head.active.fill_(-1)
             if active is not None:

@@ -261,7 +261,7 @@ class OCARTransform(Transform):
 
     def rewrite_(self) -> None:
         """Precondition the gradients."""
-        self.curvature.apply_()
+        self.curvature.rewrite_()
 
     def ok(self) -> Tensor:
         """Whether the curvature of the batch was finite."""

@@ -1,4 +1,4 @@
-"""Hooks: what is recorded, what is refused, and that nothing remains."""
+"""The recorder: what it keeps, what is refused, and that no hook remains."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 from ocar.curvature import KFAC
-from ocar.curvature.recorder import Capture, pull_back
+from ocar.curvature.recorder import Recorder, pull_back
 from ocar.errors import ModelError
 
 
@@ -35,7 +35,7 @@ def test_hooks_are_gone_after_the_context():
     model, x = batch_norm_net(), torch.randn(4, 2, 5, 5)
     kfac = make(model)
     assert count_hooks(model) == 0
-    with kfac.capture():
+    with kfac.record():
         assert count_hooks(model) == 3
         outputs = model(x)
     assert count_hooks(model) == 0
@@ -46,7 +46,7 @@ def test_hooks_are_gone_after_the_context():
 def test_hooks_are_gone_after_an_error():
     model = mlp()
     kfac = make(model)
-    with pytest.raises(RuntimeError, match="mat1 and mat2"), kfac.capture():
+    with pytest.raises(RuntimeError, match="mat1 and mat2"), kfac.record():
         model(torch.randn(4, 7))
     assert count_hooks(model) == 0
     observe(kfac, torch.randn(4, 5))
@@ -56,7 +56,7 @@ def test_forward_passes_outside_the_context_do_not_count():
     model, x = mlp(), torch.randn(4, 5)
     kfac = make(model)
     model(torch.randn(2, 5))
-    with kfac.capture():
+    with kfac.record():
         outputs = model(x)
     with torch.no_grad():
         model(torch.randn(3, 5))
@@ -64,23 +64,23 @@ def test_forward_passes_outside_the_context_do_not_count():
     assert_factors(kfac, reference.kronecker_factors(model, x, ["0", "2"]))
 
 
-def test_a_second_capture_replaces_the_first():
+def test_a_second_recording_replaces_the_first():
     model, x = mlp(), torch.randn(4, 5)
     kfac = make(model)
-    with kfac.capture():
+    with kfac.record():
         model(torch.randn(2, 5))
     observe(kfac, x)
     assert_factors(kfac, reference.kronecker_factors(model, x, ["0", "2"]))
 
 
-def test_the_graph_is_let_go_after_the_update():
+def test_the_graph_is_freed_after_the_update():
     model, x = mlp(), torch.randn(4, 5)
     kfac = make(model)
     observe(kfac, x)
-    assert not kfac.capture().inputs
+    assert not kfac.record().inputs
     with pytest.raises(ModelError) as caught:
         kfac.update(model(x))
-    assert str(caught.value) == ("No forward pass was captured. Call the model inside capture().")
+    assert str(caught.value) == ("No forward pass was recorded. Call the model inside record().")
 
 
 def test_the_loss_can_be_differentiated_after_the_update():
@@ -148,7 +148,7 @@ def test_a_layer_that_is_called_twice_is_refused():
     with pytest.raises(ModelError) as caught:
         observe(make(model), torch.randn(4, 4))
     assert str(caught.value) == (
-        "Layer 'body' (Linear) was called twice in one capture. Curvature of a layer that is "
+        "Layer 'body' (Linear) was called twice in one recording. Curvature of a layer that is "
         "shared within a model is not supported: give each use a layer of its own, or leave it "
         "out with exclude=['body']."
     )
@@ -165,10 +165,10 @@ def test_a_layer_that_is_called_twice_may_be_left_out():
     assert not torch.equal(model.head.weight.grad, plain["head.weight"])
 
 
-def test_two_passes_in_one_capture_are_refused():
+def test_two_passes_in_one_recording_are_refused():
     model = mlp()
     kfac = make(model)
-    with kfac.capture():
+    with kfac.record():
         model(torch.randn(4, 5))
         with pytest.raises(ModelError, match=r"Layer '0' .* was called twice"):
             model(torch.randn(4, 5))
@@ -189,7 +189,7 @@ def test_layers_that_share_a_parameter_are_refused():
 def test_forward_passes_without_gradients_are_refused(mode):
     model = mlp()
     kfac = make(model)
-    with pytest.raises(ModelError) as caught, mode(), kfac.capture():
+    with pytest.raises(ModelError) as caught, mode(), kfac.record():
         model(torch.randn(4, 5))
     assert str(caught.value) == (
         "Layer '0' was called without gradients. "
@@ -201,13 +201,13 @@ def test_forward_passes_without_gradients_are_refused(mode):
 def test_outputs_of_another_forward_pass_are_refused():
     model, x = mlp(), torch.randn(4, 5)
     kfac = make(model)
-    with kfac.capture():
+    with kfac.record():
         model(x)
     with pytest.raises(ModelError) as caught:
         kfac.update(model(x))
     assert str(caught.value) == (
-        "The outputs do not come from the captured forward pass. Give update() what the model "
-        "returned inside capture()."
+        "The outputs do not come from the recorded forward pass. Give update() what the model "
+        "returned inside record()."
     )
 
 
@@ -239,7 +239,7 @@ class Stubborn(nn.Module):
         return self.second(ItemInBackward.apply(self.first(x)))
 
 
-def test_what_cannot_be_batched_is_done_one_after_another():
+def test_columns_that_cannot_be_batched_are_pulled_back_one_by_one():
     model, x = Stubborn(), torch.randn(4, 5)
     kfac = make(model)
     with pytest.warns(UserWarning, match="cannot be batched; the columns of the Fisher are"):
@@ -251,13 +251,13 @@ def test_what_cannot_be_batched_is_done_one_after_another():
     outputs.sum().backward()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        observe(kfac, x)  # said once
+        observe(kfac, x)  # no second warning
 
 
 def test_an_error_that_is_not_about_batching_is_not_taken_for_it():
     model, x = mlp(), torch.randn(4, 5)
     kfac = make(model)
-    with kfac.capture():
+    with kfac.record():
         outputs = model(x)
     outputs.sum().backward()
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):
@@ -269,12 +269,12 @@ def test_an_error_that_is_not_about_batching_is_not_taken_for_it():
 @pytest.mark.parametrize("batched", [True, False])
 def test_pull_back_is_a_vector_jacobian_product(batched):
     model, x = mlp(), torch.randn(4, 5)
-    capture = Capture({"first": model[0], "last": model[2]}, model)
-    with capture:
+    recorder = Recorder({"first": model[0], "last": model[2]}, model)
+    with recorder:
         outputs = model(x)
-    assert torch.equal(capture.inputs["first"], x)
+    assert torch.equal(recorder.inputs["first"], x)
     columns = torch.randn(3, 4, 3)
-    gradients = capture.pull_back(outputs, columns, batched=batched)
+    gradients = recorder.pull_back(outputs, columns, batched=batched)
     hidden, jacobian = model[0](x), model[2].weight
     for c in range(3):
         expected = columns[c] @ jacobian * (1 - torch.tanh(hidden) ** 2)

@@ -1,0 +1,87 @@
+"""Weights and images, channels first or last."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from implementations import on_gpu
+from torch import Tensor, nn
+
+from ocar.accel import from_weight_matrix, lay_out_, saved_order, weight_matrix
+from ocar.accel.layout import in_memory, is_channels_last, laid_out
+
+LAST = torch.channels_last
+
+
+def kernel(*shape: int, last: bool) -> Tensor:
+    t = torch.arange(torch.Size(shape).numel()).view(shape).float()
+    return t.contiguous(memory_format=LAST) if last else t
+
+
+def test_which_tensors_are_channels_last() -> None:
+    assert is_channels_last(kernel(2, 3, 4, 5, last=True))
+    assert not is_channels_last(kernel(2, 3, 4, 5, last=False))
+    assert not is_channels_last(kernel(2, 3, 1, 1, last=True))  # both layouts are one
+    assert not is_channels_last(kernel(2, 1, 4, 5, last=True))
+    assert not is_channels_last(torch.randn(3, 4))
+    assert not is_channels_last(kernel(2, 3, 4, 10, last=True)[..., ::2])
+
+
+@pytest.mark.parametrize("last", [False, True])
+@pytest.mark.parametrize("like", [False, True])
+def test_images_take_the_layout_of_others(last: bool, like: bool) -> None:
+    t, other = kernel(2, 3, 4, 5, last=last), kernel(2, 3, 4, 5, last=like)
+    found = laid_out(t, like=other)
+    assert is_channels_last(found) == like
+    assert torch.equal(found, t)
+    assert (found.data_ptr() == t.data_ptr()) == (last == like)
+    assert in_memory(found).is_contiguous()
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+@pytest.mark.parametrize("shape", [(4, 3, 2, 5), (4, 3, 1, 1), (4, 1, 2, 2), (4, 3), (4, 3, 2)])
+@pytest.mark.parametrize("last", [False, True])
+def test_a_weight_survives_the_way_to_a_matrix_and_back(
+    shape: tuple[int, ...], groups: int, last: bool
+) -> None:
+    weight = kernel(*shape, last=last and len(shape) == 4)
+    matrix = weight_matrix(weight, groups=groups)
+    assert matrix.shape == (groups, 4 // groups, weight[0].numel())
+    assert matrix.data_ptr() == weight.data_ptr()  # no copy
+    back = from_weight_matrix(matrix, like=weight)
+    assert torch.equal(back, weight)
+    assert is_channels_last(back) == is_channels_last(weight)
+
+
+@pytest.mark.parametrize("shape", [(4, 3, 2, 5), (2, 8, 3, 3)])
+def test_the_saved_order_is_channels_first(shape: tuple[int, ...]) -> None:
+    first, last = (kernel(*shape, last=layout) for layout in (False, True))
+    assert saved_order(first) is None
+    order = saved_order(last)
+    assert order is not None
+    assert torch.equal(weight_matrix(last)[..., order], weight_matrix(first))
+    assert torch.equal(weight_matrix(first)[..., order.argsort()], weight_matrix(last))
+
+
+def test_on_a_cpu_no_layout_is_changed() -> None:
+    model = nn.Sequential(nn.Conv2d(64, 64, 3), nn.Conv2d(64, 64, 1), nn.Linear(2, 2))
+    lay_out_(model)
+    assert not any(is_channels_last(parameter) for parameter in model.parameters())
+
+
+@on_gpu
+def test_on_a_gpu_wide_convolutions_are_channels_last() -> None:
+    wide = nn.Conv2d(64, 64, 3)
+    others = [
+        nn.Conv2d(64, 64, 1),
+        nn.Conv2d(16, 64, 3),
+        nn.Conv2d(64, 32, 3),
+        nn.Conv2d(64, 64, 3, groups=2),
+        nn.Conv2d(64, 64, 3).double(),
+    ]
+    model = nn.Sequential(wide, *others).cuda()
+    before = [parameter.clone() for parameter in model.parameters()]
+    lay_out_(model)
+    assert is_channels_last(wide.weight) == (torch.cuda.get_device_capability() >= (8, 0))
+    assert not any(is_channels_last(conv.weight) for conv in others)
+    assert all(map(torch.equal, model.parameters(), before))
