@@ -30,7 +30,7 @@ LOCK_TITLE := \# Hashes of the files that CI installs, all but torch; see CONTRI
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run locked lock test test-long test-avalanche test-gpu check fuzz fuzz-guided format readme docs browser bench dist clean
+.PHONY: help venv run locked lock test test-long test-all test-avalanche test-gpu check fuzz fuzz-guided format readme docs browser bench dist clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -76,14 +76,17 @@ test-avalanche: venv build/avalanche  ## install Avalanche into build/ and run t
 	PYTHONPATH=build/avalanche $(PYTEST) tests/integrations tests/docs/test_docs_code.py \
 		-k "avalanche or drop-in"
 
+test-all: test test-long test-avalanche  ## run all tests but those that need a CUDA device
+
 test-gpu: venv  ## run the tests that need a CUDA device
 	$(PYTEST) -m gpu
 
-check: venv  ## lint, formatting, types, import layers, licences, known vulnerabilities
+check: venv  ## lint, formatting, types, import layers, architecture, licences, known vulnerabilities
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python tools/architecture.py
 	$(BIN)/python tools/licences.py
 	$(BIN)/python tools/audit.py
 

@@ -1,10 +1,10 @@
-"""OCAR beside ER on handwritten digits that arrive two classes at a time.
+"""OCAR and ER on handwritten digits that arrive two classes at a time.
 
     python examples/digits.py [--seeds 0 1 2]
 
 The digits ship with scikit-learn. They come as a stream of batches of ten: first
 zeros and ones in some order, then two other classes, and so on, five stretches
-in all. Neither learner is told where one ends.
+in all. Neither learner gets to know where one ends.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""A regression whose target drifts: OCAR beside ER, predicted before it is learned.
+"""A regression whose target drifts: OCAR and ER, predicted before it is learned.
 
     python examples/drifting_regression.py [--batches 300] [--seed 0]
 
 A sensor is read ten times a batch. What it measures is a smooth function of four inputs that
 changes slowly, and the place where it stands drifts and jumps twice. A learner predicts each batch,
-is told the answers, and learns them. Two numbers say how well that goes: the error on each batch
+gets the answers, and learns them. Two numbers say how well that goes: the error on each batch
 before it is learned, and, at the end, the error on a recording of the first tenth of the stream.
 """
 

@@ -5,7 +5,7 @@
 
 The folder holds ``class/*.jpg``, and then come two classes at a time, by name, or
 ``domain/class/*.jpg``, and then comes one domain after another. Any common format will do. A fifth
-of the images is kept for test. ``--save`` writes what was learned, and ``--ask`` tells what it sees
+of the images is kept for test. ``--save`` writes what was learned, and ``--ask`` says what it sees
 in other images. Without a folder a small one is drawn: discs, squares and crosses by day and by
 night.
 """
@@ -111,7 +111,7 @@ def make_learner(method: str, stream: TaskStream, seed: int) -> ocar.Learner:
 
 
 def run(learner: ocar.Learner, stream: TaskStream, tasks: Sequence[str]) -> Summary:
-    """One pass over the stream; tells after each task how much of all so far is recognised."""
+    """One pass over the stream; prints after each task how much of all so far is recognised."""
     for event in ocar.evaluate(learner, stream, every=10):
         if isinstance(event, TaskEnded):
             right = [recognised(learner, *stream.test(t)) for t in range(event.task + 1)]

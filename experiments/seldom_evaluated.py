@@ -4,7 +4,7 @@
 
 WC-Acc takes the lowest accuracy of a task over all evaluations since it ended, so that who looks
 less often sees less. Of runs that were evaluated after every batch, every n-th evaluation and the
-last of each task are taken, for several n; n = 0 is the last of each task alone.
+last of each task are taken, for several n; n = 0 is the last of each task only.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ INTERVALS = (1, 2, 5, 10, 20, 50, 100, 0)
 
 
 def worst_case(history: Sequence[Evaluated], every: int) -> float:
-    """WC-Acc from every so many-th evaluation, 0 for the ends of tasks alone."""
+    """WC-Acc from every so many-th evaluation, 0 for the ends of tasks."""
     metric = WorstCaseAccuracy()
     for place, event in enumerate(history):
         ends = place + 1 == len(history) or history[place + 1].task > event.task

@@ -15,7 +15,7 @@ from torch import nn
 import ocar
 import ocar_lab
 from ocar.errors import CheckpointError, CheckpointWarning, NumericalError
-from ocar.state import load_state, previous, save_state, seal
+from ocar.state import OLDER, VERSION, load_state, previous, save_state, seal
 from ocar_lab.runs.folder import CHECKPOINT
 
 TENSORS = {"a": torch.arange(6).view(2, 3), "b.c": torch.tensor([1.5, -2.0], dtype=torch.float64)}
@@ -100,7 +100,7 @@ def test_nan_anywhere_is_neither_saved_nor_loaded(tmp_path: Path) -> None:
     good = path.read_bytes()
     names = [name for name, t in tensors.items() if t.is_floating_point() and t.numel()]
     assert {name.split(".")[0] for name in names} >= {"model", "memory", "transform", "average"}
-    header = {"format": "ocar-checkpoint", "version": "2", "values": json.dumps(values)}
+    header = {"format": "ocar-checkpoint", "version": str(VERSION), "values": json.dumps(values)}
     for name in names:
         for bad in (float("nan"), float("inf")):
             spoiled = {n: t.clone().contiguous() for n, t in tensors.items()}
@@ -115,13 +115,15 @@ def test_nan_anywhere_is_neither_saved_nor_loaded(tmp_path: Path) -> None:
     assert not previous(path).exists()
 
 
-def test_files_of_the_version_before_are_read(tmp_path: Path) -> None:
+def test_files_of_version_0_1_and_files_without_a_checksum_are_refused(tmp_path: Path) -> None:
     tensors, values = learner().state()
     own = {name: t.contiguous() for name, t in tensors.items()}
-    header = {"format": "ocar-checkpoint", "version": "1", "values": json.dumps(values)}
-    save_file(own, tmp_path / "old", metadata=header)
-    assert ocar.load(tmp_path / "old", net()).batches == 2
-    save_file(own, tmp_path / "bare", metadata={**header, "version": "2"})
+    header = {"format": "ocar-checkpoint", "values": json.dumps(values)}
+    for version in OLDER:
+        save_file(own, tmp_path / "old", metadata={**header, "version": version})
+        with pytest.raises(CheckpointError, match=r"was saved by ocar 0\.1.* Use ocar 0\.1 for it"):
+            ocar.load(tmp_path / "old", net())
+    save_file(own, tmp_path / "bare", metadata={**header, "version": str(VERSION)})
     with pytest.raises(CheckpointError, match="it has no checksum"):
         ocar.load(tmp_path / "bare", net())
 
@@ -136,8 +138,9 @@ def spoil(path: Path, how: str) -> str:
         path.write_bytes(data[:-1] + bytes([data[-1] ^ 4]))
         return "has been altered since it was saved"
     if how == "newer":
-        path.write_bytes(seal(data.replace(b'"version":"2"', b'"version":"3"')))
-        return "has checkpoint version '3'"
+        ours, newer = (f'"version":"{number}"'.encode() for number in (VERSION, VERSION + 1))
+        path.write_bytes(seal(data.replace(ours, newer)))
+        return f"has checkpoint version '{VERSION + 1}'"
     if how == "other model":
         made = ocar.ER(net(5), lr=0.1, memory=6)
         made.save(path.with_name("other"))

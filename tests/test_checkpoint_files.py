@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save, save_file
 
 from ocar.augment import CropFlip, Normalize
 from ocar.config import from_plain, to_plain
 from ocar.errors import CheckpointError, ConfigError
 from ocar.methods.er import ERSettings
 from ocar.methods.ocar import OCARSettings
-from ocar.state import check_names, load_state, save_state
+from ocar.state import FORMAT, VERSION, check_names, load_state, save_state, seal
 
 TENSORS = {"a": torch.arange(6).view(2, 3), "b.c": torch.tensor(1.5, dtype=torch.float64)}
 VALUES = {"text": "ü", "list": [1, None, 2.5], "nested": {"x": True}}
@@ -66,7 +66,7 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
         load_state(tmp_path / "foreign")
     newer = {"format": "ocar-checkpoint", "version": "99", "values": json.dumps({})}
     save_file(TENSORS, tmp_path / "newer", metadata=newer)
-    with pytest.raises(CheckpointError, match=r"version '99'; this ocar reads up to 2"):
+    with pytest.raises(CheckpointError, match=r"version '99'; this ocar reads 3"):
         load_state(tmp_path / "newer")
 
 
@@ -76,8 +76,8 @@ def test_numbers_of_a_strange_type_are_refused(tmp_path: Path, kind: torch.dtype
     with pytest.raises(CheckpointError, match=r"'weight'.*Must be one of bfloat16, bool"):
         save_state(tmp_path / "mine", strange, {})
     assert not (tmp_path / "mine").exists()
-    header = {"format": "ocar-checkpoint", "version": "1", "values": json.dumps({})}
-    save_file(strange, tmp_path / "theirs", metadata=header)
+    header = {"format": FORMAT, "version": str(VERSION), "values": "{}", "checksum": "0" * 64}
+    (tmp_path / "theirs").write_bytes(seal(save(strange, metadata=header)))
     with pytest.raises(CheckpointError, match=rf"'weight'.*of type {kind}"):
         load_state(tmp_path / "theirs")
 

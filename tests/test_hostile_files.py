@@ -23,7 +23,7 @@ import torch
 from fuzz.targets import TARGETS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import nn
 
 import ocar
@@ -34,7 +34,7 @@ from ocar.datasets.mnist import read_idx
 from ocar.datasets.pickles import check_pickle, load_plain
 from ocar.errors import CheckpointError, ConfigError, DataError
 from ocar.methods.registry import METHODS
-from ocar.state import load_state, save_state
+from ocar.state import FORMAT, VERSION, load_state, save_state, seal
 from ocar_lab.tune.preset import read_preset
 
 TESTS = Path(__file__).parent
@@ -186,14 +186,19 @@ def test_any_preset_is_read_or_refused(
             assert read_preset(path).method == "ocar"
 
 
+def write_checkpoint(path: Path, values: str) -> None:
+    """A checkpoint that is whole, with any text for its values."""
+    header = {"format": FORMAT, "version": str(VERSION), "values": values, "checksum": "0" * 64}
+    path.write_bytes(seal(save({"a": torch.zeros(2)}, metadata=header)))
+
+
 @settings(deadline=None, derandomize=True, max_examples=100)
 @given(values=documents)
 def test_any_values_in_a_checkpoint_are_read_or_refused(
     tmp_path_factory: pytest.TempPathFactory, values: Any
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "checkpoint"
-    header = {"format": "ocar-checkpoint", "version": "1", "values": json.dumps(values)}
-    save_file({"a": torch.zeros(2)}, path, metadata=header)
+    write_checkpoint(path, json.dumps(values))
     if isinstance(values, dict):
         assert load_state(path)[1].keys() == values.keys()
     else:
@@ -212,8 +217,7 @@ def test_depth_and_digits_are_no_crash(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(ConfigError, match="cannot be read"):
             read_preset(path)
-        header = {"format": "ocar-checkpoint", "version": "1", "values": text}
-        save_file({"a": torch.zeros(2)}, path, metadata=header)
+        write_checkpoint(path, text)
         with pytest.raises(CheckpointError, match="has a damaged header"):
             load_state(path)
 

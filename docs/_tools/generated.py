@@ -22,6 +22,7 @@ from result_pages import (
     said_by,
     spectrum_sentence,
 )
+from source_pages import method_files, operations_table
 
 from ocar.methods.registry import METHODS
 from ocar_lab.runs import read_result, result_files
@@ -45,6 +46,8 @@ def write_generated(docs: Path) -> None:
             "presets-guarded.md": presets_table(),
             "fuzz.md": fuzz_table(),
             "long-streams.md": long_streams_table(),
+            "method-files.md": method_files(),
+            "operations.md": operations_table(),
             "pictures.md": pictures_table(),
             "spectrum.md": spectrum_sentence(),
             "paper-clear.md": said_by("paper", "clear", "--markdown"),

@@ -79,7 +79,7 @@ class Guarded:
     out_of_scale: int  #: Batches skipped because their inputs were far larger than any before.
     shortened: int  #: Batches with shortened steps, because they changed predictions too much.
     copies: int  #: Batches not remembered because all of their samples were the same.
-    in_a_row: int  #: Consecutive batches, up to this one, that were not finite.
+    in_a_row: int  #: Batches skipped in a row, up to this one, for whatever reason.
 
 
 @dataclass(frozen=True, kw_only=True)

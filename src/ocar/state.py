@@ -24,10 +24,12 @@ from torch import Tensor
 
 from ocar.errors import CheckpointError, CheckpointWarning, NumericalError
 from ocar.files import PARTIAL, naming, write_whole
+from ocar.version import __version__
 
 FORMAT = "ocar-checkpoint"
-VERSION = 2
-"""Version 1, without a checksum, is still read."""
+VERSION = 3
+OLDER = ("1", "2")
+"""Versions that ocar 0.1 wrote; its learners had other parts, so they are not read."""
 
 PREVIOUS = ".previous"
 """Suffix of the checkpoint before the newest."""
@@ -188,16 +190,21 @@ def load_state(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[st
 
 
 def _check_header(header: Mapping[str, str], path: Path) -> None:
-    """Raise if a file is of another kind, of a later version, or not the saved one in any byte."""
+    """Raise if a file is of another kind, of another version, or not the saved one in any byte."""
     if header.get("format") != FORMAT:
         raise CheckpointError(f"{str(path)!r} is a safetensors file, but not one of ocar's.")
     version = header.get("version", "")
-    if version not in ("1", str(VERSION)):
+    if version in OLDER:
         raise CheckpointError(
-            f"{str(path)!r} has checkpoint version {version!r}; this ocar reads up to {VERSION}."
+            f"{str(path)!r} was saved by ocar 0.1, whose checkpoints ocar {__version__} does not "
+            "read. Use ocar 0.1 for it, or start again under another name."
+        )
+    if version != str(VERSION):
+        raise CheckpointError(
+            f"{str(path)!r} has checkpoint version {version!r}; this ocar reads {VERSION}."
         )
     data = path.read_bytes()
-    if version != "1" and _checksum(data) is None:
+    if _checksum(data) is None:
         raise CheckpointError(f"{str(path)!r} is not a whole checkpoint: it has no checksum.")
     if seal(data) != data:
         raise CheckpointError(

@@ -2,7 +2,7 @@
 
 ``--plugin MODULE`` on the command line, or ``OCAR_PLUGINS`` in the environment, imports a module
 before any name is looked up. The configuration of a run names its plugins, so that workers and
-resumed runs import them too.
+resumed runs import them too. Installed plugins, see :mod:`ocar.registry`, are imported as well.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from ocar import registry
 from ocar.errors import ConfigError
 
 VARIABLE = "OCAR_PLUGINS"
@@ -22,7 +23,7 @@ _named: tuple[str, ...] = ()
 
 
 def load_plugins(names: Iterable[str]) -> None:
-    """Import plugins.
+    """Import plugins: all that are installed, then those that are named.
 
     Args:
         names: Names of modules, on Python's path or in the working directory.
@@ -30,6 +31,7 @@ def load_plugins(names: Iterable[str]) -> None:
     Raises:
         ConfigError: A module cannot be imported.
     """
+    registry.load_plugins()
     for name in names:
         here = str(Path.cwd())
         if here not in sys.path:  # as in a console script

@@ -7,7 +7,8 @@ import importlib.util
 import pkgutil
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,6 +19,9 @@ from docs_pages import ROOT, Block, blocks, chains, written_pages
 
 import ocar_lab.cli
 from ocar.methods.registry import METHODS
+from ocar.models.registry import MODELS
+from ocar.registry import REGISTRIES
+from ocar.streams.benchmarks import BENCHMARKS
 from ocar_lab.cli import COMMANDS, main
 from ocar_lab.cli.arguments import parse
 
@@ -39,11 +43,24 @@ SHELL = [block for page in PAGES.values() for block in page if block.language in
 def run_chain(chain: Sequence[Block], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     space: dict[str, Any] = {"__name__": "__main__"}
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), as_registered():
         torch.manual_seed(0)
         for block in chain:
             code = "\n" * (block.line - 1) + block.text
             exec(compile(code, block.page, "exec"), space)
+
+
+@contextmanager
+def as_registered() -> Iterator[None]:
+    """What is registered inside it is forgotten afterwards."""
+    tables: list[dict[str, Any]] = [*REGISTRIES.values(), MODELS, BENCHMARKS]
+    before = [dict(table) for table in tables]
+    try:
+        yield
+    finally:
+        for table, entries in zip(tables, before, strict=True):
+            table.clear()
+            table.update(entries)
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: chain[0].where)
@@ -70,7 +87,7 @@ def test_python_on_the_page_of_a_method_runs(
 def test_there_are_blocks() -> None:
     assert len(CHAINS) >= 10
     languages = {block.language for page in PAGES.values() for block in page}
-    known = {"python", "sh", "text", "", "{include}", "{toctree}", "{eval-rst}"}
+    known = {"python", "sh", "text", "", "{include}", "{literalinclude}", "{toctree}", "{eval-rst}"}
     assert languages <= known, "a language that no test looks at"
 
 

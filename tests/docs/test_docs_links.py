@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import pkgutil
 import posixpath
+import re
 from pathlib import Path
 
 import pytest
@@ -75,6 +77,35 @@ def test_every_page_is_in_the_navigation(made: dict[str, str]) -> None:
     pages = [path.relative_to(ROOT / "docs") for path in written_pages()[1:]]
     missing = [p for p in pages if f"\n{p.with_suffix('').as_posix()}\n" not in index]
     assert [str(p) for p in missing] == ["index.md"]
+
+
+def test_names_of_the_code_are_documented() -> None:
+    texts = [path.read_text(encoding="utf-8") for path in written_pages()]
+    modules = {name for text in texts for name in re.findall(r"automodule:: (\S+)", text)}
+    targets = {name for text in texts for name in re.findall(r"\{py:\w+\}`[^`]*?([\w.]+)>?`", text)}
+    assert targets
+    for target in targets:
+        assert pkgutil.resolve_name(target) is not None
+        assert target in modules or target.rpartition(".")[0] in modules, target
+
+
+def test_files_that_a_page_names_exist() -> None:
+    folders = "benchmarks|docs|examples|experiments|src|tests|tools"
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        named = re.findall(rf"(?<![\w./])((?:{folders})/[\w./-]+\.(?:ipynb|md|py))\b", text)
+        missing = [name for name in named if not (ROOT / name).exists()]
+        assert missing == [], page.name
+
+
+def test_the_architecture_names_every_package_and_module() -> None:
+    page = (ROOT / "docs" / "tree.md").read_text(encoding="utf-8")
+    layout = page.partition("## Layout")[2].partition("## ")[0]
+    for package in ("ocar", "ocar_lab"):
+        inside = layout.partition(f"src/{package}/")[2].partition("\nsrc/")[0]
+        names = {re.sub(r"\.py$", "", p.name) for p in (ROOT / "src" / package).glob("[a-z]*")}
+        missing = {name for name in names if not re.search(rf"\b{name}\b", inside)}
+        assert missing <= {"py.typed"}
 
 
 def test_the_check_of_a_built_site(tmp_path: Path) -> None:

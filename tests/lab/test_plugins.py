@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ocar import registry
 from ocar.methods.registry import METHODS
 from ocar_lab.cli import main
 from ocar_lab.experiment import RunConfig
@@ -87,6 +90,24 @@ def test_plugins_of_the_environment(
     monkeypatch.delenv(VARIABLE)
     assert main(["methods"]) == 0
     assert named_plugins() == ()
+
+
+def test_installed_plugins_need_no_flag(
+    plugin: str, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    def entry_points(*, group: str) -> Any:
+        entry = importlib.metadata.EntryPoint(name="mine", value=plugin, group=registry.PLUGINS)
+        return [entry] if group == registry.PLUGINS else []
+
+    monkeypatch.syspath_prepend(str(Path.cwd()))
+    monkeypatch.setattr(importlib.metadata, "entry_points", entry_points)
+    registry.load_plugins.cache_clear()
+    try:
+        assert main(["run", "my-digits", "mine", "--help"]) == 0
+        assert "How patient it is. (default: 3)" in capsys.readouterr().out
+        assert named_plugins() == ()
+    finally:
+        registry.load_plugins.cache_clear()
 
 
 def test_a_configuration_imports_its_plugins(plugin: str) -> None:
