@@ -52,6 +52,7 @@ def test_twice_the_same(alone: Path, tmp_path: Path) -> None:
         assert_same_run(alone / config(method).folder(), again.path)
 
 
+@pytest.mark.long
 def test_any_number_of_workers_gives_the_same(alone: Path, tmp_path: Path) -> None:
     do_all(tmp_path, workers=2)
     for method in METHODS:

@@ -64,6 +64,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any
     return {report["target"]: report for report in fuzz("--count", "120", "--seed", "1", out=out)}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", TARGETS)
 def test_spoiled_files(reports: dict[str, dict[str, Any]], name: str) -> None:
     report = reports[name]

@@ -17,6 +17,8 @@ from ocar.learner import Learner
 from ocar.methods.er import ERSettings
 from ocar.models import MLP
 
+pytestmark = pytest.mark.long
+
 SETUP = Setup.quick(torch.device("cpu"))
 
 

@@ -82,7 +82,9 @@ def test_a_checkpoint_of_one_goes_on_in_the_other(kind):
         observe(one, torch.randn(SAMPLES, 2, 5, 5))
     two.model.load_state_dict(one.model.state_dict())
     two.load_state_dict(copy.deepcopy(one.state_dict()))
-    assert_close(two.state_dict(), one.state_dict(), rtol=0, atol=0)
+    # A basis is held minus the identity, whose ones meet other entries in the other order.
+    rounding = EXACT if kind == "ekfac" else {"rtol": 0, "atol": 0}
+    assert_close(two.state_dict(), one.state_dict(), **rounding)
     assert_close(gradients(two, seed=1), gradients(one, seed=1), **EXACT)
     assert_same(one, two, torch.randn(SAMPLES, 2, 5, 5), seed=2)
     back, _ = both(batch_norm_net(), kind)

@@ -292,6 +292,7 @@ def test_a_killed_writer_leaves_nothing_that_is_read(tmp_path: Path) -> None:
     assert files(folder) == WHOLE
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform == "win32", reason="no locks: each process would make its own")
 def test_processes_at_once_make_it_once(tmp_path: Path) -> None:
     folder, log = tmp_path / CACHE, tmp_path / "log"

@@ -306,6 +306,7 @@ def test_a_tar_entry_that_claims_what_is_not_there(tmp_path: Path) -> None:
 # --- the real files ---
 
 
+@pytest.mark.long
 @pytest.mark.data
 def test_real_cifar100_is_what_pickle_reads() -> None:
     root = real_root("cifar-100-python/train")
@@ -335,6 +336,7 @@ def test_real_cifar100_is_what_pickle_reads() -> None:
         assert part.y_train.bincount().tolist() == [500] * 20
 
 
+@pytest.mark.long
 @pytest.mark.data
 def test_real_cifar100_from_an_archive(tmp_path: Path) -> None:
     root = real_root("cifar-100-python/train")

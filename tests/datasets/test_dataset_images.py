@@ -321,6 +321,7 @@ def test_real_tiny_imagenet() -> None:
         assert wnid in [arrays.classes[y] for y in arrays.y_test[found]]
 
 
+@pytest.mark.long
 @pytest.mark.data
 def test_real_pacs() -> None:
     root = real_root("PACS/sketch")

@@ -259,6 +259,7 @@ def test_looking_at_a_root_without_rights_says_so(tmp_path: Path) -> None:
 # --- the real files ---
 
 
+@pytest.mark.long
 @pytest.mark.data
 def test_the_real_files_are_genuine() -> None:
     root = real_root("MNIST/raw/train-images-idx3-ubyte.gz")

@@ -63,6 +63,7 @@ def test_the_readme_has_the_guides_commands() -> None:
     assert f"```sh\n{SHELL[0]}```" in readme
 
 
+@pytest.mark.long
 def test_what_the_guide_prints_is_what_its_commands_print(tmp_path: Path) -> None:
     # The first two make an environment; this one is there.
     (tmp_path / "clone").mkdir()

@@ -58,6 +58,7 @@ def convnet() -> nn.Sequential:
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("make", [mlp, convnet])
 def test_the_weights_are_those_of_the_library(
     one_file: ModuleType, make: Callable[[], nn.Sequential]

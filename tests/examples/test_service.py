@@ -99,9 +99,8 @@ def test_it_answers_learns_and_goes_on_after_a_restart(server: service_load.Serv
         assert said["labels"] == [offline.classes[i] for i in logits.argmax(1).tolist()]
 
 
-@pytest.mark.parametrize(
-    ("kills", "seconds"), [(2, 0.5), pytest.param(10, 5, marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("kills", "seconds"), [(2, 0.5), (10, 5)])
 def test_killed_under_load_it_loses_nothing(tmp_path: Path, kills: int, seconds: float) -> None:
     result = service_load.run(tmp_path, seconds=seconds, clients=2, kills=kills, seed=kills)
     assert result["errors"] == result["inconsistent answers"] == 0

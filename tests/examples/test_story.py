@@ -44,6 +44,7 @@ def test_it_is_kept_without_outputs() -> None:
     assert all(cell.outputs == [] and cell.execution_count is None for cell in code)
 
 
+@pytest.mark.long
 def test_ocar_is_better_at_any_moment(executed: Any) -> None:
     lines = [re.findall(r"[\d.]+(?=%)", line) for line in printed(executed, "anytime").splitlines()]
     er, ocar = ([float(value) for value in line] for line in lines)

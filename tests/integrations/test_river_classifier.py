@@ -30,15 +30,9 @@ def cheap() -> RiverClassifier:
     return RiverClassifier("er", settings={"passes": 1, "memory": 20})
 
 
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:The guard has backed off batches")
-@pytest.mark.parametrize(
-    "check",
-    [
-        pytest.param(check, marks=[pytest.mark.long] if "memory" in named(check) else [])
-        for check in checks.yield_checks(cheap())
-    ],
-    ids=named,
-)
+@pytest.mark.parametrize("check", [*checks.yield_checks(cheap())], ids=named)
 def test_river_checks(check: Any) -> None:
     check(cheap())
 

@@ -23,6 +23,7 @@ from ocar.methods.registry import preset_settings
 
 
 # Labels that say nothing about the samples can make a step that the guard shortens, and says so.
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore:The guard has backed off batches")
 @parametrize_with_checks([OnlineClassifier(), OnlineClassifier("er", epochs=2)])
 def test_estimator_checks(estimator: Any, check: Any) -> None:

@@ -42,6 +42,7 @@ def test_every_figure_has_a_short_form() -> None:
     assert set(SHORT) == set(FIGURES)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", SHORT)
 def test_a_figure_is_made_and_drawn_again_without_a_run(
     name: str, tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
@@ -65,6 +66,7 @@ def test_a_figure_is_made_and_drawn_again_without_a_run(
     assert {path: path.read_bytes() for path in before} == before
 
 
+@pytest.mark.long
 def test_curves_are_of_stored_runs_and_missing_ones_are_made(
     tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,6 +24,7 @@ OCAR = [sys.executable, "-m", "ocar_lab"]
 SLOW = ["--max-tasks", "2", "--device", "cpu", "--threads", "1", "--no-probe", "--passes", "10"]
 
 
+@pytest.mark.long
 def test_a_run_that_is_asked_to_stop_is_saved_and_goes_on(tmp_path: Path) -> None:
     call = ["run", "split-digits", "er", "--out", str(tmp_path / "a"), *SLOW]
     with subprocess.Popen(
@@ -58,6 +59,7 @@ def test_signals_ask_once_and_the_second_interrupt_leaves() -> None:
     assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
 
 
+@pytest.mark.long
 def test_the_demo_ends_with_a_table_a_picture_and_what_to_try(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -26,6 +26,8 @@ from ocar_lab.experiment.executors import (
 )
 from ocar_lab.experiment.executors.base import never
 
+pytestmark = pytest.mark.long
+
 
 @dataclass(frozen=True)
 class Count:

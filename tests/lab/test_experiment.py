@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import resource
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from stored_runs import assert_same_run, records, small
 
 import ocar
 import ocar_lab
-from ocar.errors import CheckpointError, ConfigError, NumericalError, RunError
+from ocar.errors import CheckpointError, ConfigError, MissingPackageError, NumericalError, RunError
 from ocar.events import Finished, TaskEnded
 from ocar.streams.benchmarks import make_stream
 from ocar_lab.experiment import (
@@ -138,7 +139,7 @@ def test_a_run_goes_on_with_the_threads_it_began_with(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("guard", "message"),
     [
-        (True, r"The last 2\d batches by batch \d+ .* were skipped: the learner has diverged"),
+        (True, r"The last 2\d batches by batch \d+ were skipped: their loss or weights were not"),
         (False, r"The loss is \w+ at batch \d+: the learner has"),
     ],
 )
@@ -150,6 +151,20 @@ def test_a_learner_that_diverges_is_a_failed_run(tmp_path: Path, guard: bool, me
     run = ocar_lab.runs.read_run(tmp_path / config.folder())
     assert run.state == "failed"
     assert "NumericalError" in run.status["error"]
+
+
+def test_without_polars_a_run_can_be_made_and_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small(max_tasks=1)
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.raises(MissingPackageError, match=r'pip install "ocar\[cli\]"'):
+        ocar_lab.run(config, out=tmp_path)
+    assert not list(tmp_path.iterdir())
+    assert isinstance([*run_events(config, out=tmp_path)][-1], Finished)
+    assert isinstance([*run_events(config, out=tmp_path)][-1], AlreadyFinished)
+    monkeypatch.undo()
+    assert ocar_lab.run(config, out=tmp_path).state == "finished"
 
 
 def test_leaving_the_generator_leaves_a_run_that_goes_on(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ OTHER: dict[str, Any] = {
 
 ELSEWHERE: dict[str, Any] = {
     "threads": 2,
-    "capture": False,
+    "record": False,
     "deterministic": True,
     "checkpoint_every": 5,
     "data_root": Path("elsewhere"),

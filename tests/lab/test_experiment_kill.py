@@ -75,6 +75,7 @@ def check(tmp_path: Path, method: str, seed: int, *, checkpoint_every: int, most
     return kills
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("method", "checkpoint_every", "most"), [("er", 1, 1), ("ocar", 3, 1)])
 def test_a_killed_run_ends_as_one_that_was_not(
     tmp_path: Path, method: str, checkpoint_every: int, most: int

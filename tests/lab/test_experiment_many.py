@@ -63,6 +63,7 @@ def test_a_request_to_stop_is_heard(tmp_path: Path) -> None:
     assert ends(iter(seen)) == {0: "stopped"}
 
 
+@pytest.mark.long
 def test_workers(tmp_path: Path) -> None:
     """The same runs as alone; one fails, one is killed, one is asked to stop, one never begins."""
     er, ocar = {"max_batches": 20}, {"max_batches": 20, "method": "ocar"}

@@ -147,13 +147,13 @@ def test_the_spectrum_is_that_of_the_damped_curvature() -> None:
     learner = figure.learner(figure.config("ocar"))
     for batch in figure.stream(figure.config("ocar")):
         learner.learn(batch.x, batch.y)
-    transform = learner._transform
+    transform = learner.transform
     assert isinstance(transform, OCARTransform)
     kfac = transform.curvature
     assert isinstance(kfac, KFAC)
     tau = end.tau
-    averages = kfac.blocks["hidden.1"].averages
-    a, g = averages["A"][0].double(), averages["G"][0].double()
+    (block,) = (block for block in kfac.blocks if "hidden.1" in block.layers)
+    a, g = (block.buffer.average(f"hidden.1.{key}")[0].double() for key in ("A", "G"))
     pi = float((a.trace() / len(a) / (g.trace() / len(g))).sqrt())
     eye = torch.eye(len(a), dtype=torch.float64)
     damped_a = torch.linalg.eigvalsh(a + pi * tau**0.5 * eye)
@@ -170,7 +170,7 @@ def test_the_spectrum_is_that_of_the_damped_curvature() -> None:
 
 def test_the_ratio_is_that_of_the_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     norms: list[tuple[float, float]] = []
-    rewrite = KFAC._rewrite_gradients
+    rewrite = KFAC.apply_
 
     def watched(self: KFAC) -> None:
         def norm() -> float:
@@ -181,7 +181,7 @@ def test_the_ratio_is_that_of_the_gradients(monkeypatch: pytest.MonkeyPatch) -> 
         rewrite(self)
         norms.append((before, norm()))
 
-    monkeypatch.setattr(KFAC, "_rewrite_gradients", watched)
+    monkeypatch.setattr(KFAC, "apply_", watched)
     found = ratio.RatioFigure(batches=4, lr=1e-6, ema=0.14).make("ocar", quiet)
     assert (found.lr, found.tau) == (1e-6, 1e-8)
     assert found.boundaries == (4, 8, 12, 16)

@@ -61,6 +61,7 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return name
 
 
+@pytest.mark.long
 def test_a_method_and_a_benchmark_of_ones_own_run_and_resume(plugin: str, capsys: Captured) -> None:
     call = ["run", "my-digits", "mine", "er", *QUICK, "--seeds", "0", "1", "--workers", "2"]
     assert main(call) == 2

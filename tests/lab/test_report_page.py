@@ -20,6 +20,8 @@ from ocar_lab.report.page import make_page
 from ocar_lab.report.sections import make_report
 from ocar_lab.styles import STYLES
 
+pytestmark = pytest.mark.long
+
 pytest.importorskip("plotly", reason="plotly is not installed")
 
 EVIL = '<script>document.title = "run"</script>'

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ocar.errors import CheckpointError, MissingPackageError, RunError
+from ocar.errors import CheckpointError, RunError
 from ocar_lab.runs import RunFolder, describe_process, read_run
 from ocar_lab.runs.folder import CHECKPOINT, CONFIG, METRICS, STATUS
 from ocar_lab.runs.provenance import source_revision
@@ -48,15 +48,6 @@ def test_the_lock_is_given_back_and_can_be_taken_again(tmp_path: Path) -> None:
     for _ in range(2):
         with RunFolder(tmp_path), pytest.raises(RunError, match="in use"):
             begin(tmp_path)
-
-
-def test_without_polars_a_run_does_not_begin(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "polars", None)
-    with pytest.raises(MissingPackageError, match=r'pip install "ocar\[cli\]"'):
-        begin(tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 def test_a_folder_keeps_the_document_that_it_was_begun_with(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ def working(call: list[str], out: Path, sign: str) -> Iterator[subprocess.Popen[
             process.kill()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("command", ["run", "tune"])
 def test_the_second_command_says_who_works_there_and_leaves(tmp_path: Path, command: str) -> None:
     own = {

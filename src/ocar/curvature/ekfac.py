@@ -35,7 +35,7 @@ from ocar.curvature.layerwise import LayerCurvature
 class EigenBlocks(KroneckerBlocks):
     """A and G for the basis, and the second moments S in it.
 
-    The basis is stored as UA and UG minus the identity, so that zeros are the identity.
+    The buffer holds the basis as UA and UG minus the identity, so that zeros are the identity.
 
     Args:
         every: Batches between two bases.
@@ -121,14 +121,17 @@ class EigenBlocks(KroneckerBlocks):
     def _saved(self, name: str, average: Tensor, *, back: bool = False) -> Tensor:
         layer, _, key = name.rpartition(".")
         dims = {"A": (1, 2), "UA": (1,)}.get(key, ())  # S is of eigenvectors, not of inputs
-        return self.layers[layer].to_saved(average, dims, back=back)
+        one = torch.eye(average.shape[-1]).to(average) if key in self.stored else 0.0
+        if back:
+            return self.layers[layer].to_saved(average, dims, back=True) - one
+        return self.layers[layer].to_saved(average + one, dims)
 
 
 @dataclass(eq=False, repr=False)
 class EKFAC(LayerCurvature):
     """Preconditions gradients with a damped, averaged E-KFAC approximation of the Fisher."""
 
-    basis_every: int = field(default=10, kw_only=True)
+    basis_every: int = field(default=50, kw_only=True)
     """Batches between two eigenbases."""
 
     def __post_init__(self) -> None:

@@ -23,8 +23,9 @@ from ocar_lab.experiment.events import AlreadyFinished, RunEvent
 from ocar_lab.experiment.executors.base import never
 from ocar_lab.experiment.parts import limited_threads, make_config_learner, make_config_stream
 from ocar_lab.experiment.session import Session
+from ocar_lab.optional import needed
 from ocar_lab.plugins import load_plugins
-from ocar_lab.runs import Run, RunFolder, describe_process, read_run
+from ocar_lab.runs import Run, RunFolder, describe_process, is_finished, read_run
 
 
 def run(
@@ -47,7 +48,10 @@ def run(
 
     Raises:
         RunError: Another process works in the folder, or the folder is damaged.
+        MissingPackageError: The stored run could not be read.
     """
+    with needed("Reading a run", "polars", extra="cli"):  # now, not when the run is finished
+        import polars  # noqa: F401
     for event in run_events(config, out=out, stop=stop):
         if listen is not None:
             listen(event)
@@ -78,7 +82,7 @@ def run_events(
         device = config.resolve_device()
         process = describe_process(device)
         document = folder.describe(_document(config, process))
-        if read_run(folder.path).summary is not None:
+        if is_finished(folder.path):
             yield AlreadyFinished(path=folder.path)
             return
         repeatable = deterministic_algorithms(config.deterministic)

@@ -24,7 +24,7 @@ from ocar_lab.experiment.executors import INTERVAL, Executor, Stop, WorkError, W
 from ocar_lab.experiment.executors.base import never, say
 from ocar_lab.experiment.loop import run_events
 from ocar_lab.experiment.tensorboard import TensorBoard
-from ocar_lab.runs import read_run
+from ocar_lab.runs import is_finished
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +151,7 @@ def is_evaluated(message: Any) -> bool:
 def _is_finished(job: Job) -> bool:
     """Whether a run is known to be finished; a folder that cannot be read fails when it is run."""
     try:
-        return read_run(job.out / job.config.folder()).summary is not None
+        return is_finished(job.out / job.config.folder())
     except OcarError:
         return False
 

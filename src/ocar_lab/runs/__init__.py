@@ -4,7 +4,7 @@ from ocar_lab.runs.find import find_runs, read_all, read_folders, result_files, 
 from ocar_lab.runs.folder import RunFolder
 from ocar_lab.runs.paired import Comparison, Interval, Paired, compare, mean_interval
 from ocar_lab.runs.provenance import describe_process
-from ocar_lab.runs.reading import Measured, Run, read_run
+from ocar_lab.runs.reading import Measured, Run, is_finished, read_run
 from ocar_lab.runs.results import KeptRun, Result, keep, read_result
 from ocar_lab.runs.table import Group, Spread, groups, rows
 
@@ -23,6 +23,7 @@ __all__ = [
     "describe_process",
     "find_runs",
     "groups",
+    "is_finished",
     "keep",
     "mean_interval",
     "read_all",

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import importlib.util
 import json
 import os
 import platform
@@ -27,7 +26,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from ocar.errors import MissingPackageError, RunError
+from ocar.errors import RunError
 from ocar.files import PARTIAL, naming, write_whole
 from ocar_lab.runs.lock import FolderLock
 from ocar_lab.runs.provenance import now
@@ -60,10 +59,6 @@ class RunFolder:
         self._status: dict[str, Any] = {}
 
     def __enter__(self) -> RunFolder:
-        if importlib.util.find_spec("polars") is None:  # now, not when the finished run is read
-            raise MissingPackageError(
-                'A run folder needs polars, which is not installed: pip install "ocar[cli]"'
-            )
         self.path.mkdir(parents=True, exist_ok=True)
         self._exit.enter_context(FolderLock(self.path))
         for left in self.path.glob(f".*{PARTIAL}"):

@@ -15,7 +15,7 @@ from ocar.events import Evaluated, Summary
 from ocar_lab.runs.columns import Columns, summary_of
 from ocar_lab.runs.folder import CHECKPOINT, CONFIG, DAMAGE, METRICS, STATUS, read_json
 from ocar_lab.runs.provenance import device_names
-from ocar_lab.runs.records import read_columns
+from ocar_lab.runs.records import FINISHED, parse_lines, read_columns
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,6 +119,17 @@ def read_run(path: Path) -> Run:
     except DAMAGE as error:
         raise RunError(f"{path} is damaged: {type(error).__name__}: {error}.") from error
     return run
+
+
+def is_finished(path: Path) -> bool:
+    """Whether a run folder holds a result. Unlike :func:`read_run` it needs no optional package.
+
+    Raises:
+        RunError: The metrics are damaged.
+    """
+    metrics = path / METRICS
+    records = parse_lines(metrics.read_bytes(), metrics) if metrics.exists() else []
+    return bool(records) and records[-1]["event"] == FINISHED
 
 
 def _sessions(document: Mapping[str, Any], status: Mapping[str, Any]) -> list[Mapping[str, Any]]:

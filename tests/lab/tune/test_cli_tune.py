@@ -66,6 +66,7 @@ def test_a_study_of_another_configuration_is_refused(
     assert "another study: seed is 0 there and 3 here.\n" in capsys.readouterr().err
 
 
+@pytest.mark.long
 def test_a_search_that_is_asked_to_stop_says_how_to_go_on(tmp_path: Path) -> None:
     call = ["tune", "split-digits", "er", "--out", str(tmp_path), "--device", "cpu"]
     call += ["--threads", "1", "--trials", "400", "--tasks", "1"]

@@ -211,6 +211,7 @@ def test_what_is_not_the_fault_of_the_settings_ends_the_search(tmp_path: Path) -
         assert not study.preset_path.exists()
 
 
+@pytest.mark.long
 def test_a_worker_that_is_killed_loses_one_trial(tmp_path: Path) -> None:
     config = tiny(tasks=1, max_batches=None, settings={"passes": 20})
 
