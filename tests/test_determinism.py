@@ -267,6 +267,7 @@ def test_it_is_on_as_long_as_anyone_is_inside() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("method", ["er", "ocar"])
 def test_twice_the_same_on_a_gpu(method: str, tmp_path: Path) -> None:
+    pytest.importorskip("polars")
     values = {"max_batches": 40, "device": "cuda", "deterministic": True}
     runs = [
         ocar_lab.run(replace(config(method), **values), out=tmp_path / name) for name in ("a", "b")

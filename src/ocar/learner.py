@@ -176,17 +176,17 @@ class Learner:
         x, y, units = self._take(x, y)
         known = 0 if self.head is None else len(self.head.seen)
         numbers = self._steps.begin(Begun(units=units, known=known, step=self.steps))
-        loss = torch.zeros((), device=self.device)
         trusted = self._guard.trust(x)
         if self.settings.remembers_first or not self.objective.learns:
-            self._remember(x, y, units, accepted=trusted)
+            self._remember(x, y, units, accepted=self._guard.remembers(x, trusted))
         if not self.objective.learns:
             self._guard.refuse(trusted)
+            loss = torch.zeros((), device=self.device)
         else:
             loss = self._steps.take(x, y, trusted, numbers)
             self.steps += self.settings.passes
             if not self.settings.remembers_first:
-                self._remember(x, y, units, accepted=self._guard.verdict.accepted)
+                self._remember(x, y, units, accepted=self._guard.kept)
             self.objective.learned()
         self.batches += 1
         for serving in self.servings:
@@ -206,7 +206,7 @@ class Learner:
         """
         x, y, units = self._take(x, y)
         trusted = self._guard.trust(x)
-        self._remember(x, y, units, accepted=trusted)
+        self._remember(x, y, units, accepted=self._guard.remembers(x, trusted))
         self._guard.refuse(trusted)
 
     @synchronized
@@ -236,7 +236,6 @@ class Learner:
         return taken
 
     def _remember(self, x: Tensor, y: Tensor, units: list[int], *, accepted: Tensor) -> None:
-        accepted = self._guard.remembers(x, accepted)
         sure = accel.known(accepted)
         if sure is False:
             return

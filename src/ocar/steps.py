@@ -16,6 +16,7 @@ from ocar import accel
 from ocar.averaging import WeightAverage
 from ocar.errors import NumericalError
 from ocar.guard import BatchGuard
+from ocar.memory.memory import Batch
 from ocar.methods.context import Context
 from ocar.methods.objective import Begun, Objective, Step
 from ocar.methods.settings import LearnerSettings
@@ -162,9 +163,11 @@ class Steps:
         train_mode_(self.context.model)
         parameters = self.parameters()
 
-        def join(index: int) -> Step:
-            replay, extras = self.context.memory.gather(slots[index], check=False), {}
-            raw, ys = x, y
+        def gather(index: int) -> Batch:
+            return self.context.memory.gather(slots[index], check=False)
+
+        def join(index: int, replay: Batch) -> Step:
+            raw, ys, extras = x, y, {}
             if len(replay):
                 raw, ys = torch.cat([x, replay.x]), torch.cat([y, replay.y])
                 extras = dict(replay.extras)
@@ -182,14 +185,16 @@ class Steps:
             )
 
         begin = partial(self.guard.begin, parameters, self._statistics(), self.transform.tensors())
-        first, _ = accel.parallel(partial(join, 0), begin)
+        # A graph starts sooner with one first node.
+        first, _ = accel.parallel(partial(join, 0, gather(0)), begin)
         others = range(1, len(slots))
         loss, rest = accel.parallel(
-            partial(self._take, first, parameters), lambda: [join(index) for index in others]
+            partial(self._take, first, parameters), lambda: [join(i, gather(i)) for i in others]
         )
         for step in rest:
             loss = self._take(step, parameters)
-        self.guard.commit(loss, self.transform.ok(), trusted)
+        new = None if self.settings.remembers_first else x
+        self.guard.commit(loss, self.transform.ok(), trusted, new=new)
         return loss
 
     def _take(self, step: Step, parameters: Sequence[nn.Parameter]) -> Tensor:

@@ -109,8 +109,9 @@ def test_on_a_cpu_the_host_implementation_is_chosen(
 @on_gpu
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_on_a_gpu_the_kernels_are_chosen(case: Case, called: set[tuple[str, str]]) -> None:
-    chosen = Implementation("chosen", "cuda")
-    assert_same(case.run(chosen), case.run(ORACLE), case.tolerance(chosen))
+    chosen, expected = Implementation("chosen", "cuda"), case.run(ORACLE)
+    called.clear()
+    assert_same(case.run(chosen), expected, case.tolerance(chosen))
     has_kernel = "triton" in OPERATIONS[case.operation].implementations and "triton" in case.only
     assert ((case.operation, "triton") in called) == has_kernel
     assert not any(how == "host" for _, how in called)
@@ -119,9 +120,9 @@ def test_on_a_gpu_the_kernels_are_chosen(case: Case, called: set[tuple[str, str]
 @pytest.mark.parametrize("how", [how for how in IMPLEMENTATIONS if "double" not in str(how.id)])
 @pytest.mark.parametrize("side", ["A", "G"])
 def test_inverses_of_badly_conditioned_matrices(how: Implementation, side: str) -> None:
-    """At a condition of 1e7 no implementation is much worse than the library.
+    """At a condition of 1e7 every implementation has an error of the order of the library's.
 
-    The library's own error is some per cent.
+    That is some per cent. On a GPU products of three TF32 parts are a little less exact.
     """
     size = 40
     pair = Pair("layer", 1, size, 1) if side == "A" else Pair("layer", 1, 1, size)
@@ -141,7 +142,7 @@ def test_inverses_of_badly_conditioned_matrices(how: Implementation, side: str) 
     error, others = (
         (each - true).norm() / true.norm() for each in (torch.stack(found).double().cpu(), library)
     )
-    assert error < 3 * others
+    assert error < (8 if how.device == "cuda" else 3) * others
 
 
 @pytest.mark.parametrize("how", [how for how in IMPLEMENTATIONS if "triton" in str(how.id)])

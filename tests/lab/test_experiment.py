@@ -279,6 +279,7 @@ def test_stopping_says_where(tmp_path: Path) -> None:
 @pytest.mark.filterwarnings("ignore:Going on without CUDA graphs, more slowly. a full Fisher")
 @pytest.mark.parametrize("method", ["er", "ocar"])
 def test_a_run_on_a_gpu_goes_on(tmp_path: Path, method: str) -> None:
+    pytest.importorskip("polars")
     settings = {"lr": 1e-3} | ({"tau_step": 0.0, "ema": 0.1} if method == "ocar" else {})
     config = small(**{**CONVEX, "method": method, "settings": settings, "device": "cuda"})
     stop = stop_every(50)

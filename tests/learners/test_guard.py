@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -67,9 +68,9 @@ def test_a_linear_model_stays_within_the_bound(
         divergences = guard._divergences()
         return None if divergences is None else float(divergences.mean())
 
-    def commit_and_measure(guard: BatchGuard, *given: Tensor | None) -> None:
+    def commit_and_measure(guard: BatchGuard, *given: Any, **others: Any) -> None:
         before = measured(guard)
-        commit(guard, *given)
+        commit(guard, *given, **others)
         if before is not None:
             found.append((before, measured(guard)))
 

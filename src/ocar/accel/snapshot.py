@@ -77,7 +77,7 @@ class Snapshot:
         self._checked = [*tensors.weights, *tensors.statistics]
 
     def total(self) -> Tensor:
-        """The sum of the present values that must be finite, float64: finite only if all are."""
+        """The sum of the present values that must be finite: finite only if all are."""
         if not self._checked[0].is_cpu:  # there a launch costs more than a copy
             flat = [_flat(same) for same in _by_dtype(self._checked)]
         else:
@@ -146,7 +146,7 @@ def commit_or_rollback(
     Args:
         before: The values before the steps.
         verdict: Changed in place.
-        total: The sum of the last loss and of all values that must be finite, float64.
+        total: The sum of the last loss and of all values that must be finite.
         ok: Whether everything else that the steps computed was finite, a scalar of bool.
         trusted: Whether the inputs are of a sane scale, a scalar of bool.
         divergences: How far the predictions on each replayed sample have moved; None if unknown.
@@ -223,7 +223,7 @@ class TableSnapshot(Snapshot):
         table = self._table
         sums = torch.empty(table.checked, dtype=torch.float32, device=table.rows.device)
         launch(kernels.sum_up, (table.checked,), table.rows, sums, **table.options)
-        return sums.sum(dtype=torch.float64)
+        return sums.sum()
 
     def restore_(self, accepted: Tensor, share: Tensor) -> None:
         """See :meth:`Snapshot.restore_`."""

@@ -37,7 +37,7 @@ class BatchGuard:
     """Decides for each batch whether its steps stand.
 
     The calls for a batch: :meth:`trust`; then :meth:`refuse`, or :meth:`begin`, :meth:`ask` and
-    :meth:`commit`; then :meth:`remembers`.
+    :meth:`commit`. A batch that is remembered before the steps asks :meth:`remembers`.
 
     Args:
         settings: When to back off; None for never.
@@ -47,6 +47,7 @@ class BatchGuard:
 
     Attributes:
         verdict: The decision on the last batch, and the counts so far.
+        kept: Whether the last batch may be remembered, a scalar of bool.
     """
 
     def __init__(
@@ -63,6 +64,7 @@ class BatchGuard:
         device = next(model.parameters()).device
         self._bound = None if bound is None else torch.tensor(bound, device=device).float()
         self.verdict = accel.Verdict.on(device)
+        self.kept = torch.ones((), dtype=torch.bool, device=device)
         self._largest_square = torch.zeros((), dtype=torch.float64, device=device)
         self._yes = torch.ones((), dtype=torch.bool, device=device)
         modules = list(model.modules())
@@ -98,6 +100,7 @@ class BatchGuard:
             trusted: What :meth:`trust` said.
         """
         self.verdict.accepted.copy_(trusted)
+        self.kept.copy_(trusted)
         self.verdict.counts[1] += ~trusted
         self.verdict.counts[4].add_(1).mul_(~trusted)
         self._report()
@@ -135,7 +138,9 @@ class BatchGuard:
         self._asked = _Question(x=x, replayed=replayed, active=active, before=before)
 
     @torch.no_grad()
-    def commit(self, loss: Tensor, ok: Tensor | None, trusted: Tensor) -> None:
+    def commit(
+        self, loss: Tensor, ok: Tensor | None, trusted: Tensor, *, new: Tensor | None = None
+    ) -> None:
         """The steps on a batch are done: let them stand, shorten them or roll them back.
 
         Args:
@@ -143,11 +148,14 @@ class BatchGuard:
             ok: Whether all that the transform computed was finite; None for yes. It is true
                 afterwards.
             trusted: What :meth:`trust` said.
+            new: Raw samples that are remembered next; None if there are none.
         """
         if self._snapshot is None:
             return
         snapshot = self._snapshot
-        divergences, total = accel.parallel(self._divergences, lambda: snapshot.total() + loss)
+        divergences, total, copies = accel.parallel(
+            self._divergences, lambda: snapshot.total() + loss, lambda: self._copies(new)
+        )
         accel.commit_or_rollback(
             snapshot,
             self.verdict,
@@ -160,7 +168,7 @@ class BatchGuard:
         if ok is not None:
             ok.fill_(True)  # the batch that was not is rolled back
         self._snapshot = None
-        self._report()
+        self._keep(self.verdict.accepted, copies)
 
     def roll_back(self) -> None:
         """The steps on a batch broke off: everything becomes what it was before."""
@@ -168,6 +176,7 @@ class BatchGuard:
             return
         self._snapshot.restore_(self.verdict.accepted.fill_(False), self._yes.float())
         self._snapshot = None
+        self.kept.fill_(False)
         self.verdict.counts[0] += 1
         self.verdict.counts[4] += 1
         self._report()
@@ -180,16 +189,22 @@ class BatchGuard:
             x: Its raw samples.
             accepted: Whether it is not skipped.
         """
-        if self.settings is None or self.settings.copies or len(x) < 2:
-            return accepted
-        if accel.known((x[0] == x[1]).all()) is False:  # most batches, at once
-            return accepted
-        copies = (x == x[:1]).all()
-        refused = copies & accepted
-        self.verdict.counts[3] += refused
-        if accel.known(refused):
-            self._report()
-        return accepted & ~copies
+        self._keep(accepted, self._copies(x))
+        return self.kept
+
+    def _copies(self, x: Tensor | None) -> Tensor | None:
+        """Whether all samples are the same, a scalar of bool; None if that does not matter."""
+        if x is None or self.settings is None or self.settings.copies or len(x) < 2:
+            return None
+        return (x == x[:1]).all()
+
+    def _keep(self, accepted: Tensor, copies: Tensor | None) -> None:
+        if copies is None:
+            self.kept.copy_(accepted)
+        else:
+            torch.gt(accepted, copies, out=self.kept)  # accepted and no copies
+            self.verdict.counts[3] += accepted & copies
+        self._report()
 
     def _divergences(self) -> Tensor | None:
         """How far the predictions on each replayed sample have moved; None if nobody asked."""

@@ -55,7 +55,7 @@ def decide(
     SAMPLES: tl.constexpr,
 ):
     """The verdict on a batch, by one program. ``SAMPLES`` is 0 if no divergence is known."""
-    value = tl.load(total)
+    value = tl.load(total).to(tl.float64)
     trust = tl.load(trusted) != 0
     part = 1.0
     if SAMPLES > 0:
