@@ -184,7 +184,9 @@ class Steps:
                 own_numbers=own_numbers,
             )
 
-        begin = partial(self.guard.begin, parameters, self._statistics(), self.transform.tensors())
+        new = None if self.settings.remembers_first else x
+        changed = parameters, self._statistics(), self.transform.tensors()
+        begin = partial(self.guard.begin, *changed, new=new)
         # A graph starts sooner with one first node.
         first, _ = accel.parallel(partial(join, 0, gather(0)), begin)
         others = range(1, len(slots))
@@ -193,8 +195,7 @@ class Steps:
         )
         for step in rest:
             loss = self._take(step, parameters)
-        new = None if self.settings.remembers_first else x
-        self.guard.commit(loss, self.transform.ok(), trusted, new=new)
+        self.guard.commit(loss, self.transform.ok(), trusted)
         return loss
 
     def _take(self, step: Step, parameters: Sequence[nn.Parameter]) -> Tensor:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -68,9 +67,9 @@ def test_a_linear_model_stays_within_the_bound(
         divergences = guard._divergences()
         return None if divergences is None else float(divergences.mean())
 
-    def commit_and_measure(guard: BatchGuard, *given: Any, **others: Any) -> None:
+    def commit_and_measure(guard: BatchGuard, *given: Tensor | None) -> None:
         before = measured(guard)
-        commit(guard, *given, **others)
+        commit(guard, *given)
         if before is not None:
             found.append((before, measured(guard)))
 

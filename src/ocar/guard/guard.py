@@ -73,6 +73,7 @@ class BatchGuard:
         self._is_coupled = any(isinstance(m, _BatchNorm) for m in modules)
         self._snapshot: accel.Snapshot | None = None
         self._asked: _Question | None = None
+        self._copied: Tensor | None = None
         self._warn_at, self._reported = 1, 0
 
     @torch.no_grad()
@@ -106,7 +107,12 @@ class BatchGuard:
         self._report()
 
     def begin(
-        self, weights: Sequence[Tensor], statistics: Sequence[Tensor], others: Sequence[Tensor]
+        self,
+        weights: Sequence[Tensor],
+        statistics: Sequence[Tensor],
+        others: Sequence[Tensor],
+        *,
+        new: Tensor | None = None,
     ) -> None:
         """The steps on a batch begin.
 
@@ -114,8 +120,9 @@ class BatchGuard:
             weights: What may be shortened.
             statistics: What else must be finite.
             others: What is only rolled back.
+            new: Raw samples that may be remembered afterwards; None if there are none.
         """
-        self._asked = None
+        self._asked, self._copied = None, self._copies(new)
         if self.settings is not None:
             tensors = accel.Tensors(weights=weights, statistics=statistics, others=others)
             self._snapshot = accel.snapshot(tensors)
@@ -138,9 +145,7 @@ class BatchGuard:
         self._asked = _Question(x=x, replayed=replayed, active=active, before=before)
 
     @torch.no_grad()
-    def commit(
-        self, loss: Tensor, ok: Tensor | None, trusted: Tensor, *, new: Tensor | None = None
-    ) -> None:
+    def commit(self, loss: Tensor, ok: Tensor | None, trusted: Tensor) -> None:
         """The steps on a batch are done: let them stand, shorten them or roll them back.
 
         Args:
@@ -148,14 +153,11 @@ class BatchGuard:
             ok: Whether all that the transform computed was finite; None for yes. It is true
                 afterwards.
             trusted: What :meth:`trust` said.
-            new: Raw samples that are remembered next; None if there are none.
         """
         if self._snapshot is None:
             return
         snapshot = self._snapshot
-        divergences, total, copies = accel.parallel(
-            self._divergences, lambda: snapshot.total() + loss, lambda: self._copies(new)
-        )
+        divergences, total = accel.parallel(self._divergences, lambda: snapshot.total() + loss)
         accel.commit_or_rollback(
             snapshot,
             self.verdict,
@@ -168,7 +170,7 @@ class BatchGuard:
         if ok is not None:
             ok.fill_(True)  # the batch that was not is rolled back
         self._snapshot = None
-        self._keep(self.verdict.accepted, copies)
+        self._keep(self.verdict.accepted, self._copied)
 
     def roll_back(self) -> None:
         """The steps on a batch broke off: everything becomes what it was before."""
