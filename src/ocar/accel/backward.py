@@ -22,10 +22,7 @@ class Backward:
         self._model = model
         self._flipped = FlippedKernels(model)
         self._weights = WeightGradients(model)
-
-    @property
-    def _is_special(self) -> bool:
-        return next(self._model.parameters()).is_cuda
+        self._is_special = next(model.parameters()).is_cuda
 
     @contextmanager
     def forward(self) -> Iterator[None]:

@@ -65,6 +65,8 @@ class FactorBuffer:
         self.counts = torch.zeros(len(self.shapes), dtype=torch.int64, device=like.device)
         self.derived: dict[str, Any] = {}
         self._index = {name: index for index, name in enumerate(self.shapes)}
+        self._averages = {name: self.view(self.averages, name) for name in self.shapes}
+        self._estimates = {name: self.view(self.estimates, name) for name in self.shapes}
 
     def start(self, name: str) -> int:
         """Where a statistic starts."""
@@ -81,8 +83,8 @@ class FactorBuffer:
 
     def average(self, name: str) -> Tensor:
         """The moving average of a statistic."""
-        return self.view(self.averages, name)
+        return self._averages[name]
 
     def estimate(self, name: str) -> Tensor:
         """Where the estimate of a statistic is written."""
-        return self.view(self.estimates, name)
+        return self._estimates[name]

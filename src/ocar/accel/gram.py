@@ -8,6 +8,7 @@ half of the work too.
 from __future__ import annotations
 
 import functools
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -105,10 +106,9 @@ def _gram_on_host(
 
 
 def _multiply(rows: Tensor, scale: float, out: Tensor) -> None:
-    matrix, place = rows.numpy(), out.numpy()
     with np.errstate(all="ignore"):  # NaN and Inf are found later
-        np.matmul(matrix, matrix.T, out=place)
-        np.multiply(place, scale, out=place)
+        matrix = rows.numpy() * math.sqrt(scale)
+        np.matmul(matrix, matrix.T, out=out.numpy())
 
 
 def _run_in_threads(jobs: list[Callable[[], None]], threads: int) -> None:
