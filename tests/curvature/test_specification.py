@@ -85,7 +85,7 @@ def test_the_representation_shows_every_setting() -> None:
         "norm_layers=False, exclude=(), damping_kind='factored')"
     )
     assert repr(EKFAC(mlp())).startswith("EKFAC(Sequential, damping=0.001, ")
-    assert repr(EKFAC(mlp())).endswith("basis_every=10)")
+    assert repr(EKFAC(mlp())).endswith("basis_every=50)")
     assert repr(FOOF()).startswith("FOOF(damping=0.001, ")
 
 
