@@ -30,7 +30,7 @@ LOCK_TITLE := \# Hashes of the files that CI installs, all but torch; see CONTRI
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run locked lock test test-long test-all test-avalanche test-gpu check fuzz fuzz-guided format readme docs browser bench dist clean
+.PHONY: help venv run locked lock test coverage test-long test-kernels test-all test-avalanche test-gpu check fuzz fuzz-guided format readme docs browser bench dist clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -65,8 +65,14 @@ run: venv  ## ER and OCAR on digits: a table and a report, in under two minutes
 test: venv  ## run the fast tests (OCAR_DATA names the folder of real data sets, if there is one)
 	$(PYTEST) -n $(WORKERS)
 
-test-long: venv  ## run the tests that take minutes
+coverage: venv  ## the same, and how much of the code they run: build/coverage/index.html
+	$(PYTEST) -n $(WORKERS) --cov --cov-report=term:skip-covered --cov-report=html:build/coverage
+
+test-long: venv  ## run the tests that take long
 	$(PYTEST) -n $(WORKERS) -m long --timeout=3600
+
+test-kernels: venv  ## run the kernels of a GPU on the CPU, by Triton's interpreter
+	TRITON_INTERPRET=1 $(PYTEST) -n $(WORKERS) tests/accel
 
 build/avalanche: constraints.txt | venv
 	rm -rf $@
@@ -76,7 +82,7 @@ test-avalanche: venv build/avalanche  ## install Avalanche into build/ and run t
 	PYTHONPATH=build/avalanche $(PYTEST) tests/integrations tests/docs/test_docs_code.py \
 		-k "avalanche or drop-in"
 
-test-all: test test-long test-avalanche  ## run all tests but those that need a CUDA device
+test-all: test-long test-kernels test-avalanche  ## run what `make test` leaves out, but for a GPU
 
 test-gpu: venv  ## run the tests that need a CUDA device
 	$(PYTEST) -m gpu

@@ -225,6 +225,7 @@ print(len(used))
 """
 
 
+@pytest.mark.long
 def test_nothing_touches_global_random_state() -> None:
     ended = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", UNTOUCHED],

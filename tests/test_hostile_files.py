@@ -111,6 +111,7 @@ runpy.run_module("fuzz", run_name="__main__")
 """
 
 
+@pytest.mark.long
 def test_the_harness_sees_what_must_not_be(tmp_path: Path) -> None:
     """Each of these would be a failure of a reader; and a refusal is none."""
     code = "import fuzz.guard\n" + BAD

@@ -31,6 +31,7 @@ def test_every_stream_is_tried(hostile: ModuleType) -> None:
     assert set(hostile.STREAMS) == set(STREAMS)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("model", ["mlp", "batchnorm"])
 @pytest.mark.parametrize("name", STREAMS)
 def test_a_learner_is_finite_afterwards(short: ModuleType, name: str, model: str) -> None:

@@ -297,6 +297,7 @@ def test_repr_shows_every_setting() -> None:
 # --- real data -----------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 @pytest.mark.data
 @pytest.mark.skipif("OCAR_DATA" not in os.environ, reason="set OCAR_DATA to the data folder")
 @pytest.mark.parametrize("seed", range(3))
