@@ -22,7 +22,7 @@ from ocar.methods.transform import TransformSettings
 from ocar.state import load_newest, load_state, without_prefix
 
 _KINDS = (Normalize, CropFlip, *AUGMENTATIONS)
-_MOST_UNSEEN = 1 << 22  # slots of a memory of which a file holds none
+_MOST_UNSEEN = 1 << 22  # largest capacity of a memory that a file leaves empty
 
 
 def load(

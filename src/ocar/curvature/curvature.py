@@ -74,8 +74,8 @@ class Curvature(ABC):
         step: Gradient steps taken: calls of :meth:`precondition_`.
         norm_ratio: ‖gradient after‖ / ‖gradient before‖ of the last step, with ``track_norms``.
         ok: Whether all estimates since :meth:`begin` were finite, a scalar of bool.
-        most_classes: No class is beyond the first so many outputs; None for all. An exact root
-            leaves out the columns of the others.
+        most_classes: Only this many first outputs can stand for a class; None for all. An exact
+            root leaves out the columns of the others.
     """
 
     model: nn.Module = None  # type: ignore[assignment]

@@ -86,7 +86,7 @@ class Categorical(Likelihood):
     Args:
         outputs: Logits, ``(n, classes)``.
         active: Which classes exist, ``(classes,)`` of bool; all by default.
-        most: No class is beyond the first so many outputs; None for all.
+        most: Only this many first outputs can stand for a class; None for all.
     """
 
     def __init__(

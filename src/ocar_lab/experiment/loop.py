@@ -68,9 +68,9 @@ def run_events(
     """As :func:`run`, as a generator of events.
 
     Args:
-        config: As there.
-        out: As there.
-        stop: As there.
+        config: What to run.
+        out: Folder of all runs.
+        stop: Asked whether to save and leave, whenever the run is idle.
         others: Number of other runs at the same time, for the record; None if unknown.
 
     Yields:

@@ -35,7 +35,7 @@ class TimeRow:
 
     method: str
     paper: float  # printed seconds
-    paper_ratio: float  # over those of ER
+    paper_ratio: float  # relative to ER
     ours: Spread | None  # our seconds; None if there are none
     ratio: float | None  # our mean over that of ER; None without both
 

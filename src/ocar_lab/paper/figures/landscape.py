@@ -237,7 +237,7 @@ def _landscape(walk: _Walk, losses: Losses, resolution: int) -> Trajectory:
 
 
 def _some(data: tuple[Tensor, Tensor], most: int) -> tuple[Tensor, Tensor]:
-    """At most so many samples, evenly spread, because they may be sorted by class."""
+    """Some of the samples, evenly spread, because they may be sorted by class."""
     x, y = data
     chosen = torch.linspace(0, len(y) - 1, min(most, len(y))).round().long()
     return x[chosen], y[chosen]
