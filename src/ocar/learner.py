@@ -243,10 +243,8 @@ class Learner:
         if self.memory.uses:
             with self.context.evaluating():
                 outputs = self.model(self._normalize(x))
-            on_device = y.to(self.device)
             active = None if self.head is None else self.head.active
-            found = self.objective.known(outputs, on_device, active)
-            known = {name: found[name] for name in self.memory.uses}
+            known = self.objective.known(outputs, y.to(self.device), active)
         self.memory.add(
             x,
             y,

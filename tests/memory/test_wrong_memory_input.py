@@ -11,7 +11,7 @@ from offers import EVERY_MEMORY, assert_refused_unchanged, assert_same, encode, 
 from torch import Tensor
 
 from ocar.errors import CheckpointError, ConfigError, InputError
-from ocar.memory import MEMORIES, Memory
+from ocar.memory import MEMORIES, Memory, ReservoirMemory
 
 
 def put(name: str, value: object) -> Callable[[dict[str, Tensor]], dict[str, Any]]:
@@ -146,3 +146,16 @@ def test_bad_settings_are_refused(kind: str) -> None:
     for extras in (("x",), ("y",), ("a", "a"), ("",), "logits"):
         with pytest.raises(ConfigError, match=r"Invalid extras=.* Must be distinct names"):
             MEMORIES[kind](4, extras=extras)
+
+
+def test_what_a_policy_uses_must_be_known() -> None:
+    class Curious(ReservoirMemory):
+        uses = ("loss", "age")
+
+    memory = Curious(4)
+    x, y = torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64)
+    with pytest.raises(InputError, match=r"Invalid known \['loss'\]: Curious also uses \['age'\]"):
+        memory.add(x, y, known={"loss": torch.ones(2)})
+    assert len(memory) == memory.seen == 0
+    memory.add(x, y, known={"loss": torch.ones(2), "age": torch.ones(2), "more": torch.ones(2)})
+    assert len(memory) == 2

@@ -184,14 +184,17 @@ class Memory(ABC):
             y: Units of the head, int64 of shape ``(n,)``, or float targets where allowed.
             extras: Exactly the declared extras, each ``(n, *item)``.
             labels: A host copy of integer ``y``; without it ``y`` is copied to the host.
-            known: What the policy uses, see :attr:`uses`.
+            known: At least what the policy uses, see :attr:`uses`.
             accepted: A scalar of bool on the memory's device: where it is False, the slots keep
                 what they hold. The host does not learn of it before :meth:`reconcile`.
 
         Raises:
             InputError: The batch does not fit; the memory is as it was before.
         """
-        extras = extras or {}
+        extras, known = extras or {}, known or {}
+        if missing := [name for name in self.uses if name not in known]:
+            kind = type(self).__name__
+            raise InputError(f"Invalid known {sorted(known)}: {kind} also uses {sorted(missing)}.")
         if set(extras) != set(self.extras):
             raise InputError(f"Invalid extras {sorted(extras)}. Must be {sorted(self.extras)}.")
         columns = {"x": x, "y": y, **extras}
@@ -206,7 +209,7 @@ class Memory(ABC):
                 name: c.detach()[repeated.to(c.device)].to(self.device)
                 for name, c in columns.items()
             }
-        placement = self.place(Offer(x=x, y=y, labels=host, known=known or {}))
+        placement = self.place(Offer(x=x, y=y, labels=host, known=known))
         self.seen += len(host)
         writes, freed = placement.writes, list(placement.freed)
         if freed:
