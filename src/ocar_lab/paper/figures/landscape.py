@@ -26,39 +26,19 @@ from ocar.errors import ConfigError
 from ocar.learner import Learner
 from ocar.streams.base import TaskStream, concatenate
 from ocar_lab.paper.figures.base import RunFigure
-from ocar_lab.paper.figures.landscape_drawing import draw_all, draw_learning, draw_surfaces
+from ocar_lab.paper.figures.landscape_drawing import (
+    Row,
+    Trajectory,
+    draw_all,
+    draw_learning,
+    draw_surfaces,
+)
 from ocar_lab.paper.figures.plane import plane_through
 from ocar_lab.paper.figures.setup import Listen
 from ocar_lab.paper.figures.store import Wanted
 
-Row = tuple[float, ...]
-
 MARGIN = 0.15
 """How far the surfaces extend beyond the path on each side, as a fraction of its extent."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trajectory:
-    """The path of one learner, its plane, and the losses there."""
-
-    times: tuple[int, ...]  # batches learned at each point of the path; 0 at the start
-    boundaries: tuple[int, ...]  # points that end a task, by their place; the last is the end
-    x: Row  # first coordinate of each point
-    y: Row  # second coordinate of each point
-    off_plane: Row  # distance of each point from the plane
-    accuracies: tuple[Row, ...]  # at each point on each task's test samples; unseen counts as wrong
-    losses: tuple[Row, ...]  # over all classes at start, after the first task and at the end
-    grid_x: Row  # first coordinates of the surfaces
-    grid_y: Row  # second coordinates of the surfaces
-    surfaces: tuple[tuple[Row, ...], ...]  # loss by task, second and first coordinate
-    length: Row  # length of the path within each task, over all weights
-    straight: Row  # distance from each task's start to its end, over all weights
-
-    @property
-    def mean_surface(self) -> tuple[Row, ...]:
-        """The mean of the surfaces over tasks."""
-        rows = np.mean(np.array(self.surfaces), axis=0).tolist()
-        return tuple(tuple(row) for row in rows)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,18 +1,42 @@
-"""The pictures of the loss landscape: surfaces with the path, and the learning curves."""
+"""The numbers of a loss landscape and their pictures: surfaces with the path, learning curves."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ocar_lab import drawing
 
-if TYPE_CHECKING:
-    from ocar_lab.paper.figures.landscape import Trajectory
+Row = tuple[float, ...]
 
 LEVELS = 14
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trajectory:
+    """The path of one learner, its plane, and the losses there."""
+
+    times: tuple[int, ...]  # batches learned at each point of the path; 0 at the start
+    boundaries: tuple[int, ...]  # points that end a task, by their place; the last is the end
+    x: Row  # first coordinate of each point
+    y: Row  # second coordinate of each point
+    off_plane: Row  # distance of each point from the plane
+    accuracies: tuple[Row, ...]  # at each point on each task's test samples; unseen counts as wrong
+    losses: tuple[Row, ...]  # over all classes at start, after the first task and at the end
+    grid_x: Row  # first coordinates of the surfaces
+    grid_y: Row  # second coordinates of the surfaces
+    surfaces: tuple[tuple[Row, ...], ...]  # loss by task, second and first coordinate
+    length: Row  # length of the path within each task, over all weights
+    straight: Row  # distance from each task's start to its end, over all weights
+
+    @property
+    def mean_surface(self) -> tuple[Row, ...]:
+        """The mean of the surfaces over tasks."""
+        rows = np.mean(np.array(self.surfaces), axis=0).tolist()
+        return tuple(tuple(row) for row in rows)
 
 
 def draw_surfaces(paths: Mapping[str, Trajectory], *, tasks: tuple[int, ...] = (0, 1)) -> Any:
