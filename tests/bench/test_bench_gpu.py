@@ -26,7 +26,7 @@ def test_a_group_runs_on_cuda(group: str) -> None:
             assert result.ratio > 0
 
 
-def test_kernels_of_a_captured_batch_are_mostly_known() -> None:
+def test_kernels_of_a_recorded_batch_are_mostly_known() -> None:
     (found,) = measure(Setup.quick(torch.device("cuda")), ["parts"])
     assert isinstance(found, Breakdown)
     shares = {part.name: part.share for part in found.parts}
