@@ -33,6 +33,12 @@ def learner(batches: int = 2, **values: Any) -> ocar.Learner:
     return made
 
 
+def write(path: Path, data: bytes | bytearray) -> None:
+    """A new file: some file systems wait for the disk where a file is cut and written again."""
+    path.unlink(missing_ok=True)
+    path.write_bytes(data)
+
+
 def refused(path: Path) -> bool:
     try:
         load_state(path)
@@ -48,9 +54,9 @@ def test_every_byte_counts(tmp_path: Path) -> None:
     for place in range(len(data)):
         altered = bytearray(data)
         altered[place] ^= 1 << place % 8
-        path.write_bytes(altered)
+        write(path, altered)
         assert refused(path), place
-    path.write_bytes(data)
+    write(path, data)
     assert load_state(path)[1] == VALUES
 
 
@@ -59,10 +65,10 @@ def test_every_length_counts(tmp_path: Path) -> None:
     save_state(path, TENSORS, VALUES)
     data = path.read_bytes()
     for length in range(len(data)):
-        path.write_bytes(data[:length])
+        write(path, data[:length])
         assert refused(path), length
     for more in (b"\0", b" ", data):
-        path.write_bytes(data + more)
+        write(path, data + more)
         assert refused(path)
 
 
@@ -75,7 +81,7 @@ def test_every_other_byte_in_every_place_of_a_small_file(tmp_path: Path) -> None
         for change in range(1, 256):
             altered = bytearray(data)
             altered[place] ^= change
-            path.write_bytes(altered)
+            write(path, altered)
             assert refused(path), (place, change)
 
 
@@ -87,9 +93,9 @@ def test_every_byte_and_every_length_of_a_learner(tmp_path: Path) -> None:
     for place in range(len(data)):
         altered = bytearray(data)
         altered[place] ^= 1 << place % 8
-        path.write_bytes(altered)
+        write(path, altered)
         assert refused(path), place
-        path.write_bytes(data[:place])
+        write(path, data[:place])
         assert refused(path), place
 
 
@@ -132,19 +138,19 @@ def spoil(path: Path, how: str) -> str:
     """Make a checkpoint unfit; returns the reason to expect."""
     data = path.read_bytes()
     if how == "cut":
-        path.write_bytes(data[:-1])
+        write(path, data[:-1])
         return "is not a whole checkpoint"
     if how == "altered":
-        path.write_bytes(data[:-1] + bytes([data[-1] ^ 4]))
+        write(path, data[:-1] + bytes([data[-1] ^ 4]))
         return "has been altered since it was saved"
     if how == "newer":
         ours, newer = (f'"version":"{number}"'.encode() for number in (VERSION, VERSION + 1))
-        path.write_bytes(seal(data.replace(ours, newer)))
+        write(path, seal(data.replace(ours, newer)))
         return f"has checkpoint version '{VERSION + 1}'"
     if how == "other model":
         made = ocar.ER(net(5), lr=0.1, memory=6)
         made.save(path.with_name("other"))
-        path.write_bytes(path.with_name("other").read_bytes())
+        write(path, path.with_name("other").read_bytes())
         return "is of another model"
     path.unlink()
     return "There is no checkpoint"
