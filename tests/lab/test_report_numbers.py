@@ -198,6 +198,16 @@ def test_the_heat_map_is_the_mean_of_each_stretch(tmp_path: Path) -> None:
             assert row[stretch] == pytest.approx(statistics.fmean(own), abs=0.06)
 
 
+def test_a_heat_map_of_few_evaluations_has_no_gaps(tmp_path: Path) -> None:
+    run = write_run(tmp_path, history(np.random.default_rng(0), [28, 28]))
+    (heat,) = make_report([run], title="", created="").sections[0].heats
+    first, second = heat.rows
+    known = [value for value in first if value is not None]
+    assert None not in first[first.index(known[0]) :]
+    assert set(known) == {round(100 * e.accuracies[0], 1) for e in run.history}
+    assert second[:120] == (None,) * 120
+
+
 def test_what_a_learner_reports_and_time_are_drawn(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     reported = [{"tau": 0.1, "norm_ratio": 2.0}, {}, {"tau": 0.3, "norm_ratio": 4.0}]

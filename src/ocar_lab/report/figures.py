@@ -242,6 +242,16 @@ def heats(on_tasks: Sequence[Mapping[int, Band]]) -> tuple[Heat, ...]:
     for method in on_tasks[1] if tasks > 1 else ():
         bands = [bands[method] for bands in on_tasks if method in bands]
         means = [per_stretch(b.times, b.mean, each=each, count=count, how="mean") for b in bands]
-        rows = tuple(numbers(np.round(mean, 1)) for mean in means)
+        rows = tuple(numbers(np.round(_without_gaps(mean), 1)) for mean in means)
         found.append(Heat(method=method, x=x, rows=rows))
     return tuple(found)
+
+
+def _without_gaps(values: Floats) -> Floats:
+    """The last number before where there is none, but not beyond the ends."""
+    there = np.flatnonzero(~np.isnan(values))
+    filled = values.copy()
+    if len(there):
+        places = np.arange(there[0], there[-1])
+        filled[places] = values[there[np.searchsorted(there, places, side="right") - 1]]
+    return filled
