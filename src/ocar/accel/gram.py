@@ -84,7 +84,7 @@ def _gram_on_host(
     sleep. So with one thread NumPy does a product at once; with more, large products wait until
     there are several, and run in parallel with one thread each.
     """
-    waiting: list[Callable[[], None]] = []
+    waiting: list[tuple[Tensor, float, Tensor]] = []
     held, threads = 0, torch.get_num_threads()
     for operand, scale, out in zip(operands, scales, outs, strict=True):
         t = operand()
@@ -96,7 +96,7 @@ def _gram_on_host(
         elif large:
             rows = _rows(t)[0]
             held += rows.numel()
-            waiting.append(functools.partial(_multiply, rows, scale, out[0]))
+            waiting.append((rows, scale, out[0]))
             if held > _HELD:
                 _run_in_threads(waiting, threads)
                 held = 0
@@ -111,11 +111,15 @@ def _multiply(rows: Tensor, scale: float, out: Tensor) -> None:
         np.matmul(matrix, matrix.T, out=out.numpy())
 
 
-def _run_in_threads(jobs: list[Callable[[], None]], threads: int) -> None:
-    if jobs:
+def _run_in_threads(jobs: list[tuple[Tensor, float, Tensor]], threads: int) -> None:
+    if len(jobs) == 1:  # by the threads of PyTorch
+        ((rows, scale, out),) = jobs
+        rows = rows * math.sqrt(scale)
+        torch.mm(rows, rows.mT, out=out)
+    elif jobs:
         with _one_thread_each, ThreadPoolExecutor(threads) as pool:
-            list(pool.map(lambda job: job(), jobs))
-        jobs.clear()
+            list(pool.map(lambda job: _multiply(*job), jobs))
+    jobs.clear()
 
 
 class _OneThreadEach:
