@@ -67,9 +67,9 @@ def test_products_that_wait_are_done_before_they_hold_too_much(
     sizes: list[int] = []
     real = gram._run_in_threads
 
-    def run(jobs: list[partial[None]], count: int) -> None:
+    def run(jobs: list[tuple[torch.Tensor, float, torch.Tensor]], count: int) -> None:
         assert count == threads
-        sizes.extend([sum(job.args[0].numel() for job in jobs)] if jobs else [])
+        sizes.extend([sum(rows.numel() for rows, _, _ in jobs)] if jobs else [])
         real(jobs, count)
 
     monkeypatch.setattr(gram, "_run_in_threads", run)

@@ -112,10 +112,9 @@ def _multiply(rows: Tensor, scale: float, out: Tensor) -> None:
 
 
 def _run_in_threads(jobs: list[tuple[Tensor, float, Tensor]], threads: int) -> None:
-    if len(jobs) == 1:  # by the threads of PyTorch
-        ((rows, scale, out),) = jobs
-        rows = rows * math.sqrt(scale)
-        torch.mm(rows, rows.mT, out=out)
+    if len(jobs) == 1:
+        with _one_thread_each:
+            _multiply(*jobs[0])
     elif jobs:
         with _one_thread_each, ThreadPoolExecutor(threads) as pool:
             list(pool.map(lambda job: _multiply(*job), jobs))
