@@ -5,7 +5,7 @@
     python experiments/curvatures.py keep
 
 ``search`` tries learning rates and dampings on four tasks with a seed of its own: a grid, then
-twice the neighbours of the best. It compares by the accuracy on validation data averaged over time
+the neighbours of the best. It compares by the accuracy on validation data averaged over time
 (AAA). K-FAC has the paper's settings. ``run`` trains on the whole stream with the best settings
 and seeds 0 to 2. ``keep`` writes one line for each run to ``results/curvatures/``; it needs polars,
 the others need not, so that they run on a machine without it.
@@ -50,14 +50,13 @@ STEPS = ((2, 1), (0.5, 1), (1, 3), (1, 1 / 3), (2, 3), (0.5, 1 / 3))
 def search(out: Path, workers: int) -> dict[str, Choice]:
     """The best settings of each kind on validation data."""
     found = _validate([KFAC, *GRID], out, workers)
-    for _ in range(2):
-        best = _best(found)
-        near = [
-            Choice(kind, best[kind].lr * f, best[kind].tau * g)
-            for kind in ("ekfac", "foof")
-            for f, g in STEPS
-        ]
-        found |= _validate([choice for choice in near if choice not in found], out, workers)
+    best = _best(found)
+    near = [
+        Choice(kind, best[kind].lr * f, best[kind].tau * g)
+        for kind in ("ekfac", "foof")
+        for f, g in STEPS
+    ]
+    found |= _validate([choice for choice in near if choice not in found], out, workers)
     best = _best(found)
     for choice, aaa in sorted(found.items(), key=lambda item: item[1]):
         print(f"{choice.curvature:6} lr {choice.lr:<10.4g} tau {choice.tau:<10.4g} AAA {aaa:.4f}")
