@@ -248,7 +248,7 @@ def heats(on_tasks: Sequence[Mapping[int, Band]]) -> tuple[Heat, ...]:
 
 
 def _without_gaps(values: Floats) -> Floats:
-    """The last number before where there is none, but not beyond the ends."""
+    """Fill each gap with the number before it; the ends stay as they are."""
     there = np.flatnonzero(~np.isnan(values))
     filled = values.copy()
     if len(there):
