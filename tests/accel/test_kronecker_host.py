@@ -25,7 +25,7 @@ def _narrow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def buffer_of(used: Sequence[int], pair: Pair = PAIR, dtype: torch.dtype = torch.float64):
-    """A is zero but for the rows and columns of some inputs; everything damped."""
+    """A is zero but for the rows and columns of some inputs."""
     buffer = FactorBuffer(shapes([pair]), like=torch.empty(0, dtype=dtype))
     index = torch.tensor(used, dtype=torch.int64)
     a = torch.zeros(1, pair.d_in, pair.d_in, dtype=torch.float64)
@@ -33,15 +33,17 @@ def buffer_of(used: Sequence[int], pair: Pair = PAIR, dtype: torch.dtype = torch
     buffer.average("wide.A").copy_(a)
     buffer.average("wide.G").copy_(positive(1, pair.d_out, seed=2))
     buffer.estimates.copy_(buffer.averages)
-    for name in pair.names:
-        buffer.estimate(name).diagonal(dim1=1, dim2=2).add_(0.3)
     return buffer
 
 
-def apply(implementation: Implementation, buffer: FactorBuffer, pair: Pair = PAIR) -> list[Tensor]:
-    """Whether it was inverted; gradients given whole and as rows."""
+def apply(
+    implementation: Implementation, buffer: FactorBuffer, pair: Pair = PAIR, damping: float = 0.09
+) -> list[Tensor]:
+    """Damp and invert; whether that failed, and gradients given whole and as rows."""
     x, g = numbers(2, pair.d_in, seed=3), numbers(2, pair.d_out, seed=4)
     whole, product = numbers(1, pair.d_out, pair.d_in, seed=5), (g.mT @ x).unsqueeze(0)
+    rates, dims = torch.zeros(2, dtype=torch.float64), torch.tensor([pair.d_in, pair.d_out])
+    implementation["mix_and_damp"](buffer, (pair,), rates, dims, damping)
     failed = implementation["invert"](buffer, (pair,))
     parts = [
         implementation["precondition"](
@@ -107,11 +109,7 @@ def test_a_damping_that_float32_would_lose_is_added_in_float64(used: Sequence[in
     buffer.average("wide.G").copy_(1e8 * torch.eye(3))
     exact = FactorBuffer(shapes([PAIR]), like=torch.empty(0, dtype=torch.float64))
     exact.averages.copy_(buffer.averages)
-    rates = torch.zeros(2, dtype=torch.float64)
-    dims = torch.tensor([20.0, 3.0])
-    for each in (buffer, exact):
-        OPERATIONS["mix_and_damp"](each, (PAIR,), rates, dims.to(each.averages), 1e-8)
-    found, true = apply(HOST, buffer), apply(PLAIN, exact)
+    found, true = (apply(how, each, damping=1e-8) for how, each in ((HOST, buffer), (PLAIN, exact)))
     assert int(found[0]) == int(true[0]) == 0
     error = (found[1].double() - true[1]).norm() / true[1].norm()
     assert error < 1e-3
