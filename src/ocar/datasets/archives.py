@@ -15,7 +15,7 @@ import stat
 import tarfile
 import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Self
 
@@ -71,10 +71,12 @@ class Tree(ABC):
 
     Args:
         where: The folder or the archive.
+        prefix: What stands before a file's name in messages.
     """
 
-    def __init__(self, where: Path) -> None:
+    def __init__(self, where: Path, prefix: str) -> None:
         self.where = where
+        self._prefix = prefix
 
     @abstractmethod
     def files(self, under: str = "") -> dict[str, str]:
@@ -84,9 +86,13 @@ class Tree(ABC):
     def read(self, name: str) -> bytes:
         """The content of one file."""
 
-    @abstractmethod
     def locate(self, name: str) -> str:
         """The path of a file, for messages."""
+        return f"{self._prefix}{name}"
+
+    def _check_size(self, name: str, size: int) -> None:
+        if size > MOST_BYTES:
+            raise DataError(f"{self.locate(name)} has {size} bytes. Must be at most {MOST_BYTES}.")
 
     def __enter__(self) -> Self:
         return self
@@ -97,6 +103,9 @@ class Tree(ABC):
 
 class Folder(Tree):
     """The files of a folder."""
+
+    def __init__(self, where: Path) -> None:
+        super().__init__(where, f"{where}/")
 
     def files(self, under: str = "") -> dict[str, str]:
         """Files below ``under``, sorted by name, with their size and time of change."""
@@ -124,14 +133,10 @@ class Folder(Tree):
         """The content of one file."""
         path = self.where / name
         try:
-            _check_size(self.locate(name), path.stat().st_size)
+            self._check_size(name, path.stat().st_size)
             return path.read_bytes()
         except OSError as error:
             raise cannot_read(path, error) from error
-
-    def locate(self, name: str) -> str:
-        """The path of a file."""
-        return str(self.where / name)
 
 
 class Zip(Tree):
@@ -143,7 +148,7 @@ class Zip(Tree):
     """
 
     def __init__(self, where: Path, *, top: str) -> None:
-        super().__init__(where)
+        super().__init__(where, f"{where}: {top}/")
         self.top = top
         try:
             self._file = zipfile.ZipFile(where)
@@ -152,19 +157,17 @@ class Zip(Tree):
         self._entries: dict[str, zipfile.ZipInfo] = {}
         try:
             for info in sorted(self._file.infolist(), key=lambda info: info.filename):
-                self._add(info)
+                name = info.filename
+                check_inside(info.orig_filename, where)
+                if stat.S_ISLNK(info.external_attr >> 16):
+                    raise DataError(f"{where}: its entry {name!r} is a link. Not allowed.")
+                if name in self._entries:
+                    raise DataError(f"{where}: its entry {name!r} occurs twice.")
+                if name.startswith(f"{top}/") and not _IGNORED.search(name):
+                    self._entries[name] = info
         except DataError:
             self._file.close()
             raise
-
-    def _add(self, info: zipfile.ZipInfo) -> None:
-        check_inside(info.orig_filename, self.where)
-        if stat.S_ISLNK(info.external_attr >> 16):
-            raise DataError(f"{self.where}: its entry {info.filename!r} is a link. Not allowed.")
-        if info.filename in self._entries:
-            raise DataError(f"{self.where}: its entry {info.filename!r} occurs twice.")
-        if info.filename.startswith(f"{self.top}/") and not _IGNORED.search(info.filename):
-            self._entries[info.filename] = info
 
     def files(self, under: str = "") -> dict[str, str]:
         """Files below ``under``, sorted by name, with their size and checksum."""
@@ -180,7 +183,7 @@ class Zip(Tree):
         info = self._entries.get(f"{self.top}/{name}")
         if info is None:
             raise DataError(f"{self.where} has no entry {self.top}/{name}.")
-        _check_size(self.locate(name), info.file_size)
+        self._check_size(name, info.file_size)
         # The other methods do not bound the size of one decompressed piece.
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise DataError(
@@ -199,38 +202,28 @@ class Zip(Tree):
             raise cannot_read(self.locate(name), error) from error
         return content
 
-    def locate(self, name: str) -> str:
-        """The archive and the entry in it."""
-        return f"{self.where}: {self.top}/{name}"
-
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
 
-def _check_size(where: str, size: int) -> None:
-    if size > MOST_BYTES:
-        raise DataError(f"{where} has {size} bytes. Must be at most {MOST_BYTES}.")
-
-
-def locate_tree(root: Path, *, folder: str, archive: str) -> Path | None:
-    """The folder under ``root``, else the archive, else None."""
-    if is_folder(root / folder):
-        return root / folder
-    return root / archive if is_file(root / archive) else None
-
-
-def open_tree(root: Path, *, folder: str, archive: str) -> Tree | None:
-    """The folder under ``root``, else the same folder in the archive, else None.
+def locate_tree(
+    root: Path, places: Mapping[str, str], *, wanted: Collection[str] = ()
+) -> tuple[Path, str] | None:
+    """The first folder or archive that exists, and the top folder in an archive.
 
     Args:
         root: The data root.
-        folder: Path of the folder under it; its last part is the archive's top folder.
-        archive: Path of the zip archive under it.
+        places: Folders under it that may hold the files, each with the archive of it.
+        wanted: Files without which a folder comes after its archive.
     """
-    where = locate_tree(root, folder=folder, archive=archive)
-    if where is None:
-        return None
-    return Folder(where) if where == root / folder else Zip(where, top=Path(folder).name)
+    for folder, archive in places.items():
+        found = is_folder(root / folder)
+        whole = found and all(is_file(root / folder / name) for name in wanted)
+        if not whole and is_file(root / archive):
+            return root / archive, Path(folder).name
+        if found:
+            return root / folder, ""
+    return None
 
 
 class _Bounded(io.RawIOBase):

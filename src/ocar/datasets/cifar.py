@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ocar.datasets.archives import cannot_read, is_file, is_folder, read_tar
+from ocar.datasets.archives import cannot_read, is_file, locate_tree, read_tar
 from ocar.datasets.arrays import Arrays, from_numpy
 from ocar.datasets.base import DataSet
 from ocar.datasets.pickles import ByteArray, load_plain
@@ -24,10 +24,9 @@ from ocar.errors import DataError
 
 _SIDE = 32
 _VALUES = 3 * _SIDE * _SIDE
-_COUNTS = (50_000, 10_000)
 
-_File = tuple[str, bytes | Path]
-"""Name of a file in messages, and its content or path."""
+_File = tuple[str, bytes]
+"""Name of a file in messages, and its content."""
 
 _Part = tuple[npt.NDArray[np.uint8], dict[str, npt.NDArray[np.int64]]]
 """Images ``(n, 3, 32, 32)`` and labels ``(n,)`` by key."""
@@ -42,6 +41,8 @@ class CifarSet(DataSet):
     """One of the two data sets."""
 
     name: str
+    how_to_get: str
+    counts: tuple[int, int] = (50_000, 10_000)
     title: str  #: The name as it is written.
     folder: str  #: The folder under the data root, and in the archive.
     archive: str  #: The archive under the data root.
@@ -51,12 +52,6 @@ class CifarSet(DataSet):
     #: By key of labels: the number of classes, and the key of their names in ``meta``.
     labels: Mapping[str, tuple[int, str]]
     md5: Mapping[str, str]  #: Published checksums of the archive and of the files in the folder.
-
-    @property
-    def how_to_get(self) -> str:  # type: ignore[override]
-        """Where to get the files and where to put them."""
-        url = f"https://www.cs.toronto.edu/~kriz/{self.archive}"
-        return f"Put {url}, unpacked or not, in the data root."
 
     def load(self, root: Path) -> Arrays:
         """Read it from the data root, with the first kind of labels."""
@@ -73,45 +68,27 @@ class CifarSet(DataSet):
         names = self._names(files[self.meta]) if self.meta in files else {}
         return train, self._part(files[self.test]), names
 
-    def _place(self, root: Path) -> Path | None:
-        """The folder if it has all images, else the archive, else an incomplete folder."""
-        folder, archive = root / self.folder, root / self.archive
-        if all(is_file(folder / name) for name in (*self.train, self.test)):
-            return folder
-        if is_file(archive):
-            return archive
-        return folder if is_folder(folder) else None
-
     def _files(self, root: Path) -> dict[str, _File]:
         """The files by name."""
-        place = self._place(root)
-        if place is None:
-            raise DataError(
-                f"No {self.title}: neither {root / self.folder} nor {root / self.archive}. "
-                f"{self.how_to_get}"
-            )
-        found: dict[str, _File]
-        names = (*self.train, self.test, self.meta)
-        if place.name == self.archive:
-            content = read_tar(place, {f"{self.folder}/{name}" for name in names})
-            found = {
-                name.removeprefix(f"{self.folder}/"): (f"{place}: {name}", data)
-                for name, data in content.items()
-            }
-        else:
-            paths = {name: place / name for name in names}
-            found = {name: (str(path), path) for name, path in paths.items() if is_file(path)}
-        for name in (*self.train, self.test):
-            if name not in found:
+        places, images = {self.folder: self.archive}, (*self.train, self.test)
+        place, top = self._place(root, places, title=self.title, wanted=images)
+        found: dict[str, _File] = {}
+        content = read_tar(place, {f"{top}/{n}" for n in (*images, self.meta)}) if top else {}
+        for name in (*images, self.meta):
+            if f"{top}/{name}" in content:
+                found[name] = f"{place}: {top}/{name}", content[f"{top}/{name}"]
+            elif not top and is_file(place / name):
+                found[name] = str(place / name), _read(place / name)
+            elif name != self.meta:
                 raise DataError(f"No {self.title} file {name} in {place}. {self.how_to_get}")
         return found
 
     def _part(self, file: _File) -> _Part:
         classes = {key: count for key, (count, _) in self.labels.items()}
-        return read_cifar(_opened(file), file[0], classes=classes)
+        return read_cifar(io.BytesIO(file[1]), file[0], classes=classes)
 
     def _names(self, file: _File) -> _Names:
-        where, content = file[0], _load(_opened(file), file[0])
+        where, content = file[0], _load(io.BytesIO(file[1]), file[0])
         found = {}
         for key, (count, meta_key) in self.labels.items():
             names = content.get(meta_key.encode())
@@ -123,22 +100,13 @@ class CifarSet(DataSet):
         return found
 
     def _locate(self, root: Path) -> tuple[Path, dict[Path, str | None]]:
-        where = self._place(root)
-        if where is None:
+        names = (*self.train, self.test)
+        found = locate_tree(root, {self.folder: self.archive}, wanted=names)
+        if found is None:
             return root / self.archive, {}
-        if where.name == self.archive:
-            return where, {where: self.md5[self.archive]}
-        paths = [where / name for name in (*self.train, self.test, self.meta)]
+        where, top = found
+        paths = [where] if top else [where / name for name in (*names, self.meta)]
         return where, {path: self.md5[path.name] if is_file(path) else None for path in paths}
-
-    def _examine(self, root: Path, *, deep: bool, genuine: bool | None) -> str:
-        if genuine and not deep:
-            return ""
-        (x_train, _), (x_test, _), _ = self.read(root)
-        counts = (len(x_train), len(x_test))
-        if counts == _COUNTS:
-            return ""
-        return f"{self._place(root)} has {counts} images. Must be {_COUNTS}."
 
 
 def _arrays(name: str, key: str, train: _Part, test: _Part, names: _Names) -> Arrays:
@@ -147,12 +115,11 @@ def _arrays(name: str, key: str, train: _Part, test: _Part, names: _Names) -> Ar
     return from_numpy(name, first, second, classes=names.get(key, ()))
 
 
-def _opened(file: _File) -> IO[bytes]:
-    where, content = file
+def _read(path: Path) -> bytes:
     try:
-        return io.BytesIO(content.read_bytes() if isinstance(content, Path) else content)
+        return path.read_bytes()
     except OSError as error:
-        raise cannot_read(where, error) from error
+        raise cannot_read(path, error) from error
 
 
 def read_cifar(file: IO[bytes], where: str, *, classes: Mapping[str, int]) -> _Part:
@@ -196,10 +163,13 @@ def _load(file: IO[bytes], where: str) -> dict[object, object]:
     return content
 
 
+_URL = "https://www.cs.toronto.edu/~kriz"
+
 # The checksums of the archives are on https://www.cs.toronto.edu/~kriz/cifar.html, those of the
 # files in torchvision/datasets/cifar.py.
 CIFAR10 = CifarSet(
     name="cifar10",
+    how_to_get=f"Put {_URL}/cifar-10-python.tar.gz, unpacked or not, in the data root.",
     title="CIFAR-10",
     folder="cifar-10-batches-py",
     archive="cifar-10-python.tar.gz",
@@ -222,6 +192,7 @@ CIFAR10 = CifarSet(
 
 CIFAR100 = CifarSet(
     name="cifar100",
+    how_to_get=f"Put {_URL}/cifar-100-python.tar.gz, unpacked or not, in the data root.",
     title="CIFAR-100",
     folder="cifar-100-python",
     archive="cifar-100-python.tar.gz",

@@ -6,10 +6,9 @@ import hashlib
 import io
 import itertools
 import os
-from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import numpy.typing as npt
 import torch
 from PIL import Image, UnidentifiedImageError
 
-from ocar.datasets.archives import Tree
+from ocar.datasets.archives import Folder, Tree, Zip, locate_tree
 from ocar.datasets.arrays import Arrays
 from ocar.datasets.base import DataSet
 from ocar.datasets.cache import CACHE, Entry, load_or_make, verify_cache
@@ -108,6 +107,7 @@ class ImageSet:
     test: Sequence[Picture]
     classes: tuple[str, ...]  #: Name of each label.
     domains: tuple[str, ...] = ()  #: Name of each domain; empty without domains.
+    missing: str = ""  #: What the published set has and these files have not; empty if nothing.
 
     def load(self, size: int, cache: Path) -> Arrays:
         """The data set, with images of ``size`` × ``size`` pixels, through the folder ``cache``."""
@@ -147,31 +147,44 @@ class ImageSet:
         return digest.hexdigest()
 
 
+@dataclass(frozen=True, kw_only=True)
 class ImageFiles(DataSet):
     """A data set of image files, decoded through the cache in the data root."""
 
+    name: str
+    how_to_get: str
     size: int  #: Default height and width of the images.
-
-    @abstractmethod
-    def _open(self, root: Path) -> AbstractContextManager[ImageSet]:
-        """List its files; they can be read within the context."""
-
-    @abstractmethod
-    def _count(self, images: ImageSet) -> str:
-        """What is missing; empty if nothing is."""
+    #: By title of a part: the folders that may hold it, each with the zip of it.
+    places: Mapping[str, Mapping[str, str]]
+    md5: Mapping[str, str]  #: Published checksums of the zips.
+    list_files: Callable[..., ImageSet]  #: From the folder or zip of each part to the files.
 
     def load(self, root: Path, *, size: int | None = None) -> Arrays:
         """Read it from the data root."""
         with self._open(root) as images:
             return images.load(self.size if size is None else size, root / CACHE)
 
+    @contextmanager
+    def _open(self, root: Path) -> Iterator[ImageSet]:
+        """List its files; they can be read within the context."""
+        with ExitStack() as stack:
+            trees = []
+            for title, places in self.places.items():
+                where, top = self._place(root, places, title=title)
+                trees.append(stack.enter_context(Zip(where, top=top) if top else Folder(where)))
+            yield self.list_files(*trees)
+
+    def _locate(self, root: Path) -> tuple[Path, dict[Path, str | None]]:
+        found = [locate_tree(root, places) for places in self.places.values()]
+        files = {place[0]: self.md5.get(place[0].name) for place in found if place is not None}
+        return next(iter(files), root), files
+
     def _examine(self, root: Path, *, deep: bool, genuine: bool | None) -> str:
         with self._open(root) as images:
-            missing = self._count(images)
-            if deep and not missing:
+            if deep and not images.missing:
                 for _ in decode_all([*images.train, *images.test], 1):
                     pass
-            return missing
+            return images.missing
 
     def _check_cache(self, root: Path) -> str:
         return verify_cache(root / CACHE, self.name)
