@@ -16,7 +16,7 @@ import math
 import pickle
 import pickletools
 from collections.abc import Callable, Mapping
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -88,9 +88,10 @@ class _ArrayUnpickler(pickle.Unpickler):
 _MOST_TUPLES = 1000  # the official files make six
 _TUPLES = {"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET"}
 _PUTS, _GETS = {"PUT", "BINPUT", "LONG_BINPUT"}, {"GET", "BINGET", "LONG_BINGET"}
-_TEXTS = {"STRING", "UNICODE", "BYTEARRAY8"} | {
-    f"{size}BIN{kind}" for size in ("", "SHORT_") for kind in ("STRING", "UNICODE", "BYTES")
-} | {"BINUNICODE8", "BINBYTES8"}  # fmt: skip
+_TEXTS = {
+    "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE",
+    "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8",
+}  # fmt: skip
 _CHECKED = {*_TUPLES, *_PUTS, *_GETS, "FRAME", "DUP", "MEMOIZE"}
 
 
@@ -102,6 +103,7 @@ def check_pickle(data: bytes) -> None:
     """
     tuples, last = 0, ""
     texts: set[int] | None = set()  # memo entries that are strings; None if not known
+    value: Any
     try:
         for instruction, value, _ in pickletools.genops(data):
             name, before, last = instruction.name, last, instruction.name

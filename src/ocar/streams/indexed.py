@@ -42,13 +42,14 @@ class Samples:
 
     Args:
         sources: At least one; all of one sample shape and type.
+        like: Another source of that shape and type.
 
     Attributes:
         y: The labels or targets of all rows.
     """
 
-    def __init__(self, sources: Sequence[Source]) -> None:
-        first = sources[0]
+    def __init__(self, sources: Sequence[Source], *, like: Source | None = None) -> None:
+        first = like or sources[0]
         for source in sources:
             for part, mine, wanted in (("x", source.x, first.x), ("y", source.y, first.y)):
                 if (mine.shape[1:], mine.dtype) != (wanted.shape[1:], wanted.dtype):
@@ -57,15 +58,13 @@ class Samples:
                         f"{tuple(wanted.shape[1:])}, {wanted.dtype}. Must be the same in all tasks."
                     )
         self.sources = tuple(sources)
-        self.y = first.y if len(sources) == 1 else torch.cat([source.y for source in sources])
-        self._ends = torch.tensor(list(itertools.accumulate(len(s.y) for s in sources)))
-
-    def __len__(self) -> int:
-        return len(self.y)
+        self.y = torch.cat([s.y for s in sources]) if len(sources) > 1 else sources[0].y
+        self._starts = list(itertools.accumulate((len(s.y) for s in sources), initial=0))
+        self._ends = torch.tensor(self._starts[1:])
 
     def rows_of(self, source: int) -> Tensor:
         """The rows of one source, ``(n,)`` int64 on the host."""
-        return torch.arange(self._start(source), int(self._ends[source]))
+        return torch.arange(self._starts[source], self._starts[source + 1])
 
     def take(self, rows: Tensor) -> Labelled:
         """Samples and labels in some rows, ``(n,)`` int64 on the host."""
@@ -75,19 +74,13 @@ class Samples:
         owner = torch.bucketize(rows, self._ends, right=True)
         present = owner.unique().tolist()
         if len(present) == 1:
-            return self._from(present[0], rows), y
+            return self.sources[present[0]].take(rows - self._starts[present[0]]), y
         first = self.sources[0].x
         x = torch.empty((len(rows), *first.shape[1:]), dtype=first.dtype, device=first.device)
         for source in present:
             mine = torch.nonzero(owner == source).flatten()
-            x[mine.to(x.device)] = self._from(source, rows[mine])
+            x[mine.to(x.device)] = self.sources[source].take(rows[mine] - self._starts[source])
         return x, y
-
-    def _start(self, source: int) -> int:
-        return int(self._ends[source - 1]) if source else 0
-
-    def _from(self, source: int, rows: Tensor) -> Tensor:
-        return self.sources[source].take(rows - self._start(source))
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,18 +103,12 @@ class IndexedStream(PositionedStream):
     arguments. Batches are on the device of the arrays.
 
     Args:
-        train: The training data of all tasks.
-        rows: The rows of each task, ``(n_t,)`` int64 on the host.
+        train: The training data of each task, rows of the same samples.
         test: Test data of each task, or None.
         own_validation: Validation data of each task; None to split it off the training data.
-        batch_size: Samples in a complete batch.
-        validation: Fraction of a task's training data that is kept for validation.
-        seed: Seed of the order of samples and, without ``split_seed``, of the validation data.
-        split_seed: Seed of the validation data, to have the same for every ``seed``.
-        blurry: Fraction of each task's samples that are exchanged with other tasks, see
-            :func:`~ocar.streams.blur.blur`. Validation and test data stay with their task.
-        shuffle: Whether a task's samples come in random order, or as in the arrays.
         name: Name of the data in messages.
+
+    The other arguments are those of :class:`~ocar.streams.arrays.ArrayStream`.
 
     Attributes:
         position: Index of the next batch.
@@ -132,11 +119,10 @@ class IndexedStream(PositionedStream):
 
     def __init__(
         self,
-        train: Samples,
-        rows: Sequence[Tensor],
+        train: Sequence[Part],
         *,
         test: Sequence[Part | None],
-        own_validation: Sequence[Part | None] | None = None,
+        own_validation: Sequence[Part | None],
         batch_size: int = 10,
         validation: float = 0.05,
         seed: int = 0,
@@ -153,22 +139,22 @@ class IndexedStream(PositionedStream):
         self.seed = seed
         self.split_seed = split_seed
         self.blurry = blurry
-        self._samples = train
+        self._samples = train[0].samples
         self._parts: dict[str, list[Part | None]] = {"validation": [], "test": list(test)}
-        given = [None] * len(rows) if own_validation is None else own_validation
         learned = []
-        for task, (members, own) in enumerate(zip(rows, given, strict=True)):
-            held_out = 0
+        for task, (part, own) in enumerate(zip(train, own_validation, strict=True)):
+            held_out, n = 0, len(part.rows)
             if own is None and validation > 0:
-                held_out = max(1, round(validation * len(members)))
-            if held_out >= len(members):
+                held_out = max(1, round(validation * n))
+            if held_out >= n:
                 raise ConfigError(
-                    f"Invalid {validation=}. Leaves nothing of the {len(members)} samples of "
-                    f"task {task} of {name} to learn from."
+                    f"Invalid {validation=}. Leaves nothing of the {n} samples of task {task} of "
+                    f"{name} to learn from."
                 )
-            shuffled = self._shuffled(members, task, held_out)
-            split_off = Part(train, shuffled[:held_out]) if held_out else None
-            self._parts["validation"].append(split_off if own is None else own)
+            shuffled = self._shuffled(part.rows, task, held_out)
+            if held_out:
+                own = Part(self._samples, shuffled[:held_out])
+            self._parts["validation"].append(own)
             left = shuffled[held_out:]
             learned.append(left if shuffle else left.sort().values)
         self._rows = blur(learned, fraction=blurry, generator=make_generator(seed, "blurry"))
