@@ -41,11 +41,8 @@ class Samples:
     """The rows of several sources, numbered through.
 
     Args:
-        sources: At least one; all of one sample shape and type.
-        like: Another source of that shape and type.
-
-    Attributes:
-        y: The labels or targets of all rows.
+        sources: At least one; all of one sample shape and type, that of ``like``.
+        like: Another source.
     """
 
     def __init__(self, sources: Sequence[Source], *, like: Source | None = None) -> None:
@@ -110,12 +107,9 @@ class IndexedStream(PositionedStream):
 
     The other arguments are those of :class:`~ocar.streams.arrays.ArrayStream`.
 
-    Attributes:
-        position: Index of the next batch.
-        data: The data set that the arrays belong to; streams on one device share it.
     """
 
-    data: object = None
+    data: object = None  #: The data set of the arrays; streams on one device share it.
 
     def __init__(
         self,
@@ -158,8 +152,8 @@ class IndexedStream(PositionedStream):
             left = shuffled[held_out:]
             learned.append(left if shuffle else left.sort().values)
         self._rows = blur(learned, fraction=blurry, generator=make_generator(seed, "blurry"))
-        sizes = (-(-len(rows) // batch_size) for rows in self._rows)
-        self._ends = list(itertools.accumulate(sizes))  # of each task, the batch after its last
+        # Of each task, the batch after its last.
+        self._ends = list(itertools.accumulate(-(-len(r) // batch_size) for r in self._rows))
 
     @property
     def tasks(self) -> int:
@@ -178,8 +172,7 @@ class IndexedStream(PositionedStream):
 
     def training(self, task: int) -> Labelled:
         """All training data of one task: samples ``(n, ...)`` and labels, in order."""
-        check_task(task, self.tasks)
-        return self._samples.take(self._rows[task])
+        return self._samples.take(self._rows[check_task(task, self.tasks)])
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Go to the position of another stream made with the same arguments."""
@@ -204,8 +197,7 @@ class IndexedStream(PositionedStream):
 
     def _batch(self, index: int) -> StreamBatch:
         task = bisect.bisect_right(self._ends, index)
-        first = self._ends[task - 1] if task else 0
-        start = (index - first) * self.batch_size
+        start = (index - (self._ends[task - 1] if task else 0)) * self.batch_size
         rows = self._rows[task][start : start + self.batch_size]
         x, y = self._samples.take(rows)
         return StreamBatch(

@@ -32,7 +32,6 @@ class ClassIncremental(IndexedStream):
 
     Attributes:
         class_order: The data set's own label of each class, by order of appearance.
-        position: Index of the next batch.
     """
 
     def __init__(
