@@ -60,6 +60,14 @@ def _is(path: Path, kind: Callable[[int], bool]) -> bool:
         raise cannot_read(path, error) from error
 
 
+def read_bytes(path: Path) -> bytes:
+    """The content of a file; the error names an unreadable one."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise cannot_read(path, error) from error
+
+
 def cannot_read(where: Path | str, error: Exception) -> DataError:
     """An error that names the unreadable file and the reason."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else error
@@ -134,9 +142,9 @@ class Folder(Tree):
         path = self.where / name
         try:
             self._check_size(name, path.stat().st_size)
-            return path.read_bytes()
         except OSError as error:
             raise cannot_read(path, error) from error
+        return read_bytes(path)
 
 
 class Zip(Tree):
@@ -246,11 +254,7 @@ class _Bounded(io.RawIOBase):
 
 
 def read_tar(path: Path, wanted: Collection[str]) -> dict[str, bytes]:
-    """Files of a gzipped tar archive, found in one pass to its end.
-
-    Args:
-        path: The archive.
-        wanted: Names of the files; missing ones are left out.
+    """Files of a gzipped tar archive, found in one pass to its end; missing ones are left out.
 
     Raises:
         DataError: The archive is damaged, or holds links, devices, or names that point outside.
@@ -276,9 +280,12 @@ def read_tar(path: Path, wanted: Collection[str]) -> dict[str, bytes]:
 
 def _check_member(member: tarfile.TarInfo, path: Path, found: Collection[str]) -> None:
     check_inside(member.name, path)
+    wrong = ""
     if not (member.isreg() or member.isdir()):
-        raise DataError(f"{path}: its entry {member.name!r} is a link or a device. Not allowed.")
-    if member.issparse():  # holes of any size take no bytes
-        raise DataError(f"{path}: its entry {member.name!r} has holes. Not allowed.")
-    if member.name in found:
-        raise DataError(f"{path}: its entry {member.name!r} occurs twice.")
+        wrong = "is a link or a device. Not allowed"
+    elif member.issparse():  # holes of any size take no bytes
+        wrong = "has holes. Not allowed"
+    elif member.name in found:
+        wrong = "occurs twice"
+    if wrong:
+        raise DataError(f"{path}: its entry {member.name!r} {wrong}.")

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ocar.datasets.archives import cannot_read, is_file, locate_tree, read_tar
+from ocar.datasets.archives import is_file, locate_tree, read_bytes, read_tar
 from ocar.datasets.arrays import Arrays, from_numpy
 from ocar.datasets.base import DataSet
 from ocar.datasets.pickles import ByteArray, load_plain
@@ -25,15 +25,8 @@ from ocar.errors import DataError
 _SIDE = 32
 _VALUES = 3 * _SIDE * _SIDE
 
-_File = tuple[str, bytes]
-"""Name of a file in messages, and its content."""
-
 _Part = tuple[npt.NDArray[np.uint8], dict[str, npt.NDArray[np.int64]]]
 """Images ``(n, 3, 32, 32)`` and labels ``(n,)`` by key."""
-
-
-_Names = dict[str, tuple[str, ...]]
-"""Names of the classes by key of labels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,39 +50,40 @@ class CifarSet(DataSet):
         """Read it from the data root, with the first kind of labels."""
         return _arrays(self.name, next(iter(self.labels)), *self.read(root))
 
-    def read(self, root: Path) -> tuple[_Part, _Part, _Names]:
-        """Training data, test data and names of the classes."""
+    def read(self, root: Path) -> tuple[_Part, _Part, dict[str, tuple[str, ...]]]:
+        """Training data, test data, and names of the classes by key of labels."""
         files = self._files(root)
-        parts = [self._part(files[name]) for name in self.train]
+        classes = {key: count for key, (count, _) in self.labels.items()}
+        parts = {
+            name: read_cifar(io.BytesIO(content), where, classes=classes)
+            for name, (where, content) in files.items()
+            if name != self.meta
+        }
         train = (
-            np.concatenate([x for x, _ in parts]),
-            {key: np.concatenate([y[key] for _, y in parts]) for key in self.labels},
+            np.concatenate([parts[name][0] for name in self.train]),
+            {key: np.concatenate([parts[n][1][key] for n in self.train]) for key in classes},
         )
-        names = self._names(files[self.meta]) if self.meta in files else {}
-        return train, self._part(files[self.test]), names
+        names = self._names(*files[self.meta]) if self.meta in files else {}
+        return train, parts[self.test], names
 
-    def _files(self, root: Path) -> dict[str, _File]:
-        """The files by name."""
-        places, images = {self.folder: self.archive}, (*self.train, self.test)
+    def _files(self, root: Path) -> dict[str, tuple[str, bytes]]:
+        """By name of a file: its name in messages, and its content."""
+        images = (*self.train, self.test)
+        places = {self.folder: self.archive}
         place, top = self._place(root, places, title=self.title, wanted=images)
-        found: dict[str, _File] = {}
-        content = read_tar(place, {f"{top}/{n}" for n in (*images, self.meta)}) if top else {}
-        for name in (*images, self.meta):
-            if f"{top}/{name}" in content:
-                found[name] = f"{place}: {top}/{name}", content[f"{top}/{name}"]
-            elif not top and is_file(place / name):
-                found[name] = str(place / name), _read(place / name)
-            elif name != self.meta:
+        if top:
+            content = read_tar(place, {f"{top}/{name}" for name in (*images, self.meta)})
+            found = {name.split("/", 1)[1]: (f"{place}: {name}", content[name]) for name in content}
+        else:
+            paths = [path for name in (*images, self.meta) if is_file(path := place / name)]
+            found = {path.name: (str(path), read_bytes(path)) for path in paths}
+        for name in images:
+            if name not in found:
                 raise DataError(f"No {self.title} file {name} in {place}. {self.how_to_get}")
         return found
 
-    def _part(self, file: _File) -> _Part:
-        classes = {key: count for key, (count, _) in self.labels.items()}
-        return read_cifar(io.BytesIO(file[1]), file[0], classes=classes)
-
-    def _names(self, file: _File) -> _Names:
-        where, content = file[0], _load(io.BytesIO(file[1]), file[0])
-        found = {}
+    def _names(self, where: str, data: bytes) -> dict[str, tuple[str, ...]]:
+        content, found = _load(io.BytesIO(data), where), {}
         for key, (count, meta_key) in self.labels.items():
             names = content.get(meta_key.encode())
             if not isinstance(names, list) or len(names) != count:
@@ -109,29 +103,21 @@ class CifarSet(DataSet):
         return where, {path: self.md5[path.name] if is_file(path) else None for path in paths}
 
 
-def _arrays(name: str, key: str, train: _Part, test: _Part, names: _Names) -> Arrays:
+def _arrays(
+    name: str, key: str, train: _Part, test: _Part, names: dict[str, tuple[str, ...]]
+) -> Arrays:
     """The data set with the labels under ``key``."""
     first, second = ((x, y[key]) for x, y in (train, test))
     return from_numpy(name, first, second, classes=names.get(key, ()))
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise cannot_read(path, error) from error
-
-
 def read_cifar(file: IO[bytes], where: str, *, classes: Mapping[str, int]) -> _Part:
-    """Images and labels of one official CIFAR pickle.
+    """Images ``(n, 3, 32, 32)`` and, by key, labels ``(n,)`` of one official CIFAR pickle.
 
     Args:
         file: The pickle, for example ``cifar-100-python/train``.
         where: Its name in messages.
         classes: Number of classes under each key, for example ``"fine_labels"``.
-
-    Returns:
-        Images ``(n, 3, 32, 32)`` and, under each key, labels ``(n,)`` in ``0 .. classes − 1``.
 
     Raises:
         DataError: The file cannot be read, asks for anything but plain values and an array, or

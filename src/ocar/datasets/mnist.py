@@ -86,8 +86,7 @@ class IdxSet(DataSet):
 def read_idx(path: Path) -> npt.NDArray[np.uint8]:
     """Values of an IDX file, in the shape that its header gives.
 
-    Args:
-        path: The file; its first bytes say whether it is gzipped, not its name.
+    Its first bytes say whether it is gzipped, not its name.
 
     Raises:
         DataError: The file cannot be read, is no IDX file of unsigned bytes, or holds more or

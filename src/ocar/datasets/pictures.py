@@ -111,9 +111,9 @@ class ImageSet:
 
     def load(self, size: int, cache: Path) -> Arrays:
         """The data set, with images of ``size`` × ``size`` pixels, through the folder ``cache``."""
-        for part, pictures in (("training", self.train), ("test", self.test)):
-            if not pictures:
-                raise DataError(f"{self.name} has no {part} images.")
+        if not self.train or not self.test:
+            part = "test" if self.train else "training"
+            raise DataError(f"{self.name} has no {part} images.")
         pictures = [*self.train, *self.test]
         entry = Entry(
             folder=cache,
