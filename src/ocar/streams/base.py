@@ -61,12 +61,8 @@ class TaskStream(Protocol):
 class PositionedStream(ABC):
     """The common part of our streams."""
 
+    tasks: int  #: Number of tasks.
     position: int = 0  #: Index of the next batch.
-
-    @property
-    @abstractmethod
-    def tasks(self) -> int:
-        """Number of tasks."""
 
     def reset(self) -> None:
         """Go back to the first batch."""

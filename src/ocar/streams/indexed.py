@@ -129,6 +129,7 @@ class IndexedStream(PositionedStream):
             raise ConfigError(f"Invalid {batch_size=}. Must be at least 1.")
         if not 0 <= validation < 1:
             raise ConfigError(f"Invalid {validation=}. Must be in [0, 1).")
+        self.tasks = len(train)
         self.batch_size = batch_size
         self.seed = seed
         self.split_seed = split_seed
@@ -154,11 +155,6 @@ class IndexedStream(PositionedStream):
         self._rows = blur(learned, fraction=blurry, generator=make_generator(seed, "blurry"))
         # Of each task, the batch after its last.
         self._ends = list(itertools.accumulate(-(-len(r) // batch_size) for r in self._rows))
-
-    @property
-    def tasks(self) -> int:
-        """Number of tasks."""
-        return len(self._rows)
 
     def __len__(self) -> int:
         """Batches in the whole stream, complete or not."""

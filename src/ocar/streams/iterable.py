@@ -55,17 +55,13 @@ class IterableStream(PositionedStream):
                 raise ConfigError(
                     f"Invalid {name} data of {len(parts)} tasks. Must be of all {len(tasks)}."
                 )
+        self.tasks = len(tasks)
         self.batch_size = batch_size
         self._tasks = tasks
         self._parts = {name: [as_labelled(p) for p in parts] for name, parts in given.items()}
         self._empty: Labelled = (torch.empty(0, 0), torch.empty(0, dtype=torch.int64))
         self._live: Iterator[StreamBatch] | None = None
         self._used: set[int] = set()  # tasks whose iterator is exhausted
-
-    @property
-    def tasks(self) -> int:
-        """Number of tasks."""
-        return len(self._tasks)
 
     def __length_hint__(self) -> int:
         """Batches in the whole stream, 0 if an iterable does not know."""
