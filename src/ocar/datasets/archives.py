@@ -16,6 +16,7 @@ import tarfile
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -60,18 +61,21 @@ def _is(path: Path, kind: Callable[[int], bool]) -> bool:
         raise cannot_read(path, error) from error
 
 
-def read_bytes(path: Path) -> bytes:
-    """The content of a file; the error names an unreadable one."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise cannot_read(path, error) from error
-
-
 def cannot_read(where: Path | str, error: Exception) -> DataError:
     """An error that names the unreadable file and the reason."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else error
     return DataError(f"Cannot read {where}: {reason or type(error).__name__}.")
+
+
+@contextmanager
+def reading(where: Path | str) -> Iterator[None]:
+    """Name the file in any error: a damaged one can raise anything."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        raise cannot_read(where, error) from error
 
 
 class Tree(ABC):
@@ -140,11 +144,9 @@ class Folder(Tree):
     def read(self, name: str) -> bytes:
         """The content of one file."""
         path = self.where / name
-        try:
+        with reading(path):
             self._check_size(name, path.stat().st_size)
-        except OSError as error:
-            raise cannot_read(path, error) from error
-        return read_bytes(path)
+            return path.read_bytes()
 
 
 class Zip(Tree):
@@ -158,10 +160,8 @@ class Zip(Tree):
     def __init__(self, where: Path, *, top: str) -> None:
         super().__init__(where, f"{where}: {top}/")
         self.top = top
-        try:
+        with reading(where):
             self._file = zipfile.ZipFile(where)
-        except Exception as error:  # a damaged archive can raise anything
-            raise cannot_read(where, error) from error
         self._entries: dict[str, zipfile.ZipInfo] = {}
         try:
             for info in sorted(self._file.infolist(), key=lambda info: info.filename):
@@ -198,7 +198,7 @@ class Zip(Tree):
                 f"{self.locate(name)} is compressed by method {info.compress_type}. "
                 "Must be stored or deflated."
             )
-        try:
+        with reading(self.locate(name)):
             # Python allocates the compressed size that an entry claims.
             if info.compress_size > self.where.stat().st_size:
                 raise zipfile.BadZipFile("it claims more bytes than the archive has")
@@ -206,9 +206,7 @@ class Zip(Tree):
                 content = entry.read(info.file_size + 1)  # past the end, to compare the checksum
             if len(content) != info.file_size:
                 raise zipfile.BadZipFile(f"it has {len(content)} bytes, not {info.file_size}")
-        except Exception as error:  # a damaged archive can raise anything
-            raise cannot_read(self.locate(name), error) from error
-        return content
+            return content
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
@@ -260,21 +258,16 @@ def read_tar(path: Path, wanted: Collection[str]) -> dict[str, bytes]:
         DataError: The archive is damaged, or holds links, devices, or names that point outside.
     """
     found: dict[str, bytes] = {}
-    try:
-        with gzip.open(path, "rb") as unzipped:
-            bounded = _Bounded(unzipped, MOST_TAR_BYTES)
-            with tarfile.open(fileobj=bounded, mode="r|") as archive:
-                for member in archive:
-                    _check_member(member, path, found)
-                    content = archive.extractfile(member) if member.name in wanted else None
-                    if content is not None:
-                        found[member.name] = content.read()
-            while bounded.read(1 << 20):  # gzip compares its checksum at the end
-                pass
-    except DataError:
-        raise
-    except Exception as error:  # a damaged archive can raise anything
-        raise cannot_read(path, error) from error
+    with reading(path), gzip.open(path, "rb") as unzipped:
+        bounded = _Bounded(unzipped, MOST_TAR_BYTES)
+        with tarfile.open(fileobj=bounded, mode="r|") as archive:
+            for member in archive:
+                _check_member(member, path, found)
+                content = archive.extractfile(member) if member.name in wanted else None
+                if content is not None:
+                    found[member.name] = content.read()
+        while bounded.read(1 << 20):  # gzip compares its checksum at the end
+            pass
     return found
 
 

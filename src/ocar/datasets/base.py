@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ocar.datasets.archives import cannot_read, locate_tree
+from ocar.datasets.archives import locate_tree, reading
 from ocar.datasets.arrays import Arrays
 from ocar.errors import DataError, MissingPackageError
 
@@ -120,14 +120,12 @@ def compare_md5(files: Mapping[Path, str | None], *, deep: bool) -> tuple[bool |
     """
     unknown = False
     for path, published in files.items():
-        try:
+        with reading(path):
             if published is None or (path.stat().st_size > _LARGE and not deep):
                 unknown = True
                 continue
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "md5").hexdigest()
-        except OSError as error:
-            raise cannot_read(path, error) from error
         if digest != published:
             return False, f"{path} has md5 {digest}, the published file {published}."
     return (None if unknown or not files else True), ""

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ocar.datasets.archives import is_file, locate_tree, read_bytes, read_tar
+from ocar.datasets.archives import is_file, locate_tree, read_tar, reading
 from ocar.datasets.arrays import Arrays, from_numpy
 from ocar.datasets.base import DataSet
 from ocar.datasets.pickles import ByteArray, load_plain
@@ -75,8 +75,11 @@ class CifarSet(DataSet):
             content = read_tar(place, {f"{top}/{name}" for name in (*images, self.meta)})
             found = {name.split("/", 1)[1]: (f"{place}: {name}", content[name]) for name in content}
         else:
-            paths = [path for name in (*images, self.meta) if is_file(path := place / name)]
-            found = {path.name: (str(path), read_bytes(path)) for path in paths}
+            found = {}
+            for path in (place / name for name in (*images, self.meta)):
+                with reading(path):
+                    if is_file(path):
+                        found[path.name] = str(path), path.read_bytes()
         for name in images:
             if name not in found:
                 raise DataError(f"No {self.title} file {name} in {place}. {self.how_to_get}")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gzip
 import math
 import struct
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import IO
 import numpy as np
 import numpy.typing as npt
 
-from ocar.datasets.archives import is_file
+from ocar.datasets.archives import is_file, reading
 from ocar.datasets.arrays import Arrays, Labelled, from_numpy
 from ocar.datasets.base import DataSet
 from ocar.errors import DataError
@@ -92,14 +91,12 @@ def read_idx(path: Path) -> npt.NDArray[np.uint8]:
         DataError: The file cannot be read, is no IDX file of unsigned bytes, or holds more or
             fewer values than its header says.
     """
-    try:
+    with reading(path):
         with path.open("rb") as file:
             zipped = file.read(2) == _GZIP
         most = path.stat().st_size * (_DEFLATE if zipped else 1)
         with gzip.open(path, "rb") if zipped else path.open("rb") as file:
             return _parse(file, path, most=min(most, MOST_VALUES))
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"Cannot read {path}: {error}.") from error
 
 
 def _parse(file: IO[bytes] | gzip.GzipFile, path: Path, *, most: int) -> npt.NDArray[np.uint8]:

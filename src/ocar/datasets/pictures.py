@@ -115,10 +115,14 @@ class ImageSet:
             part = "test" if self.train else "training"
             raise DataError(f"{self.name} has no {part} images.")
         pictures = [*self.train, *self.test]
+        # All that decides the pixels: the files, their order, how they are decoded.
+        digest = hashlib.sha256(f"{_DECODER}/{size}".encode())
+        for picture in pictures:
+            digest.update(f"\0{picture.name}\0{picture.stamp}".encode("utf-8", "surrogateescape"))
         entry = Entry(
             folder=cache,
             name=f"{self.name}-{size}",
-            fingerprint=self._fingerprint(size),
+            fingerprint=digest.hexdigest(),
             shape=(len(pictures), 3, size, size),
         )
         x = torch.from_numpy(load_or_make(entry, lambda: decode_all(pictures, size)))
@@ -138,13 +142,6 @@ class ImageSet:
             classes=self.classes,
             domains=self.domains,
         )
-
-    def _fingerprint(self, size: int) -> str:
-        """A hash of all that decides the pixels: the files, their order, how they are decoded."""
-        digest = hashlib.sha256(f"{_DECODER}/{size}".encode())
-        for picture in (*self.train, *self.test):
-            digest.update(f"\0{picture.name}\0{picture.stamp}".encode("utf-8", "surrogateescape"))
-        return digest.hexdigest()
 
 
 @dataclass(frozen=True, kw_only=True)

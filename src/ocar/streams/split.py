@@ -67,7 +67,13 @@ class ClassIncremental(IndexedStream):
             source = data.source(part)
             if source is None:
                 return []
-            y = _renumber(source.y, originals, rank, name=f"{data.name} has {part}")
+            labels, ranks = originals.to(source.y.device), rank.to(source.y.device)
+            place = torch.searchsorted(labels, source.y).clamp_(max=classes - 1)
+            if not torch.equal(labels[place], source.y):
+                raise DataError(
+                    f"{data.name} has {part} labels that its training data does not have."
+                )
+            y = ranks[place]
             samples = Samples([Source(x=source.x, y=y, view=source.view)])
             rows = [torch.nonzero(y // per_task == t).flatten().cpu() for t in range(n_tasks)]
             for task, mine in enumerate(rows):
@@ -95,15 +101,6 @@ class ClassIncremental(IndexedStream):
         """The labels of ``task``, as learners see them."""
         per_task = self.classes // self.tasks
         return range(task * per_task, (task + 1) * per_task)
-
-
-def _renumber(y: Tensor, originals: Tensor, rank: Tensor, *, name: str) -> Tensor:
-    """Labels ``(n,)`` by order of appearance, given the sorted ``originals`` and their rank."""
-    originals, rank = originals.to(y.device), rank.to(y.device)
-    place = torch.searchsorted(originals, y).clamp_(max=len(originals) - 1)
-    if not torch.equal(originals[place], y):
-        raise DataError(f"{name} labels that its training data does not have.")
-    return rank[place]
 
 
 class DomainIncremental(IndexedStream):
