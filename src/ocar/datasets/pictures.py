@@ -174,7 +174,8 @@ class ImageFiles(DataSet):
     def _locate(self, root: Path) -> tuple[Path, dict[Path, str | None]]:
         found = [locate_tree(root, places) for places in self.places.values()]
         files = {place[0]: self.md5.get(place[0].name) for place in found if place is not None}
-        return next(iter(files), root), files
+        folder = next(iter(next(iter(self.places.values()))))
+        return next(iter(files), root / folder), files
 
     def _examine(self, root: Path, *, deep: bool, genuine: bool | None) -> str:
         with self._open(root) as images:

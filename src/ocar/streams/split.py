@@ -143,6 +143,7 @@ class DomainIncremental(IndexedStream):
         self.iid = iid
 
         def parts(x: Tensor, y: Tensor, domain: Tensor, part: str) -> list[Part]:
+            """The samples of each task, or of all in one."""
             samples, rows = Samples([Source(x=x, y=y)]), []
             for name in names:
                 rows.append(torch.nonzero(domain == arrays.domains.index(name)).flatten().cpu())
