@@ -15,7 +15,7 @@ import stat
 import tarfile
 import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
@@ -44,21 +44,21 @@ def check_inside(name: str, where: Path | str) -> None:
 
 def is_file(path: Path) -> bool:
     """Whether a file exists; unlike ``Path.is_file`` it raises if that may not be seen."""
-    return _is(path, stat.S_ISREG)
+    return stat.S_ISREG(_mode(path))
 
 
 def is_folder(path: Path) -> bool:
     """Whether a folder exists; unlike ``Path.is_dir`` it raises if that may not be seen."""
-    return _is(path, stat.S_ISDIR)
+    return stat.S_ISDIR(_mode(path))
 
 
-def _is(path: Path, kind: Callable[[int], bool]) -> bool:
-    try:
-        return kind(path.stat().st_mode)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as error:
-        raise cannot_read(path, error) from error
+def _mode(path: Path) -> int:
+    """0 if it does not exist."""
+    with reading(path):
+        try:
+            return path.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return 0
 
 
 def cannot_read(where: Path | str, error: Exception) -> DataError:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from ocar.datasets.archives import locate_tree, reading
 from ocar.datasets.arrays import Arrays
+from ocar.datasets.cache import CACHE, verify_cache
 from ocar.errors import DataError, MissingPackageError
 
 _LARGE = 512 << 20  # larger files are hashed in a deep check only: md5 takes seconds
@@ -67,10 +68,6 @@ class DataSet(ABC):
         counts = len(arrays.x_train), len(arrays.x_test)
         return "" if counts == self.counts else f"It has {counts} images. Must be {self.counts}."
 
-    def _check_cache(self, root: Path) -> str:
-        """What is damaged in the cache of decoded images; empty if nothing is."""
-        return ""
-
     def _place(
         self, root: Path, places: Mapping[str, str], *, title: str, wanted: Collection[str] = ()
     ) -> tuple[Path, str]:
@@ -94,7 +91,8 @@ class DataSet(ABC):
                     broken = self._examine(root, deep=deep, genuine=genuine)
                 except (DataError, MissingPackageError) as error:
                     broken = str(error)
-                problem = broken or (self._check_cache(root) if deep else "") or problem
+                stale = verify_cache(root / CACHE, self.name) if deep else ""
+                problem = broken or stale or problem
         except DataError as error:
             where, present, problem = root, False, str(error)
         return DataStatus(

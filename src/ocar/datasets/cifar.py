@@ -77,8 +77,8 @@ class CifarSet(DataSet):
         else:
             found = {}
             for path in (place / name for name in (*images, self.meta)):
-                with reading(path):
-                    if is_file(path):
+                if is_file(path):
+                    with reading(path):
                         found[path.name] = str(path), path.read_bytes()
         for name in images:
             if name not in found:

@@ -20,7 +20,7 @@ from PIL import Image, UnidentifiedImageError
 from ocar.datasets.archives import Folder, Tree, Zip, locate_tree
 from ocar.datasets.arrays import Arrays
 from ocar.datasets.base import DataSet
-from ocar.datasets.cache import CACHE, Entry, load_or_make, verify_cache
+from ocar.datasets.cache import CACHE, Entry, load_or_make
 from ocar.errors import ConfigError, DataError
 
 # Pillow decodes these itself; it hands others, such as EPS, to other programs.
@@ -183,6 +183,3 @@ class ImageFiles(DataSet):
                 for _ in decode_all([*images.train, *images.test], 1):
                     pass
             return images.missing
-
-    def _check_cache(self, root: Path) -> str:
-        return verify_cache(root / CACHE, self.name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -46,26 +46,20 @@ class TaskArrays:
 
     def to(self, device: torch.device | str) -> TaskArrays:
         """The same with samples and targets on ``device``; labels stay on the host."""
-        names = [f"{axis}_{part}" for axis in "xy" for part in _PARTS]
-        tensors = {name: getattr(self, name) for name in names}
-        moved = {
-            name: t if t is None or (name[0] == "y" and not t.is_floating_point()) else t.to(device)
-            for name, t in tensors.items()
-        }
-        return TaskArrays(name=self.name, view=self.view, **moved)
+        moved = {}
+        for name in (f"{axis}_{part}" for axis in "xy" for part in _PARTS):
+            tensor = getattr(self, name)
+            if tensor is not None and (name.startswith("x") or tensor.is_floating_point()):
+                moved[name] = tensor.to(device)
+        return replace(self, **moved)
 
 
 def as_task(arrays: Arrays | TaskArrays) -> TaskArrays:
     """A data set as the data of one task."""
     if isinstance(arrays, TaskArrays):
         return arrays
-    return TaskArrays(
-        name=arrays.name,
-        x_train=arrays.x_train,
-        y_train=arrays.y_train,
-        x_test=arrays.x_test,
-        y_test=arrays.y_test,
-    )
+    names = ("name", "x_train", "y_train", "x_test", "y_test")
+    return TaskArrays(**{name: getattr(arrays, name) for name in names})
 
 
 class ArrayStream(IndexedStream):
