@@ -47,6 +47,13 @@ def scale_to_unit(x: Tensor) -> Tensor:
     return x
 
 
+def _check_images(x: Tensor, verb: str) -> None:
+    if x.dim() != 4:
+        raise InputError(
+            f"Cannot {verb} images of shape {tuple(x.shape)}. Must be (n, channels, height, width)."
+        )
+
+
 @dataclass(frozen=True)
 class Normalize:
     """``(x − mean) / std`` for each channel; uint8 images are first divided by 255."""
@@ -73,9 +80,8 @@ class Normalize:
             )
         if not any(self.mean) and set(self.std) == {1.0}:
             return x
-        return (x - _per_channel(self.mean, x.device, x.dtype)) / _per_channel(
-            self.std, x.device, x.dtype
-        )
+        mean, std = (_per_channel(v, x.device, x.dtype) for v in (self.mean, self.std))
+        return (x - mean) / std
 
 
 @dataclass(frozen=True)
@@ -93,11 +99,7 @@ class CropFlip:
 
     def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """Augmented images of the same shape and type; the generator is on the device of ``x``."""
-        if x.dim() != 4:
-            raise InputError(
-                f"Cannot crop images of shape {tuple(x.shape)}. "
-                "Must be (n, channels, height, width)."
-            )
+        _check_images(x, "crop")
         rows, columns, mirrored = self.draw(x.shape[0], device=x.device, generator=generator)
         return crop_flip(x, rows, columns, mirrored, padding=self.padding)
 
@@ -119,20 +121,16 @@ def crop_flip(
     """Pad with zeros, cut one window out of each image, mirror some of the windows.
 
     Args:
-        x: Images ``(n, c, h, w)``.
+        x: Images ``(n, c, h, w)``; the result is of that shape, contiguous.
         rows: First row of each window in the padded image, ``(n,)``.
         columns: First column of each window, ``(n,)``.
         mirrored: Which windows to flip left to right, ``(n,)`` bool.
         padding: Zeros on each side.
-
-    Returns:
-        ``(n, c, h, w)``, contiguous.
     """
     n, channels, height, width = x.shape
     padded = functional.pad(x, (padding,) * 4)
-    across = torch.arange(width, device=x.device)
+    across, down = (torch.arange(side, device=x.device) for side in (width, height))
     across = torch.where(mirrored[:, None], width - 1 - across, across)  # (n, w)
-    down = torch.arange(height, device=x.device)
     row = (rows[:, None] + down)[:, :, None]  # (n, h, 1)
     column = (columns[:, None] + across)[:, None, :]  # (n, 1, w)
     pixel = (row * padded.shape[-1] + column).view(n, 1, height * width)
@@ -145,11 +143,7 @@ class Augmentation(ABC):
 
     def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """Augmented images of the same shape and type; the generator is on the device of ``x``."""
-        if x.dim() != 4:
-            raise InputError(
-                f"Cannot augment images of shape {tuple(x.shape)}. "
-                "Must be (n, channels, height, width)."
-            )
+        _check_images(x, "augment")
         out = self.augment(scale_to_unit(x), generator)
         return (out * 255).round().clamp(0, 255).to(torch.uint8) if x.dtype == torch.uint8 else out
 
@@ -206,8 +200,8 @@ class ResizedCrop(Augmentation):
     def draw(self, n: int, height: int, width: int, *, generator: torch.Generator) -> Tensor:
         """Left edge, upper edge, width and height of each window, in pixels, ``(n, 4)``."""
         uniform = torch.rand(2, n, self.tries, device=generator.device, generator=generator)
-        area = torch.lerp(*_ends(self.scale, uniform), uniform[0]) * (height * width)
-        shape = torch.lerp(*_ends(tuple(map(math.log, self.ratio)), uniform), uniform[1]).exp()
+        area = _between(self.scale, uniform[0]) * (height * width)
+        shape = _between([math.log(end) for end in self.ratio], uniform[1]).exp()
         wide, high = (area * shape).sqrt().round(), (area / shape).sqrt().round()
         room = 0 if self.whole_side else 1
         fits = (wide >= 1) & (wide <= width - room) & (high >= 1) & (high <= height - room)
@@ -225,9 +219,9 @@ class ResizedCrop(Augmentation):
         return torch.stack([left, top, wide, high], dim=1)
 
 
-def _ends(ends: Sequence[float], like: Tensor) -> tuple[Tensor, Tensor]:
-    """Two numbers as tensors on a device, without a copy from the host."""
-    return like.new_full((), ends[0]), like.new_full((), ends[1])
+def _between(ends: Sequence[float], weight: Tensor) -> Tensor:
+    """Interpolate between two numbers, without a copy from the host."""
+    return torch.lerp(weight.new_full((), ends[0]), weight.new_full((), ends[1]), weight)
 
 
 def _largest_window(height: int, width: int, ratio: tuple[float, float]) -> tuple[int, int]:
@@ -242,13 +236,10 @@ def _largest_window(height: int, width: int, ratio: tuple[float, float]) -> tupl
 def resized_crop(
     x: Tensor, windows: Tensor, *, align_corners: bool = False, padding: str = "reflection"
 ) -> Tensor:
-    """One window of each image, resized to the image's size by bilinear sampling.
+    """One window of each image, resized to the image's size, see :class:`ResizedCrop`.
 
-    Args:
-        x: Float images ``(n, c, h, w)``.
-        windows: Left edge, upper edge, width and height in pixels, ``(n, 4)``.
-        align_corners: See :class:`ResizedCrop`.
-        padding: See :class:`ResizedCrop`.
+    Images are float, ``(n, c, h, w)``; ``windows`` has left edge, upper edge, width and height in
+    pixels, ``(n, 4)``.
     """
     n, _, height, width = x.shape
     left, top, wide, high = windows.to(x.dtype).unbind(1)
@@ -275,7 +266,7 @@ class _Sometimes(Augmentation):
 
     def draw(self, n: int, *, generator: torch.Generator) -> Tensor:
         """Which images to change, ``(n,)`` bool."""
-        return _chosen(n, self.probability, generator)
+        return torch.rand(n, device=generator.device, generator=generator) < self.probability
 
 
 @dataclass(frozen=True)
@@ -330,14 +321,13 @@ class ColorJitter(Augmentation):
 
     def draw(self, n: int, *, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
         """The factors, the chosen images and the order, see :func:`color_jitter`."""
-        factors = torch.rand(4, n, device=generator.device, generator=generator) * 2 - 1
-        sizes = (self.brightness, self.contrast, self.saturation, self.hue)
-        for row, size in enumerate(sizes):
+        rand = functools.partial(torch.rand, device=generator.device, generator=generator)
+        factors = rand(4, n) * 2 - 1
+        for row, size in enumerate((self.brightness, self.contrast, self.saturation, self.hue)):
             factors[row] *= size
         factors[:3] += 1
-        chosen = _chosen(n, self.probability, generator)
-        order = torch.rand(4, device=generator.device, generator=generator).argsort()
-        return factors, chosen, order
+        chosen = rand(n) < self.probability
+        return factors, chosen, rand(4).argsort()
 
 
 def color_jitter(x: Tensor, factors: Tensor, chosen: Tensor, order: Tensor) -> Tensor:
@@ -350,9 +340,9 @@ def color_jitter(x: Tensor, factors: Tensor, chosen: Tensor, order: Tensor) -> T
         chosen: Which images to change, ``(n,)`` bool.
         order: The order of the four, 0..3 once each, ``(4,)``.
     """
-    sizes = [_column(factor.to(x.dtype)) for factor in factors]
     operations = [
-        functools.partial(change, size=size) for change, size in zip(_CHANGES, sizes, strict=True)
+        functools.partial(change, size=_column(factor.to(x.dtype)))
+        for change, factor in zip(_CHANGES, factors, strict=True)
     ]
     return torch.where(_column(chosen), apply_in_order(operations, x, order), x)
 
@@ -402,20 +392,10 @@ def _grey(x: Tensor) -> Tensor:
     return (x * _per_channel(GREY, x.device, x.dtype)).sum(dim=1, keepdim=True)
 
 
-def _chosen(n: int, probability: float, generator: torch.Generator) -> Tensor:
-    return torch.rand(n, device=generator.device, generator=generator) < probability
-
-
 def _column(values: Tensor) -> Tensor:
     """``(n,)`` to ``(n, 1, 1, 1)``."""
     return values.view(-1, 1, 1, 1)
 
 
-AUGMENTATIONS: tuple[type[Augmentation], ...] = (
-    Compose,
-    ResizedCrop,
-    HorizontalFlip,
-    ColorJitter,
-    Grey,
-)
+AUGMENTATIONS = (Compose, ResizedCrop, HorizontalFlip, ColorJitter, Grey)
 """All augmentations, for reading them from a file."""

@@ -100,7 +100,9 @@ def test_damaged_tiny_imagenet(
 
 
 def test_tiny_imagenet_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"No Tiny ImageNet .* Put http://cs231n.stanford.edu/"):
+    with pytest.raises(
+        DataError, match=r"No Tiny ImageNet: neither .* Put http://cs231n.stanford.edu/"
+    ):
         load_tiny_imagenet(tmp_path)
     (tmp_path / TINY).mkdir()
     with pytest.raises(DataError, match=f"Cannot read {tmp_path}/{TINY}/train: No such file"):
@@ -268,7 +270,7 @@ def test_folders_that_are_not_of_domains(tmp_path: Path) -> None:
     write_folder(tmp_path / "set", {"dog/1.png": picture(1)})
     with pytest.raises(DataError, match=r"set/dog/1\.png is not in a folder of a class"):
         load_domains(tmp_path / "set", size=4)
-    with pytest.raises(DataError, match=r"No PACS folder .*sketchx"):
+    with pytest.raises(DataError, match=r"No PACS: neither .*sketchx"):
         load_pacs(tmp_path)
 
 

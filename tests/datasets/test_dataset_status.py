@@ -26,10 +26,12 @@ from dataset_files import (
     write_zip,
 )
 
-from ocar.datasets import DATA_SETS, DataStatus, clear, load_pacs, status, verify
+from ocar.datasets import DATA_SETS, DataStatus, load_pacs, status, verify
 from ocar.datasets.base import compare_md5
 from ocar.datasets.cache import CACHE
+from ocar.datasets.clear import CLEAR10
 from ocar.datasets.mnist import FASHION_MNIST
+from ocar.datasets.tiny_imagenet import TINY_IMAGENET
 from ocar.errors import ConfigError, DataError
 
 
@@ -103,7 +105,8 @@ def test_mnist_whole_genuine_and_not(tmp_path: Path, monkeypatch: pytest.MonkeyP
     path.unlink()
     found = look(tmp_path, "fashion-mnist")
     assert (found.present, found.whole) == (True, False)
-    assert found.problem == f"No train-images-idx3-ubyte in {folder}."
+    message = "No Fashion-MNIST file train-images-idx3-ubyte or train-images-idx3-ubyte.gz in"
+    assert found.problem.startswith(f"{message} {folder}. Put ")
 
 
 def test_unpacked_files_without_a_published_sum(tmp_path: Path) -> None:
@@ -173,9 +176,8 @@ def test_a_whole_tiny_imagenet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     found = look(tmp_path, "tiny-imagenet")
     assert (found.present, found.whole, found.genuine) == (True, True, False)
     assert "90528d7ca1a48142e341f4ef8d21d0de" in found.problem
-    monkeypatch.setattr(
-        "ocar.datasets.tiny_imagenet._MD5", hashlib.md5(path.read_bytes()).hexdigest()
-    )
+    digest = hashlib.md5(path.read_bytes()).hexdigest()
+    monkeypatch.setitem(TINY_IMAGENET.md5, path.name, digest)  # type: ignore[arg-type]
     found = look(tmp_path, "tiny-imagenet", deep=True)
     assert (found.present, found.whole, found.genuine, found.problem) == (True, True, True, "")
     path.write_bytes(path.read_bytes()[:-9])
@@ -224,7 +226,7 @@ def test_clear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found.present, found.whole, found.genuine) == (True, True, False)
     assert "clear10-test.zip has md5" in found.problem
     digest = hashlib.md5((tmp_path / "clear10-test.zip").read_bytes()).hexdigest()
-    monkeypatch.setitem(clear._MD5, "clear10-test.zip", digest)
+    monkeypatch.setitem(CLEAR10.md5, "clear10-test.zip", digest)  # type: ignore[arg-type]
     found = look(tmp_path, "clear10")
     assert (found.whole, found.genuine, found.problem) == (True, None, "")  # half is a folder
     (tmp_path / "clear10-test.zip").unlink()

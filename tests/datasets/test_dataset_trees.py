@@ -14,7 +14,7 @@ from dataset_files import below, everything, without_rights, write_folder, write
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ocar.datasets.archives import Folder, Zip, check_inside, open_tree
+from ocar.datasets.archives import Folder, Zip, check_inside, locate_tree
 from ocar.errors import DataError
 
 FILES = {"a/b/1.png": b"one", "a/b/10.png": b"ten", "a/c/2.png": b"two", "top.txt": b"text"}
@@ -37,18 +37,18 @@ def test_folder_and_zip_have_the_same_files(tmp_path: Path) -> None:
 
 
 def test_the_folder_is_taken_before_the_archive(tmp_path: Path) -> None:
-    def content() -> bytes | None:
-        tree = open_tree(tmp_path, folder="x/set", archive="set.zip")
-        if tree is None:
-            return None
-        with tree:
-            return tree.read("a")
-
-    assert content() is None
+    places = {"x/set": "set.zip", "y/other": "other.zip"}
+    archive, folder = (tmp_path / "set.zip", "set"), (tmp_path / "x" / "set", "")
+    assert locate_tree(tmp_path, places) is None
+    write_zip(tmp_path / "other.zip", {"other/a": b"zip"})
+    assert locate_tree(tmp_path, places) == (tmp_path / "other.zip", "other")
     write_zip(tmp_path / "set.zip", {"set/a": b"zip"})
-    assert content() == b"zip"
+    assert locate_tree(tmp_path, places) == archive
     write_folder(tmp_path / "x" / "set", {"a": b"folder"})
-    assert content() == b"folder"
+    assert locate_tree(tmp_path, places) == locate_tree(tmp_path, places, wanted=["a"]) == folder
+    assert locate_tree(tmp_path, places, wanted=["a", "b"]) == archive
+    archive[0].unlink()
+    assert locate_tree(tmp_path, places, wanted=["a", "b"]) == folder
 
 
 def test_stamps_change_with_the_files(tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_files_without_rights_are_named(tmp_path: Path) -> None:
             pytest.skip("the folder of this user's tests is open to all")
         refused = "Permission denied"
         with pytest.raises(DataError, match=f"Cannot read {tmp_path}/none: {refused}"):
-            open_tree(tmp_path, folder="none", archive="set.zip")
+            locate_tree(tmp_path, {"none": "set.zip"})
         with pytest.raises(DataError, match=f"Cannot read {tmp_path}/set.zip: {refused}"):
             Zip(tmp_path / "set.zip", top="set")
         with pytest.raises(DataError, match=f"Cannot read {tmp_path}/set: {refused}"):

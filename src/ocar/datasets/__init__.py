@@ -4,15 +4,25 @@
 and genuine.
 """
 
+from __future__ import annotations
+
+from pathlib import Path
+
 from ocar.datasets.arrays import Arrays
 from ocar.datasets.base import DataSet, DataStatus, data_root
-from ocar.datasets.catalog import DATA_SETS, get_data_set, status, verify
-from ocar.datasets.cifar import load_cifar10, load_cifar100, load_cifar100_superclasses
-from ocar.datasets.clear import load_clear10
-from ocar.datasets.digits import load_digits
-from ocar.datasets.domains import load_domains, load_pacs
-from ocar.datasets.mnist import load_fashion_mnist, load_mnist
-from ocar.datasets.tiny_imagenet import load_tiny_imagenet
+from ocar.datasets.cifar import (
+    CIFAR10,
+    CIFAR100,
+    load_cifar10,
+    load_cifar100,
+    load_cifar100_superclasses,
+)
+from ocar.datasets.clear import CLEAR10, load_clear10
+from ocar.datasets.digits import Digits, load_digits
+from ocar.datasets.domains import PACS, load_domains, load_pacs
+from ocar.datasets.mnist import FASHION_MNIST, MNIST, load_fashion_mnist, load_mnist
+from ocar.datasets.tiny_imagenet import TINY_IMAGENET, load_tiny_imagenet
+from ocar.errors import ConfigError
 
 __all__ = [
     "DATA_SETS",
@@ -34,3 +44,30 @@ __all__ = [
     "status",
     "verify",
 ]
+
+_ALL: tuple[DataSet, ...] = (
+    Digits(), MNIST, FASHION_MNIST, CIFAR10, CIFAR100, TINY_IMAGENET, CLEAR10, PACS,
+)  # fmt: skip
+
+DATA_SETS: dict[str, DataSet] = {data_set.name: data_set for data_set in _ALL}
+"""The data sets by name."""
+
+
+def get_data_set(name: str) -> DataSet:
+    """The data set called ``name``; the error for an unknown one lists all names."""
+    if name not in DATA_SETS:
+        raise ConfigError(f"Invalid data set {name!r}. Must be one of {', '.join(DATA_SETS)}.")
+    return DATA_SETS[name]
+
+
+def status(root: Path | str, *, names: tuple[str, ...] | None = None) -> list[DataStatus]:
+    """The state of some or all data sets by names, sizes and, for files up to 512 MB, md5.
+
+    The data root need not exist.
+    """
+    return [get_data_set(name).find(Path(root)) for name in names or DATA_SETS]
+
+
+def verify(root: Path | str, *, names: tuple[str, ...] | None = None) -> list[DataStatus]:
+    """As :func:`status`, after all files have been read and hashed, the cache included."""
+    return [get_data_set(name).find(Path(root), deep=True) for name in names or DATA_SETS]

@@ -15,7 +15,8 @@ import stat
 import tarfile
 import zipfile
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -43,21 +44,21 @@ def check_inside(name: str, where: Path | str) -> None:
 
 def is_file(path: Path) -> bool:
     """Whether a file exists; unlike ``Path.is_file`` it raises if that may not be seen."""
-    return _is(path, stat.S_ISREG)
+    return stat.S_ISREG(_mode(path))
 
 
 def is_folder(path: Path) -> bool:
     """Whether a folder exists; unlike ``Path.is_dir`` it raises if that may not be seen."""
-    return _is(path, stat.S_ISDIR)
+    return stat.S_ISDIR(_mode(path))
 
 
-def _is(path: Path, kind: Callable[[int], bool]) -> bool:
-    try:
-        return kind(path.stat().st_mode)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    except OSError as error:
-        raise cannot_read(path, error) from error
+def _mode(path: Path) -> int:
+    """0 if it does not exist."""
+    with reading(path):
+        try:
+            return path.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            return 0
 
 
 def cannot_read(where: Path | str, error: Exception) -> DataError:
@@ -66,15 +67,28 @@ def cannot_read(where: Path | str, error: Exception) -> DataError:
     return DataError(f"Cannot read {where}: {reason or type(error).__name__}.")
 
 
+@contextmanager
+def reading(where: Path | str) -> Iterator[None]:
+    """Name the file in any error: a damaged one can raise anything."""
+    try:
+        yield
+    except DataError:
+        raise
+    except Exception as error:
+        raise cannot_read(where, error) from error
+
+
 class Tree(ABC):
     """Named files, without hidden ones, to list and read, by several threads at once.
 
     Args:
         where: The folder or the archive.
+        prefix: What stands before a file's name in messages.
     """
 
-    def __init__(self, where: Path) -> None:
+    def __init__(self, where: Path, prefix: str) -> None:
         self.where = where
+        self._prefix = prefix
 
     @abstractmethod
     def files(self, under: str = "") -> dict[str, str]:
@@ -84,9 +98,13 @@ class Tree(ABC):
     def read(self, name: str) -> bytes:
         """The content of one file."""
 
-    @abstractmethod
     def locate(self, name: str) -> str:
         """The path of a file, for messages."""
+        return f"{self._prefix}{name}"
+
+    def _check_size(self, name: str, size: int) -> None:
+        if size > MOST_BYTES:
+            raise DataError(f"{self.locate(name)} has {size} bytes. Must be at most {MOST_BYTES}.")
 
     def __enter__(self) -> Self:
         return self
@@ -97,6 +115,9 @@ class Tree(ABC):
 
 class Folder(Tree):
     """The files of a folder."""
+
+    def __init__(self, where: Path) -> None:
+        super().__init__(where, f"{where}/")
 
     def files(self, under: str = "") -> dict[str, str]:
         """Files below ``under``, sorted by name, with their size and time of change."""
@@ -123,15 +144,9 @@ class Folder(Tree):
     def read(self, name: str) -> bytes:
         """The content of one file."""
         path = self.where / name
-        try:
-            _check_size(self.locate(name), path.stat().st_size)
+        with reading(path):
+            self._check_size(name, path.stat().st_size)
             return path.read_bytes()
-        except OSError as error:
-            raise cannot_read(path, error) from error
-
-    def locate(self, name: str) -> str:
-        """The path of a file."""
-        return str(self.where / name)
 
 
 class Zip(Tree):
@@ -143,28 +158,24 @@ class Zip(Tree):
     """
 
     def __init__(self, where: Path, *, top: str) -> None:
-        super().__init__(where)
+        super().__init__(where, f"{where}: {top}/")
         self.top = top
-        try:
+        with reading(where):
             self._file = zipfile.ZipFile(where)
-        except Exception as error:  # a damaged archive can raise anything
-            raise cannot_read(where, error) from error
         self._entries: dict[str, zipfile.ZipInfo] = {}
         try:
             for info in sorted(self._file.infolist(), key=lambda info: info.filename):
-                self._add(info)
+                name = info.filename
+                check_inside(info.orig_filename, where)
+                if stat.S_ISLNK(info.external_attr >> 16):
+                    raise DataError(f"{where}: its entry {name!r} is a link. Not allowed.")
+                if name in self._entries:
+                    raise DataError(f"{where}: its entry {name!r} occurs twice.")
+                if name.startswith(f"{top}/") and not _IGNORED.search(name):
+                    self._entries[name] = info
         except DataError:
             self._file.close()
             raise
-
-    def _add(self, info: zipfile.ZipInfo) -> None:
-        check_inside(info.orig_filename, self.where)
-        if stat.S_ISLNK(info.external_attr >> 16):
-            raise DataError(f"{self.where}: its entry {info.filename!r} is a link. Not allowed.")
-        if info.filename in self._entries:
-            raise DataError(f"{self.where}: its entry {info.filename!r} occurs twice.")
-        if info.filename.startswith(f"{self.top}/") and not _IGNORED.search(info.filename):
-            self._entries[info.filename] = info
 
     def files(self, under: str = "") -> dict[str, str]:
         """Files below ``under``, sorted by name, with their size and checksum."""
@@ -180,14 +191,14 @@ class Zip(Tree):
         info = self._entries.get(f"{self.top}/{name}")
         if info is None:
             raise DataError(f"{self.where} has no entry {self.top}/{name}.")
-        _check_size(self.locate(name), info.file_size)
+        self._check_size(name, info.file_size)
         # The other methods do not bound the size of one decompressed piece.
         if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
             raise DataError(
                 f"{self.locate(name)} is compressed by method {info.compress_type}. "
                 "Must be stored or deflated."
             )
-        try:
+        with reading(self.locate(name)):
             # Python allocates the compressed size that an entry claims.
             if info.compress_size > self.where.stat().st_size:
                 raise zipfile.BadZipFile("it claims more bytes than the archive has")
@@ -195,42 +206,30 @@ class Zip(Tree):
                 content = entry.read(info.file_size + 1)  # past the end, to compare the checksum
             if len(content) != info.file_size:
                 raise zipfile.BadZipFile(f"it has {len(content)} bytes, not {info.file_size}")
-        except Exception as error:  # a damaged archive can raise anything
-            raise cannot_read(self.locate(name), error) from error
-        return content
-
-    def locate(self, name: str) -> str:
-        """The archive and the entry in it."""
-        return f"{self.where}: {self.top}/{name}"
+            return content
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
 
 
-def _check_size(where: str, size: int) -> None:
-    if size > MOST_BYTES:
-        raise DataError(f"{where} has {size} bytes. Must be at most {MOST_BYTES}.")
-
-
-def locate_tree(root: Path, *, folder: str, archive: str) -> Path | None:
-    """The folder under ``root``, else the archive, else None."""
-    if is_folder(root / folder):
-        return root / folder
-    return root / archive if is_file(root / archive) else None
-
-
-def open_tree(root: Path, *, folder: str, archive: str) -> Tree | None:
-    """The folder under ``root``, else the same folder in the archive, else None.
+def locate_tree(
+    root: Path, places: Mapping[str, str], *, wanted: Collection[str] = ()
+) -> tuple[Path, str] | None:
+    """The first folder or archive that exists, and the top folder in an archive.
 
     Args:
         root: The data root.
-        folder: Path of the folder under it; its last part is the archive's top folder.
-        archive: Path of the zip archive under it.
+        places: Folders under it that may hold the files, each with the archive of it.
+        wanted: Files without which a folder comes after its archive.
     """
-    where = locate_tree(root, folder=folder, archive=archive)
-    if where is None:
-        return None
-    return Folder(where) if where == root / folder else Zip(where, top=Path(folder).name)
+    for folder, archive in places.items():
+        found = is_folder(root / folder)
+        whole = found and all(is_file(root / folder / name) for name in wanted)
+        if not whole and is_file(root / archive):
+            return root / archive, Path(folder).name
+        if found:
+            return root / folder, ""
+    return None
 
 
 class _Bounded(io.RawIOBase):
@@ -253,39 +252,33 @@ class _Bounded(io.RawIOBase):
 
 
 def read_tar(path: Path, wanted: Collection[str]) -> dict[str, bytes]:
-    """Files of a gzipped tar archive, found in one pass to its end.
-
-    Args:
-        path: The archive.
-        wanted: Names of the files; missing ones are left out.
+    """Files of a gzipped tar archive, found in one pass to its end; missing ones are left out.
 
     Raises:
         DataError: The archive is damaged, or holds links, devices, or names that point outside.
     """
     found: dict[str, bytes] = {}
-    try:
-        with gzip.open(path, "rb") as unzipped:
-            bounded = _Bounded(unzipped, MOST_TAR_BYTES)
-            with tarfile.open(fileobj=bounded, mode="r|") as archive:
-                for member in archive:
-                    _check_member(member, path, found)
-                    content = archive.extractfile(member) if member.name in wanted else None
-                    if content is not None:
-                        found[member.name] = content.read()
-            while bounded.read(1 << 20):  # gzip compares its checksum at the end
-                pass
-    except DataError:
-        raise
-    except Exception as error:  # a damaged archive can raise anything
-        raise cannot_read(path, error) from error
+    with reading(path), gzip.open(path, "rb") as unzipped:
+        bounded = _Bounded(unzipped, MOST_TAR_BYTES)
+        with tarfile.open(fileobj=bounded, mode="r|") as archive:
+            for member in archive:
+                _check_member(member, path, found)
+                content = archive.extractfile(member) if member.name in wanted else None
+                if content is not None:
+                    found[member.name] = content.read()
+        while bounded.read(1 << 20):  # gzip compares its checksum at the end
+            pass
     return found
 
 
 def _check_member(member: tarfile.TarInfo, path: Path, found: Collection[str]) -> None:
     check_inside(member.name, path)
+    wrong = ""
     if not (member.isreg() or member.isdir()):
-        raise DataError(f"{path}: its entry {member.name!r} is a link or a device. Not allowed.")
-    if member.issparse():  # holes of any size take no bytes
-        raise DataError(f"{path}: its entry {member.name!r} has holes. Not allowed.")
-    if member.name in found:
-        raise DataError(f"{path}: its entry {member.name!r} occurs twice.")
+        wrong = "is a link or a device. Not allowed"
+    elif member.issparse():  # holes of any size take no bytes
+        wrong = "has holes. Not allowed"
+    elif member.name in found:
+        wrong = "occurs twice"
+    if wrong:
+        raise DataError(f"{path}: its entry {member.name!r} {wrong}.")

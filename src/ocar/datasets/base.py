@@ -6,12 +6,14 @@ import hashlib
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ocar.datasets.archives import locate_tree, reading
 from ocar.datasets.arrays import Arrays
-from ocar.errors import DataError
+from ocar.datasets.cache import CACHE, verify_cache
+from ocar.errors import DataError, MissingPackageError
 
 _LARGE = 512 << 20  # larger files are hashed in a deep check only: md5 takes seconds
 
@@ -44,10 +46,11 @@ class DataStatus:
 
 
 class DataSet(ABC):
-    """A data set that can be read by name."""
+    """A data set that can be read by name: where its files are, how they are read and checked."""
 
     name: str
     how_to_get: str
+    counts: tuple[int, int]  #: Training and test images of the whole set.
 
     @abstractmethod
     def load(self, root: Path) -> Arrays:
@@ -57,13 +60,23 @@ class DataSet(ABC):
     def _locate(self, root: Path) -> tuple[Path, dict[Path, str | None]]:
         """Its place, and the files found there with their published md5; no files if missing."""
 
-    @abstractmethod
     def _examine(self, root: Path, *, deep: bool, genuine: bool | None) -> str:
         """What is missing or damaged; empty if nothing is. A deep check reads everything."""
+        if genuine and not deep:
+            return ""
+        arrays = self.load(root)
+        counts = len(arrays.x_train), len(arrays.x_test)
+        return "" if counts == self.counts else f"It has {counts} images. Must be {self.counts}."
 
-    def _check_cache(self, root: Path) -> str:
-        """What is damaged in the cache of decoded images; empty if nothing is."""
-        return ""
+    def _place(
+        self, root: Path, places: Mapping[str, str], *, title: str, wanted: Collection[str] = ()
+    ) -> tuple[Path, str]:
+        """As :func:`locate_tree`; raise if none of the places exists."""
+        found = locate_tree(root, places, wanted=wanted)
+        if found is None:
+            folder, archive = (root / path for path in next(iter(places.items())))
+            raise DataError(f"No {title}: neither {folder} nor {archive}. {self.how_to_get}")
+        return found
 
     def find(self, root: Path, *, deep: bool = False) -> DataStatus:
         """The state of its files; a deep check reads everything, the cache included."""
@@ -74,8 +87,12 @@ class DataSet(ABC):
             present = bool(files)
             if present:
                 genuine, problem = compare_md5(files, deep=deep)
-                broken = self._broken(root, deep=deep, genuine=genuine)
-                problem = broken or (self._check_cache(root) if deep else "") or problem
+                try:
+                    broken = self._examine(root, deep=deep, genuine=genuine)
+                except (DataError, MissingPackageError) as error:
+                    broken = str(error)
+                stale = verify_cache(root / CACHE, self.name) if deep else ""
+                problem = broken or stale or problem
         except DataError as error:
             where, present, problem = root, False, str(error)
         return DataStatus(
@@ -88,34 +105,25 @@ class DataSet(ABC):
             problem=problem,
         )
 
-    def _broken(self, root: Path, *, deep: bool, genuine: bool | None) -> str:
-        try:
-            return self._examine(root, deep=deep, genuine=genuine)
-        except DataError as error:
-            return str(error)
-
 
 def compare_md5(files: Mapping[Path, str | None], *, deep: bool) -> tuple[bool | None, str]:
-    """Whether files are the published ones, by their md5.
+    """Whether files are the published ones, by their md5; large ones only in a deep check.
 
     Args:
         files: The files with their published md5, None if it is not known.
         deep: Hash large files too.
 
     Returns:
-        True if every file is the published one, False if one is not, None if that is not known;
-        and what is wrong, empty if nothing is.
+        True, False, or None if that is not known; and what is wrong, empty if nothing is.
     """
     unknown = False
     for path, published in files.items():
-        try:
+        with reading(path):
             if published is None or (path.stat().st_size > _LARGE and not deep):
                 unknown = True
                 continue
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "md5").hexdigest()
-        except OSError as error:
-            raise DataError(f"Cannot read {path}: {error.strerror or error}.") from error
         if digest != published:
             return False, f"{path} has md5 {digest}, the published file {published}."
     return (None if unknown or not files else True), ""

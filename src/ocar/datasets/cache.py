@@ -21,7 +21,7 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -74,9 +74,15 @@ class Entry:
             if note["fingerprint"] != self.fingerprint:
                 raise ValueError("it is of other files")
             _compare(self.array_path, note, again=False)
-            return _map(self.array_path, self.shape)
+            # numpy's own reader would trust the header.
+            header = _header(self.shape)
+            with self.array_path.open("rb") as file:
+                size = os.fstat(file.fileno()).st_size
+                if size != len(header) + math.prod(self.shape) or file.read(len(header)) != header:
+                    raise ValueError(f"it holds no uint8 of {self.shape}")
         except (FileNotFoundError, NotADirectoryError):
             return None
+        return np.memmap(self.array_path, np.uint8, "c", offset=len(header), shape=self.shape)
 
     def write(self, rows: Iterator[Images]) -> None:
         """Write the array row by row, then the note."""
@@ -100,14 +106,9 @@ class Entry:
 
 
 def load_or_make(entry: Entry, make: Callable[[], Iterator[Images]]) -> Images:
-    """The array of an entry; it is made if it does not exist.
+    """The array of an entry; if it does not exist, it is made of the rows that ``make`` yields.
 
-    Args:
-        entry: The entry.
-        make: Yields the array's ``entry.shape[0]`` rows.
-
-    Returns:
-        ``entry.shape``; writing to it does not change the file.
+    Writing to it does not change the file.
     """
     try:
         with suppress(ValueError):
@@ -115,7 +116,10 @@ def load_or_make(entry: Entry, make: Callable[[], Iterator[Images]]) -> Images:
             if array is not None:
                 return array
         entry.folder.mkdir(parents=True, exist_ok=True)
-        with _locked(entry.folder):
+        with (entry.folder / ".lock").open("ab") as lock:
+            if sys.platform != "win32":
+                with suppress(OSError):  # some network file systems have no locks
+                    fcntl.flock(lock, fcntl.LOCK_EX)  # others would do the same work
             try:
                 array = entry.load()  # another process may have made it
             except ValueError as error:
@@ -145,8 +149,7 @@ def load_or_make(entry: Entry, make: Callable[[], Iterator[Images]]) -> Images:
 def verify_cache(folder: Path, name: str) -> str:
     """Compare all entries of a data set, of any image size, with their checksums.
 
-    Returns:
-        What is wrong with the first damaged one; empty if nothing is.
+    Returns what is wrong with the first damaged one; empty if nothing is.
     """
     for path in sorted(folder.glob("*.json")):
         if not re.fullmatch(rf"{re.escape(name)}-\d+-[0-9a-f]{{16}}\.json", path.name):
@@ -167,31 +170,13 @@ def _header(shape: tuple[int, ...]) -> bytes:
     return header.getvalue()
 
 
-def _map(path: Path, shape: tuple[int, ...]) -> Images:
-    """The array in a file, mapped copy-on-write; numpy's own reader would trust the header.
-
-    Raises:
-        ValueError: The file has another header or size.
-    """
-    header = _header(shape)
-    with path.open("rb") as file:
-        fits = os.fstat(file.fileno()).st_size == len(header) + math.prod(shape)
-        if not fits or file.read(len(header)) != header:
-            raise ValueError(f"it holds no uint8 of {shape}")
-    return np.memmap(path, dtype=np.uint8, mode="c", offset=len(header), shape=shape)
-
-
 def _read_note(path: Path) -> dict[str, Any]:
     try:
         note = json.loads(path.read_bytes())
     except RecursionError:
         note = None
     wanted = {"format": int, "fingerprint": str, "shape": list, "bytes": int, "sha256": str}
-    if (
-        not isinstance(note, dict)
-        or note.keys() != wanted.keys()
-        or not all(isinstance(note[key], kind) for key, kind in wanted.items())
-    ):
+    if not isinstance(note, dict) or {key: type(note[key]) for key in note} != wanted:
         raise ValueError(f"{path.name} is no note of a cache file")
     if note["format"] != _FORMAT:
         raise ValueError(f"it has format {note['format']}, not {_FORMAT}")
@@ -215,23 +200,12 @@ def _compare(path: Path, note: Mapping[str, Any], *, again: bool) -> None:
 
 def _reserve(file: IO[bytes], size: int) -> None:
     """Fail now, not after minutes of decoding, if the disk is too full."""
-    if not hasattr(os, "posix_fallocate"):
-        return
     try:
-        os.posix_fallocate(file.fileno(), 0, size)
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(file.fileno(), 0, size)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # this file system cannot
             raise
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Wait until no other process fills the cache; each would do the same work."""
-    with (folder / ".lock").open("ab") as file:
-        if sys.platform != "win32":
-            with suppress(OSError):  # some network file systems have no locks
-                fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def _sweep(entry: Entry) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ocar.datasets.archives import cannot_read, is_file, is_folder, read_tar
+from ocar.datasets.archives import is_file, locate_tree, read_tar, reading
 from ocar.datasets.arrays import Arrays, from_numpy
 from ocar.datasets.base import DataSet
 from ocar.datasets.pickles import ByteArray, load_plain
@@ -24,17 +24,9 @@ from ocar.errors import DataError
 
 _SIDE = 32
 _VALUES = 3 * _SIDE * _SIDE
-_COUNTS = (50_000, 10_000)
-
-_File = tuple[str, bytes | Path]
-"""Name of a file in messages, and its content or path."""
 
 _Part = tuple[npt.NDArray[np.uint8], dict[str, npt.NDArray[np.int64]]]
 """Images ``(n, 3, 32, 32)`` and labels ``(n,)`` by key."""
-
-
-_Names = dict[str, tuple[str, ...]]
-"""Names of the classes by key of labels."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +34,8 @@ class CifarSet(DataSet):
     """One of the two data sets."""
 
     name: str
+    how_to_get: str
+    counts: tuple[int, int] = (50_000, 10_000)
     title: str  #: The name as it is written.
     folder: str  #: The folder under the data root, and in the archive.
     archive: str  #: The archive under the data root.
@@ -52,67 +46,47 @@ class CifarSet(DataSet):
     labels: Mapping[str, tuple[int, str]]
     md5: Mapping[str, str]  #: Published checksums of the archive and of the files in the folder.
 
-    @property
-    def how_to_get(self) -> str:  # type: ignore[override]
-        """Where to get the files and where to put them."""
-        url = f"https://www.cs.toronto.edu/~kriz/{self.archive}"
-        return f"Put {url}, unpacked or not, in the data root."
-
     def load(self, root: Path) -> Arrays:
         """Read it from the data root, with the first kind of labels."""
         return _arrays(self.name, next(iter(self.labels)), *self.read(root))
 
-    def read(self, root: Path) -> tuple[_Part, _Part, _Names]:
-        """Training data, test data and names of the classes."""
+    def read(self, root: Path) -> tuple[_Part, _Part, dict[str, tuple[str, ...]]]:
+        """Training data, test data, and names of the classes by key of labels."""
         files = self._files(root)
-        parts = [self._part(files[name]) for name in self.train]
+        classes = {key: count for key, (count, _) in self.labels.items()}
+        parts = {
+            name: read_cifar(io.BytesIO(content), where, classes=classes)
+            for name, (where, content) in files.items()
+            if name != self.meta
+        }
         train = (
-            np.concatenate([x for x, _ in parts]),
-            {key: np.concatenate([y[key] for _, y in parts]) for key in self.labels},
+            np.concatenate([parts[name][0] for name in self.train]),
+            {key: np.concatenate([parts[n][1][key] for n in self.train]) for key in classes},
         )
-        names = self._names(files[self.meta]) if self.meta in files else {}
-        return train, self._part(files[self.test]), names
+        names = self._names(*files[self.meta]) if self.meta in files else {}
+        return train, parts[self.test], names
 
-    def _place(self, root: Path) -> Path | None:
-        """The folder if it has all images, else the archive, else an incomplete folder."""
-        folder, archive = root / self.folder, root / self.archive
-        if all(is_file(folder / name) for name in (*self.train, self.test)):
-            return folder
-        if is_file(archive):
-            return archive
-        return folder if is_folder(folder) else None
-
-    def _files(self, root: Path) -> dict[str, _File]:
-        """The files by name."""
-        place = self._place(root)
-        if place is None:
-            raise DataError(
-                f"No {self.title}: neither {root / self.folder} nor {root / self.archive}. "
-                f"{self.how_to_get}"
-            )
-        found: dict[str, _File]
-        names = (*self.train, self.test, self.meta)
-        if place.name == self.archive:
-            content = read_tar(place, {f"{self.folder}/{name}" for name in names})
-            found = {
-                name.removeprefix(f"{self.folder}/"): (f"{place}: {name}", data)
-                for name, data in content.items()
-            }
+    def _files(self, root: Path) -> dict[str, tuple[str, bytes]]:
+        """By name of a file: its name in messages, and its content."""
+        images = (*self.train, self.test)
+        places = {self.folder: self.archive}
+        place, top = self._place(root, places, title=self.title, wanted=images)
+        if top:
+            content = read_tar(place, {f"{top}/{name}" for name in (*images, self.meta)})
+            found = {name.split("/", 1)[1]: (f"{place}: {name}", content[name]) for name in content}
         else:
-            paths = {name: place / name for name in names}
-            found = {name: (str(path), path) for name, path in paths.items() if is_file(path)}
-        for name in (*self.train, self.test):
+            found = {}
+            for path in (place / name for name in (*images, self.meta)):
+                if is_file(path):
+                    with reading(path):
+                        found[path.name] = str(path), path.read_bytes()
+        for name in images:
             if name not in found:
                 raise DataError(f"No {self.title} file {name} in {place}. {self.how_to_get}")
         return found
 
-    def _part(self, file: _File) -> _Part:
-        classes = {key: count for key, (count, _) in self.labels.items()}
-        return read_cifar(_opened(file), file[0], classes=classes)
-
-    def _names(self, file: _File) -> _Names:
-        where, content = file[0], _load(_opened(file), file[0])
-        found = {}
+    def _names(self, where: str, data: bytes) -> dict[str, tuple[str, ...]]:
+        content, found = _load(io.BytesIO(data), where), {}
         for key, (count, meta_key) in self.labels.items():
             names = content.get(meta_key.encode())
             if not isinstance(names, list) or len(names) != count:
@@ -123,48 +97,30 @@ class CifarSet(DataSet):
         return found
 
     def _locate(self, root: Path) -> tuple[Path, dict[Path, str | None]]:
-        where = self._place(root)
-        if where is None:
+        names = (*self.train, self.test)
+        found = locate_tree(root, {self.folder: self.archive}, wanted=names)
+        if found is None:
             return root / self.archive, {}
-        if where.name == self.archive:
-            return where, {where: self.md5[self.archive]}
-        paths = [where / name for name in (*self.train, self.test, self.meta)]
+        where, top = found
+        paths = [where] if top else [where / name for name in (*names, self.meta)]
         return where, {path: self.md5[path.name] if is_file(path) else None for path in paths}
 
-    def _examine(self, root: Path, *, deep: bool, genuine: bool | None) -> str:
-        if genuine and not deep:
-            return ""
-        (x_train, _), (x_test, _), _ = self.read(root)
-        counts = (len(x_train), len(x_test))
-        if counts == _COUNTS:
-            return ""
-        return f"{self._place(root)} has {counts} images. Must be {_COUNTS}."
 
-
-def _arrays(name: str, key: str, train: _Part, test: _Part, names: _Names) -> Arrays:
+def _arrays(
+    name: str, key: str, train: _Part, test: _Part, names: dict[str, tuple[str, ...]]
+) -> Arrays:
     """The data set with the labels under ``key``."""
     first, second = ((x, y[key]) for x, y in (train, test))
     return from_numpy(name, first, second, classes=names.get(key, ()))
 
 
-def _opened(file: _File) -> IO[bytes]:
-    where, content = file
-    try:
-        return io.BytesIO(content.read_bytes() if isinstance(content, Path) else content)
-    except OSError as error:
-        raise cannot_read(where, error) from error
-
-
 def read_cifar(file: IO[bytes], where: str, *, classes: Mapping[str, int]) -> _Part:
-    """Images and labels of one official CIFAR pickle.
+    """Images ``(n, 3, 32, 32)`` and, by key, labels ``(n,)`` of one official CIFAR pickle.
 
     Args:
         file: The pickle, for example ``cifar-100-python/train``.
         where: Its name in messages.
         classes: Number of classes under each key, for example ``"fine_labels"``.
-
-    Returns:
-        Images ``(n, 3, 32, 32)`` and, under each key, labels ``(n,)`` in ``0 .. classes − 1``.
 
     Raises:
         DataError: The file cannot be read, asks for anything but plain values and an array, or
@@ -196,10 +152,13 @@ def _load(file: IO[bytes], where: str) -> dict[object, object]:
     return content
 
 
+_URL = "https://www.cs.toronto.edu/~kriz"
+
 # The checksums of the archives are on https://www.cs.toronto.edu/~kriz/cifar.html, those of the
 # files in torchvision/datasets/cifar.py.
 CIFAR10 = CifarSet(
     name="cifar10",
+    how_to_get=f"Put {_URL}/cifar-10-python.tar.gz, unpacked or not, in the data root.",
     title="CIFAR-10",
     folder="cifar-10-batches-py",
     archive="cifar-10-python.tar.gz",
@@ -222,6 +181,7 @@ CIFAR10 = CifarSet(
 
 CIFAR100 = CifarSet(
     name="cifar100",
+    how_to_get=f"Put {_URL}/cifar-100-python.tar.gz, unpacked or not, in the data root.",
     title="CIFAR-100",
     folder="cifar-100-python",
     archive="cifar-100-python.tar.gz",

@@ -17,82 +17,15 @@ src/renate/benchmark/datasets/vision_datasets.py of awslabs/Renate read.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from ocar.datasets.archives import Tree, check_inside, locate_tree, open_tree
+from ocar.datasets.archives import Tree, check_inside
 from ocar.datasets.arrays import Arrays
 from ocar.datasets.pictures import ImageFiles, ImageSet, Picture
 from ocar.errors import DataError
 
 _BUCKETS, _CLASSES = 10, 11
-_TRAIN = {
-    "clear10/train_image_only": "clear10-train-image-only.zip",
-    "clear10/train": "clear10-train.zip",
-}
-_TEST = {"clear10/test": "clear10-test.zip"}
-_MD5 = {  # awslabs/Renate, as above
-    "clear10-train-image-only.zip": "5171f720810d60b471c308dee595d430",
-    "clear10-test.zip": "bf9a85bfb78fe742c7ed32648c9a3275",
-}
-
-
-class Clear10(ImageFiles):
-    """CLEAR-10."""
-
-    name = "clear10"
-    how_to_get = (
-        "Put clear10-train-image-only.zip and clear10-test.zip from https://huggingface.co/"
-        "datasets/elvishelvis6/CLEAR-Continual_Learning_Benchmark in the data root, or their "
-        "folders train_image_only and test in clear10 there."
-    )
-    size = 224
-
-    def _locate(self, root: Path) -> tuple[Path, dict[Path, str | None]]:
-        files: dict[Path, str | None] = {}
-        for places in (_TRAIN, _TEST):
-            found = (locate_tree(root, folder=f, archive=a) for f, a in places.items())
-            where = next((where for where in found if where is not None), None)
-            if where is not None:
-                files[where] = _MD5.get(where.name)  # None for a folder
-        return next(iter(files), root), files
-
-    def _count(self, images: ImageSet) -> str:
-        found = len(images.domains), len(images.classes)
-        if found == (_BUCKETS, _CLASSES):
-            return ""
-        return f"It has {found[0]} buckets of {found[1]} classes. Must be {_BUCKETS} of {_CLASSES}."
-
-    @contextmanager
-    def _open(self, root: Path) -> Iterator[ImageSet]:
-        with ExitStack() as stack:
-            parts = []
-            for what, places in (("training", _TRAIN), ("test", _TEST)):
-                found = (open_tree(root, folder=f, archive=a) for f, a in places.items())
-                tree = next((tree for tree in found if tree is not None), None)
-                if tree is None:
-                    folder, archive = next(iter(places.items()))
-                    raise DataError(
-                        f"No {what} images of CLEAR-10: neither {root / folder} nor "
-                        f"{root / archive}. {self.how_to_get}"
-                    )
-                stack.enter_context(tree)
-                parts.append((tree, _class_names(tree), _buckets(tree)))
-            (train_tree, classes, train), (test_tree, test_classes, test) = parts
-            if test_classes != classes or test.keys() != train.keys():
-                raise DataError(
-                    f"{train_tree.where} and {test_tree.where} have other classes or buckets. "
-                    "Must be the same."
-                )
-            yield ImageSet(
-                name=self.name,
-                train=_pictures(train_tree, classes, train),
-                test=_pictures(test_tree, classes, test),
-                classes=classes,
-                domains=tuple(f"bucket {bucket}" for bucket in train),
-            )
 
 
 def load_clear10(root: Path | str, *, size: int = 224) -> Arrays:
@@ -104,7 +37,29 @@ def load_clear10(root: Path | str, *, size: int = 224) -> Arrays:
         size: Height and width of the images: the shorter side is scaled to it, the centre of
             the longer one kept.
     """
-    return Clear10().load(Path(root), size=size)
+    return CLEAR10.load(Path(root), size=size)
+
+
+def _list(train: Tree, test: Tree) -> ImageSet:
+    classes, buckets, test_buckets = _class_names(train), _buckets(train), _buckets(test)
+    if _class_names(test) != classes or test_buckets.keys() != buckets.keys():
+        raise DataError(
+            f"{train.where} and {test.where} have other classes or buckets. Must be the same."
+        )
+    missing = ""
+    if (len(buckets), len(classes)) != (_BUCKETS, _CLASSES):
+        missing = (
+            f"It has {len(buckets)} buckets of {len(classes)} classes. "
+            f"Must be {_BUCKETS} of {_CLASSES}."
+        )
+    return ImageSet(
+        name="clear10",
+        train=_pictures(train, classes, buckets),
+        test=_pictures(test, classes, test_buckets),
+        classes=classes,
+        domains=tuple(f"bucket {bucket}" for bucket in buckets),
+        missing=missing,
+    )
 
 
 def _class_names(tree: Tree) -> tuple[str, ...]:
@@ -156,3 +111,27 @@ def _json(tree: Tree, name: str) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise DataError(f"{tree.locate(name)} holds a {type(content).__name__}. Must be an object.")
     return content
+
+
+CLEAR10 = ImageFiles(
+    name="clear10",
+    how_to_get=(
+        "Put clear10-train-image-only.zip and clear10-test.zip from https://huggingface.co/"
+        "datasets/elvishelvis6/CLEAR-Continual_Learning_Benchmark in the data root, or their "
+        "folders train_image_only and test in clear10 there."
+    ),
+    size=224,
+    places={
+        "training images of CLEAR-10": {
+            "clear10/train_image_only": "clear10-train-image-only.zip",
+            "clear10/train": "clear10-train.zip",
+        },
+        "test images of CLEAR-10": {"clear10/test": "clear10-test.zip"},
+    },
+    md5={  # awslabs/Renate, as above
+        "clear10-train-image-only.zip": "5171f720810d60b471c308dee595d430",
+        "clear10-test.zip": "bf9a85bfb78fe742c7ed32648c9a3275",
+    },
+    list_files=_list,
+)
+"""Photographs of 11 classes in 10 buckets of time."""

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 
-from ocar.datasets.archives import Folder, Tree, is_folder, locate_tree, open_tree
+from ocar.datasets.archives import Folder, Tree, is_folder
 from ocar.datasets.arrays import Arrays
 from ocar.datasets.cache import CACHE
 from ocar.datasets.pictures import ImageFiles, ImageSet, Picture, is_picture
@@ -21,39 +20,33 @@ from ocar.rng import make_generator
 _PACS = {"art_painting": 2048, "cartoon": 2344, "photo": 1670, "sketch": 3929}
 
 
-class Pacs(ImageFiles):
-    """PACS: photographs, art, cartoons and sketches."""
+def _list_pacs(tree: Tree) -> ImageSet:
+    images = _list(tree, "pacs")
+    counts = Counter(images.domains[p.domain] for p in (*images.train, *images.test))
+    wrong = [
+        f"{counts[domain]:,} of {expected:,} images in {domain}"
+        for domain, expected in _PACS.items()
+        if counts[domain] != expected
+    ]
+    others = sorted(set(counts) - set(_PACS))
+    missing = (f"It has {', '.join(wrong)}. " if wrong else "") + (
+        f"It has other domains: {', '.join(others)}." if others else ""
+    )
+    return dataclasses.replace(images, missing=missing)
 
-    name = "pacs"
-    how_to_get = (
+
+PACS = ImageFiles(
+    name="pacs",
+    how_to_get=(
         "Get PACS (Li et al. 2017) from https://sketchx.eecs.qmul.ac.uk/downloads/ and put its "
         f"folders {', '.join(_PACS)} in PACS under the data root."
-    )
-    size = 64
-
-    def _locate(self, root: Path) -> tuple[Path, dict[Path, str | None]]:
-        where = locate_tree(root, folder="PACS", archive="PACS.zip")
-        return (root / "PACS", {}) if where is None else (where, {where: None})
-
-    def _count(self, images: ImageSet) -> str:
-        counts = Counter(images.domains[p.domain] for p in (*images.train, *images.test))
-        wrong = [
-            f"{counts[domain]:,} of {expected:,} images in {domain}"
-            for domain, expected in _PACS.items()
-            if counts[domain] != expected
-        ]
-        others = sorted(set(counts) - set(_PACS))
-        return (f"It has {', '.join(wrong)}. " if wrong else "") + (
-            f"It has other domains: {', '.join(others)}." if others else ""
-        )
-
-    @contextmanager
-    def _open(self, root: Path) -> Iterator[ImageSet]:
-        tree = open_tree(root, folder="PACS", archive="PACS.zip")
-        if tree is None:
-            raise DataError(f"No PACS folder {root / 'PACS'}. {self.how_to_get}")
-        with tree:
-            yield _list(tree, self.name)
+    ),
+    size=64,
+    places={"PACS": {"PACS": "PACS.zip"}},
+    md5={},
+    list_files=_list_pacs,
+)
+"""Photographs, art, cartoons and sketches."""
 
 
 def load_pacs(root: Path | str, *, size: int = 64) -> Arrays:
@@ -63,7 +56,7 @@ def load_pacs(root: Path | str, *, size: int = 64) -> Arrays:
         root: The data root, with ``PACS/<domain>/<class>/*`` or ``PACS.zip``.
         size: Height and width of the images; the published ones have 227.
     """
-    return Pacs().load(Path(root), size=size)
+    return PACS.load(Path(root), size=size)
 
 
 def load_domains(folder: Path | str, *, size: int) -> Arrays:

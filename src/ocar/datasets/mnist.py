@@ -10,7 +10,6 @@ from __future__ import annotations
 import gzip
 import math
 import struct
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import IO
 import numpy as np
 import numpy.typing as npt
 
-from ocar.datasets.archives import is_file
+from ocar.datasets.archives import is_file, reading
 from ocar.datasets.arrays import Arrays, Labelled, from_numpy
 from ocar.datasets.base import DataSet
 from ocar.errors import DataError
@@ -32,7 +31,7 @@ _UNSIGNED_BYTE = 8
 _PIECE = 1 << 20
 _DEFLATE = 1032  # the largest compression ratio of deflate
 
-_PARTS = {"train": 60_000, "t10k": 10_000}
+_PARTS = ("train", "t10k")
 _FILES = tuple(f"{part}-{kind}-ubyte" for part in _PARTS for kind in ("images-idx3", "labels-idx1"))
 
 
@@ -46,30 +45,26 @@ class IdxSet(DataSet):
     classes: tuple[str, ...]  #: Name of each label.
     md5: Mapping[str, str]  #: Published checksums by file name.
     how_to_get: str
+    counts: tuple[int, int] = (60_000, 10_000)
 
     def load(self, root: Path) -> Arrays:
         """Read it from the data root."""
         train, test = (self._part(root, part) for part in _PARTS)
         return from_numpy(self.name, train, test, classes=self.classes)
 
-    def _find_file(self, root: Path, name: str) -> Path | None:
-        """The file called ``name``, unpacked or gzipped."""
-        for folder in self.folders:
-            for path in (root / folder / name, root / folder / f"{name}.gz"):
-                if is_file(path):
-                    return path
-        return None
+    def _find_file(self, root: Path, name: str) -> Path:
+        """The file called ``name``, unpacked or gzipped; where it should be if there is none."""
+        paths = [root / folder / file for folder in self.folders for file in (name, f"{name}.gz")]
+        return next((path for path in paths if is_file(path)), paths[0])
 
     def _part(self, root: Path, part: str) -> Labelled:
-        paths = []
-        for name in (f"{part}-images-idx3-ubyte", f"{part}-labels-idx1-ubyte"):
-            path = self._find_file(root, name)
-            if path is None:
+        paths = [self._find_file(root, name) for name in _FILES if name.startswith(part)]
+        for path in paths:
+            if not is_file(path):
                 raise DataError(
-                    f"No {self.title} file {name} or {name}.gz in {root / self.folders[0]}. "
+                    f"No {self.title} file {path.name} or {path.name}.gz in {path.parent}. "
                     f"{self.how_to_get}"
                 )
-            paths.append(path)
         x, y = (read_idx(path) for path in paths)
         if x.ndim != 3:
             raise DataError(f"{paths[0]} holds an array of shape {x.shape}. Must be (n, h, w).")
@@ -81,38 +76,27 @@ class IdxSet(DataSet):
 
     def _locate(self, root: Path) -> tuple[Path, dict[Path, str | None]]:
         paths = [self._find_file(root, name) for name in _FILES]
-        files = {path: self.md5.get(path.name) for path in paths if path is not None}
-        return next(iter(files)).parent if files else root / self.folders[0], files
-
-    def _examine(self, root: Path, *, deep: bool, genuine: bool | None) -> str:
-        absent = [name for name in _FILES if self._find_file(root, name) is None]
-        if absent:
-            return f"No {', '.join(absent)} in {self._locate(root)[0]}."
-        if genuine and not deep:
-            return ""
-        arrays = self.load(root)
-        counts, expected = (len(arrays.x_train), len(arrays.x_test)), tuple(_PARTS.values())
-        return "" if counts == expected else f"It has {counts} images. Must be {expected}."
+        found = [path for path in paths if is_file(path)]
+        if not found:
+            return root / self.folders[0], {}
+        return found[0].parent, {p: self.md5.get(p.name) if p in found else None for p in paths}
 
 
 def read_idx(path: Path) -> npt.NDArray[np.uint8]:
     """Values of an IDX file, in the shape that its header gives.
 
-    Args:
-        path: The file; its first bytes say whether it is gzipped, not its name.
+    Its first bytes say whether it is gzipped, not its name.
 
     Raises:
         DataError: The file cannot be read, is no IDX file of unsigned bytes, or holds more or
             fewer values than its header says.
     """
-    try:
+    with reading(path):
         with path.open("rb") as file:
             zipped = file.read(2) == _GZIP
         most = path.stat().st_size * (_DEFLATE if zipped else 1)
         with gzip.open(path, "rb") if zipped else path.open("rb") as file:
             return _parse(file, path, most=min(most, MOST_VALUES))
-    except (OSError, EOFError, zlib.error) as error:
-        raise DataError(f"Cannot read {path}: {error}.") from error
 
 
 def _parse(file: IO[bytes] | gzip.GzipFile, path: Path, *, most: int) -> npt.NDArray[np.uint8]:

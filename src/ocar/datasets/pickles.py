@@ -15,11 +15,8 @@ import io
 import math
 import pickle
 import pickletools
-import re
-import struct
 from collections.abc import Callable, Mapping
-from contextlib import suppress
-from typing import IO
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -80,15 +77,59 @@ _ALLOWED: Mapping[tuple[str, str], Callable[..., object] | None] = {
 
 
 class _ArrayUnpickler(pickle.Unpickler):
-    """Knows plain values and arrays of bytes; everything else is an error."""
-
     def find_class(self, module_name: str, global_name: str, /) -> object:
-        """The stand-in of a permitted global."""
         if (module_name, global_name) not in _ALLOWED:
             raise pickle.UnpicklingError(
                 f"it asks for {module_name}.{global_name}, which is not allowed"
             )
         return _Name(_ALLOWED[module_name, global_name])
+
+
+_MOST_TUPLES = 1000  # the official files make six
+_TUPLES = {"TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "FROZENSET"}
+_PUTS, _GETS = {"PUT", "BINPUT", "LONG_BINPUT"}, {"GET", "BINGET", "LONG_BINGET"}
+_TEXTS = {
+    "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "BINUNICODE", "SHORT_BINUNICODE",
+    "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8",
+}  # fmt: skip
+_CHECKED = {*_TUPLES, *_PUTS, *_GETS, "FRAME", "DUP", "MEMOIZE"}
+
+
+def check_pickle(data: bytes) -> None:
+    """Raise if a pickle could take more memory, time or stack than its size allows.
+
+    Args:
+        data: The whole pickle.
+    """
+    tuples, last = 0, ""
+    texts: set[int] | None = set()  # memo entries that are strings; None if not known
+    value: Any
+    try:
+        for instruction, value, _ in pickletools.genops(data):
+            name, before, last = instruction.name, last, instruction.name
+            if name not in _CHECKED:
+                continue
+            if name in _PUTS:
+                if not 0 <= value <= len(data):
+                    raise pickle.UnpicklingError(f"it puts a value in place {value} of its memo")
+                if texts is not None:
+                    (texts.add if before in _TEXTS else texts.discard)(value)
+            elif name in _GETS and (texts is None or value not in texts):
+                raise pickle.UnpicklingError("it uses a value twice that is no text")
+            elif name in _TUPLES:
+                tuples += 1
+                if tuples > _MOST_TUPLES:
+                    raise pickle.UnpicklingError(f"it has more than {_MOST_TUPLES} tuples")
+            elif name == "FRAME" and value > len(data):
+                raise pickle.UnpicklingError("a part of it is longer than the file")
+            elif name == "DUP":
+                raise pickle.UnpicklingError("it uses a value twice")
+            elif name == "MEMOIZE":
+                texts = None
+    except ValueError as error:
+        raise pickle.UnpicklingError(
+            f"a text in it is longer than the file or damaged ({error})"
+        ) from error
 
 
 def load_plain(file: IO[bytes]) -> object:
@@ -104,108 +145,3 @@ def load_plain(file: IO[bytes]) -> object:
     if copy.read(1):
         raise pickle.UnpicklingError("there is more after its end")
     return content
-
-
-_MOST_TUPLES = 1000  # the official files make six
-
-# Instructions by their code, and their argument: a number of bytes, or a length and a string.
-_KNOWN = {op.code.encode("latin-1"): op.arg.n if op.arg else 0 for op in pickletools.opcodes}
-_TEXTS = {b"U": "<B", b"T": "<i", b"X": "<I", b"C": "<B", b"B": "<I"}
-_TEXTS |= {b"\x8c": "<B", b"\x8d": "<Q", b"\x8e": "<Q", b"\x96": "<Q"}
-_COUNTED = _TEXTS | {b"\x8a": "<B", b"\x8b": "<i"}  # and long integers
-_INDEXED = {b"q": "<B", b"r": "<I", b"h": "<B", b"j": "<I"}
-_PUTS, _GETS = (b"q", b"r", b"p"), (b"h", b"j", b"g")
-_LINES = {code: 1 for code, n in _KNOWN.items() if n == pickletools.UP_TO_NEWLINE}
-_LINES |= {b"c": 2, b"i": 2}
-_TUPLES = (b"t", b"\x85", b"\x86", b"\x87", b"\x91")  # and frozen sets
-_FRAME, _TWICE, _MEMOIZE, _STOP = b"\x95", b"2", b"\x94", b"."
-_CHECKED = {*_COUNTED, *_INDEXED, *_LINES, *_TUPLES, _FRAME, _TWICE, _MEMOIZE, _STOP}
-
-# Most of a file is small numbers: the pass skips instructions without a check in one step.
-_REST = {code: n for code, n in _KNOWN.items() if code not in _CHECKED}
-_PLAIN = re.compile(
-    b"(?:%b)*+"
-    % b"|".join(
-        b"[%b].{%d}" % (b"".join(re.escape(code) for code, n in _REST.items() if n == size), size)
-        for size in sorted(set(_REST.values()))
-    ),
-    re.DOTALL,
-)
-
-
-def check_pickle(data: bytes) -> None:
-    """Raise if a pickle could take more memory, time or stack than its size allows.
-
-    Args:
-        data: The whole pickle. Invalid instructions are left to the reader, which stops there.
-    """
-    with suppress(struct.error):  # it ends within a number, where the reader stops too
-        _Pass(data).run()
-
-
-class _Pass:
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.place = 0
-        self.tuples = 0
-        self.texts: set[int] | None = set()  # memo entries that are strings; None if not known
-
-    def run(self) -> None:
-        data, size = self.data, len(self.data)
-        last = b""
-        while True:
-            start = self.place
-            match = _PLAIN.match(data, start)
-            assert match is not None, "it may match nothing"
-            self.place = match.end() + 1
-            if match.end() > start:
-                last = b""
-            code = data[self.place - 1 : self.place]
-            if not code or code == _STOP or code not in _KNOWN:
-                return
-            if code in _COUNTED:
-                length = self._number(_COUNTED[code])
-                self.place += length
-                if length < 0 or self.place > size:
-                    raise pickle.UnpicklingError("a text in it is longer than the file")
-            elif code == _FRAME:
-                if self._number("<Q") > size:
-                    raise pickle.UnpicklingError("a part of it is longer than the file")
-            elif code in _INDEXED:
-                self._memo(code, self._number(_INDEXED[code]), last)
-            elif code in _LINES:
-                line = self._line()
-                if code in (*_PUTS, *_GETS):
-                    self._memo(code, int(line) if line.isdigit() else -1, last)
-                elif _LINES[code] == 2:
-                    self._line()
-            elif code == _TWICE:
-                raise pickle.UnpicklingError("it uses a value twice")
-            elif code == _MEMOIZE:
-                self.texts = None
-            else:
-                self.tuples += 1
-                if self.tuples > _MOST_TUPLES:
-                    raise pickle.UnpicklingError(f"it has more than {_MOST_TUPLES} tuples")
-            last = code
-
-    def _number(self, kind: str) -> int:
-        number: int = struct.unpack_from(kind, self.data, self.place)[0]
-        self.place += struct.calcsize(kind)
-        return number
-
-    def _line(self) -> bytes:
-        end = self.data.find(b"\n", self.place)
-        end = len(self.data) if end < 0 else end
-        line, self.place = self.data[self.place : end], end + 1
-        return line
-
-    def _memo(self, code: bytes, index: int, last: bytes) -> None:
-        """Check a value that is put into the memo, or taken from it to be used again."""
-        if code in _GETS:
-            if self.texts is None or index not in self.texts:
-                raise pickle.UnpicklingError("it uses a value twice that is no text")
-        elif not 0 <= index <= len(self.data):
-            raise pickle.UnpicklingError(f"it puts a value in place {index} of its memo")
-        elif self.texts is not None:
-            (self.texts.add if last in (*_TEXTS, b"S", b"V") else self.texts.discard)(index)

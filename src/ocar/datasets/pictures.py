@@ -6,10 +6,9 @@ import hashlib
 import io
 import itertools
 import os
-from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,10 +17,10 @@ import numpy.typing as npt
 import torch
 from PIL import Image, UnidentifiedImageError
 
-from ocar.datasets.archives import Tree
+from ocar.datasets.archives import Folder, Tree, Zip, locate_tree
 from ocar.datasets.arrays import Arrays
 from ocar.datasets.base import DataSet
-from ocar.datasets.cache import CACHE, Entry, load_or_make, verify_cache
+from ocar.datasets.cache import CACHE, Entry, load_or_make
 from ocar.errors import ConfigError, DataError
 
 # Pillow decodes these itself; it hands others, such as EPS, to other programs.
@@ -108,17 +107,22 @@ class ImageSet:
     test: Sequence[Picture]
     classes: tuple[str, ...]  #: Name of each label.
     domains: tuple[str, ...] = ()  #: Name of each domain; empty without domains.
+    missing: str = ""  #: What the published set has and these files have not; empty if nothing.
 
     def load(self, size: int, cache: Path) -> Arrays:
         """The data set, with images of ``size`` × ``size`` pixels, through the folder ``cache``."""
-        for part, pictures in (("training", self.train), ("test", self.test)):
-            if not pictures:
-                raise DataError(f"{self.name} has no {part} images.")
+        if not self.train or not self.test:
+            part = "test" if self.train else "training"
+            raise DataError(f"{self.name} has no {part} images.")
         pictures = [*self.train, *self.test]
+        # All that decides the pixels: the files, their order, how they are decoded.
+        digest = hashlib.sha256(f"{_DECODER}/{size}".encode())
+        for picture in pictures:
+            digest.update(f"\0{picture.name}\0{picture.stamp}".encode("utf-8", "surrogateescape"))
         entry = Entry(
             folder=cache,
             name=f"{self.name}-{size}",
-            fingerprint=self._fingerprint(size),
+            fingerprint=digest.hexdigest(),
             shape=(len(pictures), 3, size, size),
         )
         x = torch.from_numpy(load_or_make(entry, lambda: decode_all(pictures, size)))
@@ -139,39 +143,43 @@ class ImageSet:
             domains=self.domains,
         )
 
-    def _fingerprint(self, size: int) -> str:
-        """A hash of all that decides the pixels: the files, their order, how they are decoded."""
-        digest = hashlib.sha256(f"{_DECODER}/{size}".encode())
-        for picture in (*self.train, *self.test):
-            digest.update(f"\0{picture.name}\0{picture.stamp}".encode("utf-8", "surrogateescape"))
-        return digest.hexdigest()
 
-
+@dataclass(frozen=True, kw_only=True)
 class ImageFiles(DataSet):
     """A data set of image files, decoded through the cache in the data root."""
 
+    name: str
+    how_to_get: str
     size: int  #: Default height and width of the images.
-
-    @abstractmethod
-    def _open(self, root: Path) -> AbstractContextManager[ImageSet]:
-        """List its files; they can be read within the context."""
-
-    @abstractmethod
-    def _count(self, images: ImageSet) -> str:
-        """What is missing; empty if nothing is."""
+    #: By title of a part: the folders that may hold it, each with the zip of it.
+    places: Mapping[str, Mapping[str, str]]
+    md5: Mapping[str, str]  #: Published checksums of the zips.
+    list_files: Callable[..., ImageSet]  #: From the folder or zip of each part to the files.
 
     def load(self, root: Path, *, size: int | None = None) -> Arrays:
         """Read it from the data root."""
         with self._open(root) as images:
             return images.load(self.size if size is None else size, root / CACHE)
 
+    @contextmanager
+    def _open(self, root: Path) -> Iterator[ImageSet]:
+        """List its files; they can be read within the context."""
+        with ExitStack() as stack:
+            trees = []
+            for title, places in self.places.items():
+                where, top = self._place(root, places, title=title)
+                trees.append(stack.enter_context(Zip(where, top=top) if top else Folder(where)))
+            yield self.list_files(*trees)
+
+    def _locate(self, root: Path) -> tuple[Path, dict[Path, str | None]]:
+        found = [locate_tree(root, places) for places in self.places.values()]
+        files = {place[0]: self.md5.get(place[0].name) for place in found if place is not None}
+        folder = next(iter(next(iter(self.places.values()))))
+        return next(iter(files), root / folder), files
+
     def _examine(self, root: Path, *, deep: bool, genuine: bool | None) -> str:
         with self._open(root) as images:
-            missing = self._count(images)
-            if deep and not missing:
+            if deep and not images.missing:
                 for _ in decode_all([*images.train, *images.test], 1):
                     pass
-            return missing
-
-    def _check_cache(self, root: Path) -> str:
-        return verify_cache(root / CACHE, self.name)
+            return images.missing

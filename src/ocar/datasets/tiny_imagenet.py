@@ -6,63 +6,33 @@ with the labels in ``val/val_annotations.txt``, since the labels of ``test`` wer
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from ocar.datasets.archives import Tree, check_inside, locate_tree, open_tree
+from ocar.datasets.archives import Tree, check_inside
 from ocar.datasets.arrays import Arrays
 from ocar.datasets.pictures import ImageFiles, ImageSet, Picture, is_picture
 from ocar.errors import DataError
 
-_FOLDER = "tiny-imagenet-200"
-_ARCHIVE = "tiny-imagenet-200.zip"
-_MD5 = "90528d7ca1a48142e341f4ef8d21d0de"  # avalanche/benchmarks/datasets/tiny_imagenet
 _TRAIN, _TEST = 100_000, 10_000
 
 
-class TinyImageNet(ImageFiles):
-    """Tiny ImageNet, or a sample of it."""
-
-    name = "tiny-imagenet"
-    how_to_get = (
-        f"Put http://cs231n.stanford.edu/{_ARCHIVE}, unpacked or not, in the data root. "
-        "For non-commercial research."
-    )
-    size = 64
-
-    def _locate(self, root: Path) -> tuple[Path, dict[Path, str | None]]:
-        where = locate_tree(root, folder=_FOLDER, archive=_ARCHIVE)
-        if where is None:
-            return root / _ARCHIVE, {}
-        return where, {where: _MD5 if where.name == _ARCHIVE else None}
-
-    def _count(self, images: ImageSet) -> str:
-        train, test = len(images.train), len(images.test)
-        if (train, test) == (_TRAIN, _TEST):
-            return ""
-        return f"A sample: {train:,} of {_TRAIN:,} training and {test:,} of {_TEST:,} test images."
-
-    @contextmanager
-    def _open(self, root: Path) -> Iterator[ImageSet]:
-        tree = open_tree(root, folder=_FOLDER, archive=_ARCHIVE)
-        if tree is None:
-            places = f"{root / _FOLDER} or {root / _ARCHIVE}"
-            raise DataError(f"No Tiny ImageNet {places}. {self.how_to_get}")
-        with tree:
-            train = [
-                (name.split("/")[1], name, stamp)
-                for name, stamp in tree.files("train").items()
-                if is_picture(name) and name.count("/") >= 2
-            ]
-            classes = tuple(sorted({wnid for wnid, _, _ in train}))
-            numbers = {wnid: number for number, wnid in enumerate(classes)}
-            yield ImageSet(
-                name=self.name,
-                train=[Picture(tree, name, stamp, numbers[wnid]) for wnid, name, stamp in train],
-                test=_annotated(tree, numbers),
-                classes=classes,
-            )
+def _list(tree: Tree) -> ImageSet:
+    files = [
+        (name.split("/")[1], name, stamp)
+        for name, stamp in tree.files("train").items()
+        if is_picture(name) and name.count("/") >= 2
+    ]
+    classes = tuple(sorted({wnid for wnid, _, _ in files}))
+    numbers = {wnid: number for number, wnid in enumerate(classes)}
+    train = [Picture(tree, name, stamp, numbers[wnid]) for wnid, name, stamp in files]
+    test = _annotated(tree, numbers)
+    missing = ""
+    if (len(train), len(test)) != (_TRAIN, _TEST):
+        missing = (
+            f"A sample: {len(train):,} of {_TRAIN:,} training and {len(test):,} of {_TEST:,} test "
+            "images."
+        )
+    return ImageSet(name="tiny-imagenet", train=train, test=test, classes=classes, missing=missing)
 
 
 def _annotated(tree: Tree, numbers: dict[str, int]) -> list[Picture]:
@@ -90,6 +60,21 @@ def _annotated(tree: Tree, numbers: dict[str, int]) -> list[Picture]:
     return pictures
 
 
+TINY_IMAGENET = ImageFiles(
+    name="tiny-imagenet",
+    how_to_get=(
+        "Put http://cs231n.stanford.edu/tiny-imagenet-200.zip, unpacked or not, in the data root. "
+        "For non-commercial research."
+    ),
+    size=64,
+    places={"Tiny ImageNet": {"tiny-imagenet-200": "tiny-imagenet-200.zip"}},
+    # avalanche/benchmarks/datasets/tiny_imagenet
+    md5={"tiny-imagenet-200.zip": "90528d7ca1a48142e341f4ef8d21d0de"},
+    list_files=_list,
+)
+"""Tiny ImageNet, or a sample of it."""
+
+
 def load_tiny_imagenet(root: Path | str, *, size: int = 64) -> Arrays:
     """Tiny ImageNet, 100,000 training and 10,000 test images of 200 classes, or a sample of it.
 
@@ -97,4 +82,4 @@ def load_tiny_imagenet(root: Path | str, *, size: int = 64) -> Arrays:
         root: The data root, with ``tiny-imagenet-200`` or ``tiny-imagenet-200.zip``.
         size: Height and width of the images; the published ones have 64.
     """
-    return TinyImageNet().load(Path(root), size=size)
+    return TINY_IMAGENET.load(Path(root), size=size)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -46,26 +46,20 @@ class TaskArrays:
 
     def to(self, device: torch.device | str) -> TaskArrays:
         """The same with samples and targets on ``device``; labels stay on the host."""
-        names = [f"{axis}_{part}" for axis in "xy" for part in _PARTS]
-        tensors = {name: getattr(self, name) for name in names}
-        moved = {
-            name: t if t is None or (name[0] == "y" and not t.is_floating_point()) else t.to(device)
-            for name, t in tensors.items()
-        }
-        return TaskArrays(name=self.name, view=self.view, **moved)
+        moved = {}
+        for name in (f"{axis}_{part}" for axis in "xy" for part in _PARTS):
+            tensor = getattr(self, name)
+            if tensor is not None and (name.startswith("x") or tensor.is_floating_point()):
+                moved[name] = tensor.to(device)
+        return replace(self, **moved)
 
 
 def as_task(arrays: Arrays | TaskArrays) -> TaskArrays:
     """A data set as the data of one task."""
     if isinstance(arrays, TaskArrays):
         return arrays
-    return TaskArrays(
-        name=arrays.name,
-        x_train=arrays.x_train,
-        y_train=arrays.y_train,
-        x_test=arrays.x_test,
-        y_test=arrays.y_test,
-    )
+    names = ("name", "x_train", "y_train", "x_test", "y_test")
+    return TaskArrays(**{name: getattr(arrays, name) for name in names})
 
 
 class ArrayStream(IndexedStream):
@@ -100,17 +94,11 @@ class ArrayStream(IndexedStream):
         given = [as_task(task) for task in tasks]
         self.names: tuple[str, ...] = tuple(task.name for task in given)
         self.iid = iid
-        train = Samples([Source(x=t.x_train, y=t.y_train, view=t.view) for t in given])
-        rows = [train.rows_of(task) for task in range(len(given))]
-        validation_parts, test_parts = (
-            _parts([task.source(part) for task in given], train, part, iid)
-            for part in ("validation", "test")
-        )
+        train, own_validation, test = (_parts(given, part, iid=iid) for part in _PARTS)
         super().__init__(
-            train,
-            [torch.cat(rows)] if iid else rows,
-            test=test_parts,
-            own_validation=validation_parts,
+            [part for part in train if part is not None],  # every task has training data
+            test=test,
+            own_validation=own_validation,
             batch_size=batch_size,
             validation=validation,
             seed=seed,
@@ -121,24 +109,20 @@ class ArrayStream(IndexedStream):
         )
 
 
-def _parts(
-    sources: Sequence[Source | None], train: Samples, what: str, iid: bool
-) -> list[Part | None]:
-    """The held-out data of each task, or of all in one."""
+def _parts(tasks: Sequence[TaskArrays], part: str, *, iid: bool) -> list[Part | None]:
+    """The data of each task, or of all in one; None without any."""
+    sources = [task.source(part) for task in tasks]
     found = [source for source in sources if source is not None]
     if not found:
-        return [None] if iid else [None] * len(sources)
-    if iid and len(found) < len(sources):
-        missing = [place for place, source in enumerate(sources) if source is None]
-        raise ConfigError(f"Task {missing[0]} has no {what} data, others have: no task of all.")
-    Samples([train.sources[0], *found])  # raises if shapes or types differ
+        return [None] if iid else [None] * len(tasks)
+    if iid and len(found) < len(tasks):
+        missing = sources.index(None)
+        raise ConfigError(f"Task {missing} has no {part} data, others have: no task of all.")
+    samples = Samples(found, like=tasks[0].source("train"))
+    rows = (samples.rows_of(place) for place in range(len(found)))
     if iid:
-        joined = Samples(found)
-        return [Part(joined, torch.arange(len(joined)))]
-    return [
-        None if source is None else Part(Samples([source]), torch.arange(len(source.y)))
-        for source in sources
-    ]
+        return [Part(samples, torch.cat(list(rows)))]
+    return [None if source is None else Part(samples, next(rows)) for source in sources]
 
 
 def _checked(x: Tensor, y: Tensor, name: str) -> tuple[Tensor, Tensor]:

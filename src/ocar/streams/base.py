@@ -59,18 +59,10 @@ class TaskStream(Protocol):
 
 
 class PositionedStream(ABC):
-    """The common part of our streams.
+    """The common part of our streams."""
 
-    Attributes:
-        position: Index of the next batch.
-    """
-
-    position: int = 0
-
-    @property
-    @abstractmethod
-    def tasks(self) -> int:
-        """Number of tasks."""
+    tasks: int  #: Number of tasks.
+    position: int = 0  #: Index of the next batch.
 
     def reset(self) -> None:
         """Go back to the first batch."""
@@ -78,13 +70,11 @@ class PositionedStream(ABC):
 
     def validation(self, task: int) -> Labelled:
         """Validation samples ``(n, ...)`` and labels of one task; n may be 0."""
-        check_task(task, self.tasks)
-        return self._held_out("validation", task)
+        return self._held_out("validation", check_task(task, self.tasks))
 
     def test(self, task: int) -> Labelled:
         """Test samples ``(n, ...)`` and labels of one task; n may be 0."""
-        check_task(task, self.tasks)
-        return self._held_out("test", task)
+        return self._held_out("test", check_task(task, self.tasks))
 
     def state_dict(self) -> dict[str, int]:
         """The position; the rest follows from the arguments."""
@@ -99,29 +89,21 @@ class PositionedStream(ABC):
 
 
 def read_position(state: Mapping[str, int], *, length: int | None = None) -> int:
-    """The position in the state of a stream.
-
-    Args:
-        state: The state.
-        length: Batches in the stream, if known.
-
-    Raises:
-        CheckpointError: It is no state of a stream of this length.
-    """
+    """The position in the state of a stream of ``length`` batches, if that is known."""
     if set(state) != {"position"}:
         raise CheckpointError(f"Invalid stream state with {sorted(state)}. Must be position.")
     position = state["position"]
-    valid = isinstance(position, int) and position >= 0 and (length is None or position <= length)
-    if not valid:
-        end = "" if length is None else f"..{length}"
-        raise CheckpointError(f"Invalid stream {position=}. Must be in 0{end or ' or more'}.")
+    if not isinstance(position, int) or position < 0 or (length is not None and position > length):
+        end = " or more" if length is None else f"..{length}"
+        raise CheckpointError(f"Invalid stream {position=}. Must be in 0{end}.")
     return position
 
 
-def check_task(task: int, tasks: int) -> None:
-    """Raise if there is no such task."""
+def check_task(task: int, tasks: int) -> int:
+    """The task; raise if there is no such task."""
     if not 0 <= task < tasks:
         raise ConfigError(f"Invalid {task=}. Must be in 0..{tasks - 1}.")
+    return task
 
 
 def concatenate(parts: list[Labelled]) -> Labelled:

@@ -274,21 +274,15 @@ def stream_over(
     arrays: Arrays, benchmark: Benchmark, *, seed: int = 0, iid: bool = False, blurry: float = 0.0
 ) -> IndexedStream:
     """The stream that a benchmark makes of data, see :func:`make_stream`."""
-    common: dict[str, Any] = {
-        "batch_size": benchmark.batch_size,
-        "validation": benchmark.validation,
-        "seed": seed,
-        "iid": iid,
-        "blurry": blurry,
-    }
+    common: dict[str, Any] = {"seed": seed, "iid": iid, "blurry": blurry}
+    common |= {"batch_size": benchmark.batch_size, "validation": benchmark.validation}
     if benchmark.kind == "class-incremental":
         return ClassIncremental(arrays, tasks=benchmark.tasks, **common)
-    if benchmark.views is not None:
-        tasks = in_views(arrays, benchmark.views(seed), samples=benchmark.samples, seed=seed)
-        return ArrayStream(tasks, split_seed=benchmark.split_seed, **common)
-    return DomainIncremental(
-        arrays, order=benchmark.domains, split_seed=benchmark.split_seed, **common
-    )
+    common["split_seed"] = benchmark.split_seed
+    if benchmark.views is None:
+        return DomainIncremental(arrays, order=benchmark.domains, **common)
+    tasks = in_views(arrays, benchmark.views(seed), samples=benchmark.samples, seed=seed)
+    return ArrayStream(tasks, **common)
 
 
 _loaded: WeakValueDictionary[object, Arrays] = WeakValueDictionary()

@@ -11,13 +11,9 @@ from ocar.errors import ConfigError
 
 
 def exchanged(sizes: Sequence[int], fraction: float) -> list[int]:
-    """How many samples each task gives away, and gets.
+    """How many samples tasks of some sizes each give away, and get.
 
     This is the fraction of its samples, rounded, but no more than all other tasks take together.
-
-    Args:
-        sizes: Samples of each task.
-        fraction: Fraction of them to give away, in 0..1.
     """
     counts = [round(fraction * size) for size in sizes]
     largest = max(range(len(counts)), key=counts.__getitem__)
@@ -35,15 +31,12 @@ def blur(tasks: Sequence[Tensor], *, fraction: float, generator: torch.Generator
     "Rainbow Memory" (2021).
 
     Args:
-        tasks: The samples of each task in order, ``(n_t,)`` each.
+        tasks: The samples of each task in order, ``(n_t,)`` each; several if any is exchanged.
         fraction: In [0, 1).
         generator: Draws on the host.
 
     Returns:
         Tasks of the same sizes, with the same samples in all.
-
-    Raises:
-        ConfigError: The fraction is out of range, or there is only one task.
     """
     if not 0 <= fraction < 1:
         raise ConfigError(f"Invalid blurry={fraction}. Must be in [0, 1).")
@@ -70,12 +63,8 @@ def blur(tasks: Sequence[Tensor], *, fraction: float, generator: torch.Generator
 def _derange(home: Tensor, generator: torch.Generator) -> Tensor:
     """A random permutation that returns nothing to its own group.
 
-    Args:
-        home: The group of each place, ``(n,)``; none larger than the others together.
-        generator: Draws on the host.
-
-    Returns:
-        ``(n,)``, with ``home[result] != home`` everywhere.
+    ``home`` is the group of each place, ``(n,)``; none is larger than the others together. The
+    result, ``(n,)``, has ``home[result] != home`` everywhere.
     """
     dealt = torch.randperm(len(home), generator=generator)
     for place in torch.nonzero(home[dealt] == home).flatten().tolist():

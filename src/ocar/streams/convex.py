@@ -30,12 +30,10 @@ class ConvexStream(ArrayStream):
         features: Inputs of the regression.
         samples: Samples of each task.
         noise: Standard deviation of the noise ε.
-        batch_size: Samples in a complete batch.
-        seed: Seed of the order of the samples in each task.
-        data_seed: Seed of the data.
-        iid: Put all tasks' samples in one task.
-        blurry: Fraction of each task's samples that are exchanged with other tasks.
+        data_seed: Seed of the data; ``seed`` is that of the order of samples.
         device: Where to keep the data and give the batches.
+
+    The other arguments are those of :class:`~ocar.streams.arrays.ArrayStream`.
 
     Attributes:
         weights: The true weights of each task, ``(tasks, features)``.

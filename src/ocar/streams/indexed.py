@@ -41,14 +41,12 @@ class Samples:
     """The rows of several sources, numbered through.
 
     Args:
-        sources: At least one; all of one sample shape and type.
-
-    Attributes:
-        y: The labels or targets of all rows.
+        sources: At least one; all of one sample shape and type, that of ``like``.
+        like: Another source.
     """
 
-    def __init__(self, sources: Sequence[Source]) -> None:
-        first = sources[0]
+    def __init__(self, sources: Sequence[Source], *, like: Source | None = None) -> None:
+        first = like or sources[0]
         for source in sources:
             for part, mine, wanted in (("x", source.x, first.x), ("y", source.y, first.y)):
                 if (mine.shape[1:], mine.dtype) != (wanted.shape[1:], wanted.dtype):
@@ -57,15 +55,13 @@ class Samples:
                         f"{tuple(wanted.shape[1:])}, {wanted.dtype}. Must be the same in all tasks."
                     )
         self.sources = tuple(sources)
-        self.y = first.y if len(sources) == 1 else torch.cat([source.y for source in sources])
-        self._ends = torch.tensor(list(itertools.accumulate(len(s.y) for s in sources)))
-
-    def __len__(self) -> int:
-        return len(self.y)
+        self.y = torch.cat([s.y for s in sources]) if len(sources) > 1 else sources[0].y
+        self._starts = list(itertools.accumulate((len(s.y) for s in sources), initial=0))
+        self._ends = torch.tensor(self._starts[1:])
 
     def rows_of(self, source: int) -> Tensor:
         """The rows of one source, ``(n,)`` int64 on the host."""
-        return torch.arange(self._start(source), int(self._ends[source]))
+        return torch.arange(self._starts[source], self._starts[source + 1])
 
     def take(self, rows: Tensor) -> Labelled:
         """Samples and labels in some rows, ``(n,)`` int64 on the host."""
@@ -75,19 +71,13 @@ class Samples:
         owner = torch.bucketize(rows, self._ends, right=True)
         present = owner.unique().tolist()
         if len(present) == 1:
-            return self._from(present[0], rows), y
+            return self.sources[present[0]].take(rows - self._starts[present[0]]), y
         first = self.sources[0].x
         x = torch.empty((len(rows), *first.shape[1:]), dtype=first.dtype, device=first.device)
         for source in present:
             mine = torch.nonzero(owner == source).flatten()
-            x[mine.to(x.device)] = self._from(source, rows[mine])
+            x[mine.to(x.device)] = self.sources[source].take(rows[mine] - self._starts[source])
         return x, y
-
-    def _start(self, source: int) -> int:
-        return int(self._ends[source - 1]) if source else 0
-
-    def _from(self, source: int, rows: Tensor) -> Tensor:
-        return self.sources[source].take(rows - self._start(source))
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,33 +100,23 @@ class IndexedStream(PositionedStream):
     arguments. Batches are on the device of the arrays.
 
     Args:
-        train: The training data of all tasks.
-        rows: The rows of each task, ``(n_t,)`` int64 on the host.
+        train: The training data of each task, rows of the same samples.
         test: Test data of each task, or None.
         own_validation: Validation data of each task; None to split it off the training data.
-        batch_size: Samples in a complete batch.
-        validation: Fraction of a task's training data that is kept for validation.
-        seed: Seed of the order of samples and, without ``split_seed``, of the validation data.
-        split_seed: Seed of the validation data, to have the same for every ``seed``.
-        blurry: Fraction of each task's samples that are exchanged with other tasks, see
-            :func:`~ocar.streams.blur.blur`. Validation and test data stay with their task.
-        shuffle: Whether a task's samples come in random order, or as in the arrays.
         name: Name of the data in messages.
 
-    Attributes:
-        position: Index of the next batch.
-        data: The data set that the arrays belong to; streams on one device share it.
+    The other arguments are those of :class:`~ocar.streams.arrays.ArrayStream`.
+
     """
 
-    data: object = None
+    data: object = None  #: The data set of the arrays; streams on one device share it.
 
     def __init__(
         self,
-        train: Samples,
-        rows: Sequence[Tensor],
+        train: Sequence[Part],
         *,
         test: Sequence[Part | None],
-        own_validation: Sequence[Part | None] | None = None,
+        own_validation: Sequence[Part | None],
         batch_size: int = 10,
         validation: float = 0.05,
         seed: int = 0,
@@ -149,36 +129,32 @@ class IndexedStream(PositionedStream):
             raise ConfigError(f"Invalid {batch_size=}. Must be at least 1.")
         if not 0 <= validation < 1:
             raise ConfigError(f"Invalid {validation=}. Must be in [0, 1).")
+        self.tasks = len(train)
         self.batch_size = batch_size
         self.seed = seed
         self.split_seed = split_seed
         self.blurry = blurry
-        self._samples = train
+        self._samples = train[0].samples
         self._parts: dict[str, list[Part | None]] = {"validation": [], "test": list(test)}
-        given = [None] * len(rows) if own_validation is None else own_validation
         learned = []
-        for task, (members, own) in enumerate(zip(rows, given, strict=True)):
-            held_out = 0
+        for task, (part, own) in enumerate(zip(train, own_validation, strict=True)):
+            held_out, n = 0, len(part.rows)
             if own is None and validation > 0:
-                held_out = max(1, round(validation * len(members)))
-            if held_out >= len(members):
+                held_out = max(1, round(validation * n))
+            if held_out >= n:
                 raise ConfigError(
-                    f"Invalid {validation=}. Leaves nothing of the {len(members)} samples of "
-                    f"task {task} of {name} to learn from."
+                    f"Invalid {validation=}. Leaves nothing of the {n} samples of task {task} of "
+                    f"{name} to learn from."
                 )
-            shuffled = self._shuffled(members, task, held_out)
-            split_off = Part(train, shuffled[:held_out]) if held_out else None
-            self._parts["validation"].append(split_off if own is None else own)
+            shuffled = self._shuffled(part.rows, task, held_out)
+            if held_out:
+                own = Part(self._samples, shuffled[:held_out])
+            self._parts["validation"].append(own)
             left = shuffled[held_out:]
             learned.append(left if shuffle else left.sort().values)
         self._rows = blur(learned, fraction=blurry, generator=make_generator(seed, "blurry"))
-        sizes = (-(-len(rows) // batch_size) for rows in self._rows)
-        self._ends = list(itertools.accumulate(sizes))  # of each task, the batch after its last
-
-    @property
-    def tasks(self) -> int:
-        """Number of tasks."""
-        return len(self._rows)
+        # Of each task, the batch after its last.
+        self._ends = list(itertools.accumulate(-(-len(r) // batch_size) for r in self._rows))
 
     def __len__(self) -> int:
         """Batches in the whole stream, complete or not."""
@@ -192,8 +168,7 @@ class IndexedStream(PositionedStream):
 
     def training(self, task: int) -> Labelled:
         """All training data of one task: samples ``(n, ...)`` and labels, in order."""
-        check_task(task, self.tasks)
-        return self._samples.take(self._rows[task])
+        return self._samples.take(self._rows[check_task(task, self.tasks)])
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         """Go to the position of another stream made with the same arguments."""
@@ -218,8 +193,7 @@ class IndexedStream(PositionedStream):
 
     def _batch(self, index: int) -> StreamBatch:
         task = bisect.bisect_right(self._ends, index)
-        first = self._ends[task - 1] if task else 0
-        start = (index - first) * self.batch_size
+        start = (index - (self._ends[task - 1] if task else 0)) * self.batch_size
         rows = self._rows[task][start : start + self.batch_size]
         x, y = self._samples.take(rows)
         return StreamBatch(

@@ -36,9 +36,6 @@ class IterableStream(PositionedStream):
             not trained on. By default every batch is complete.
         validation: Validation samples of each task; none by default.
         test: Test samples of each task; none by default.
-
-    Attributes:
-        position: Index of the next batch.
     """
 
     def __init__(
@@ -58,17 +55,13 @@ class IterableStream(PositionedStream):
                 raise ConfigError(
                     f"Invalid {name} data of {len(parts)} tasks. Must be of all {len(tasks)}."
                 )
+        self.tasks = len(tasks)
         self.batch_size = batch_size
         self._tasks = tasks
         self._parts = {name: [as_labelled(p) for p in parts] for name, parts in given.items()}
         self._empty: Labelled = (torch.empty(0, 0), torch.empty(0, dtype=torch.int64))
         self._live: Iterator[StreamBatch] | None = None
         self._used: set[int] = set()  # tasks whose iterator is exhausted
-
-    @property
-    def tasks(self) -> int:
-        """Number of tasks."""
-        return len(self._tasks)
 
     def __length_hint__(self) -> int:
         """Batches in the whole stream, 0 if an iterable does not know."""
@@ -78,15 +71,19 @@ class IterableStream(PositionedStream):
     def __iter__(self) -> Iterator[StreamBatch]:
         """The batches from ``position`` on."""
         if self._live is None:
-            self._live = self._from(self.position)
+            batches, position = self._batches(), self.position
+            skipped = sum(1 for _ in itertools.islice(batches, position))
+            if skipped < position:
+                raise CheckpointError(f"Invalid stream {position=}. Must be in 0..{skipped}.")
+            self._live = batches
         for batch in self._live:
             self.position = batch.index + 1
             yield batch
 
     def training(self, task: int) -> Labelled:
         """All training data of one task: samples ``(n, ...)`` and labels, in order."""
-        check_task(task, self.tasks)
-        return concatenate([as_labelled(pair) for pair in self._open(task)])
+        pairs = self._open(check_task(task, self.tasks))
+        return concatenate([as_labelled(pair) for pair in pairs])
 
     def reset(self) -> None:
         """Go back to the first batch."""
@@ -101,13 +98,6 @@ class IterableStream(PositionedStream):
     def _held_out(self, part: str, task: int) -> Labelled:
         data = self._parts[part]
         return data[task] if data else self._empty
-
-    def _from(self, position: int) -> Iterator[StreamBatch]:
-        batches = self._batches()
-        skipped = sum(1 for _ in itertools.islice(batches, position))
-        if skipped < position:
-            raise CheckpointError(f"Invalid stream {position=}. Must be in 0..{skipped}.")
-        return batches
 
     def _batches(self) -> Iterator[StreamBatch]:
         """All batches; each is given once it is known whether another follows in its task."""

@@ -23,16 +23,15 @@ class ClassIncremental(IndexedStream):
     Args:
         arrays: The data.
         tasks: Number of tasks; must divide the number of classes.
-        batch_size: Samples in a complete batch.
-        validation: Fraction of each task's training data that is kept for validation.
         seed: Seed of class order, validation data and the order of samples.
         iid: Put all classes in one task, whatever ``tasks`` says.
-        blurry: Fraction of each task's samples that are exchanged with other tasks, see
-            :func:`~ocar.streams.blur.blur`; classes then appear before their task.
+        blurry: Fraction of each task's samples that are exchanged with other tasks; classes then
+            appear before their task.
+
+    The other arguments are those of :class:`~ocar.streams.arrays.ArrayStream`.
 
     Attributes:
         class_order: The data set's own label of each class, by order of appearance.
-        position: Index of the next batch.
     """
 
     def __init__(
@@ -60,31 +59,32 @@ class ClassIncremental(IndexedStream):
         self.iid = iid
         self.class_order: tuple[int, ...] = tuple(originals[order].tolist())
         rank = torch.argsort(order)  # of a sorted original label, its place in the order
-        per_task = classes if iid else classes // tasks
+        n_tasks = 1 if iid else tasks
+        per_task = classes // n_tasks
 
-        def parts(part: str) -> list[Part] | None:
-            """The samples of each task, labelled by appearance; None without any."""
+        def parts(part: str) -> list[Part]:
+            """The samples of each task, labelled by appearance; none without data."""
             source = data.source(part)
             if source is None:
-                return None
-            y = _renumber(source.y, originals, rank, name=f"{data.name} has {part}")
+                return []
+            labels, ranks = originals.to(source.y.device), rank.to(source.y.device)
+            place = torch.searchsorted(labels, source.y).clamp_(max=classes - 1)
+            if not torch.equal(labels[place], source.y):
+                raise DataError(
+                    f"{data.name} has {part} labels that its training data does not have."
+                )
+            y = ranks[place]
             samples = Samples([Source(x=source.x, y=y, view=source.view)])
-            rows = [
-                torch.nonzero((y >= first) & (y < first + per_task)).flatten().cpu()
-                for first in range(0, classes, per_task)
-            ]
-            empty = [task for task, mine in enumerate(rows) if not len(mine)]
-            if empty:
-                raise DataError(f"{data.name} has no {part} data for task {empty[0]}.")
+            rows = [torch.nonzero(y // per_task == t).flatten().cpu() for t in range(n_tasks)]
+            for task, mine in enumerate(rows):
+                if not len(mine):
+                    raise DataError(f"{data.name} has no {part} data for task {task}.")
             return [Part(samples, mine) for mine in rows]
 
-        train = parts("train")
-        assert train is not None
         super().__init__(
-            train[0].samples,
-            [part.rows for part in train],
-            test=parts("test") or [None] * len(train),
-            own_validation=parts("validation"),
+            parts("train"),
+            test=parts("test") or [None] * n_tasks,
+            own_validation=parts("validation") or [None] * n_tasks,
             batch_size=batch_size,
             validation=validation,
             seed=seed,
@@ -103,15 +103,6 @@ class ClassIncremental(IndexedStream):
         return range(task * per_task, (task + 1) * per_task)
 
 
-def _renumber(y: Tensor, originals: Tensor, rank: Tensor, *, name: str) -> Tensor:
-    """Labels ``(n,)`` by order of appearance, given the sorted ``originals`` and their rank."""
-    originals, rank = originals.to(y.device), rank.to(y.device)
-    place = torch.searchsorted(originals, y).clamp_(max=len(originals) - 1)
-    if not torch.equal(originals[place], y):
-        raise DataError(f"{name} labels that its training data does not have.")
-    return rank[place]
-
-
 class DomainIncremental(IndexedStream):
     """A data set of several domains, one domain a task, with the labels of the data set.
 
@@ -120,12 +111,8 @@ class DomainIncremental(IndexedStream):
     Args:
         arrays: The data.
         order: Names of the domains in the order of the stream; by default that of ``arrays``.
-        batch_size: Samples in a complete batch.
-        validation: Fraction of each domain's training data that is kept for validation.
-        seed: Seed of the order of samples and, without ``split_seed``, of the validation data.
-        split_seed: Seed of the validation data, to have the same for every ``seed``.
-        iid: Put all domains in one task.
-        blurry: Fraction of each domain's samples that are exchanged with other domains.
+
+    The other arguments are those of :class:`~ocar.streams.arrays.ArrayStream`.
 
     Attributes:
         domains: Names of the domains in the order of the stream.
@@ -154,21 +141,21 @@ class DomainIncremental(IndexedStream):
         self.arrays = arrays
         self.domains = names
         self.iid = iid
-        places = [arrays.domains.index(name) for name in names]
 
-        def rows(domain: Tensor, part: str) -> list[Tensor]:
-            """The rows of each task, on the host."""
-            mine = [torch.nonzero(domain == place).flatten().cpu() for place in places]
-            for name, found in zip(names, mine, strict=True):
-                if not len(found):
+        def parts(x: Tensor, y: Tensor, domain: Tensor, part: str) -> list[Part]:
+            """The samples of each task, or of all in one."""
+            samples, rows = Samples([Source(x=x, y=y)]), []
+            for name in names:
+                rows.append(torch.nonzero(domain == arrays.domains.index(name)).flatten().cpu())
+                if not len(rows[-1]):
                     raise DataError(f"{arrays.name} has no {part} data in domain {name}.")
-            return [torch.cat(mine)] if iid else mine
+            return [Part(samples, mine) for mine in ([torch.cat(rows)] if iid else rows)]
 
-        test = Samples([Source(x=arrays.x_test, y=arrays.y_test)])
+        train = parts(arrays.x_train, arrays.y_train, arrays.domain_train, "training")
         super().__init__(
-            Samples([Source(x=arrays.x_train, y=arrays.y_train)]),
-            rows(arrays.domain_train, "training"),
-            test=[Part(test, mine) for mine in rows(arrays.domain_test, "test")],
+            train,
+            test=parts(arrays.x_test, arrays.y_test, arrays.domain_test, "test"),
+            own_validation=[None] * len(train),
             batch_size=batch_size,
             validation=validation,
             seed=seed,

@@ -58,9 +58,9 @@ class Rotate:
 def in_views(
     arrays: Arrays, views: Sequence[View], *, samples: int | None = None, seed: int = 0
 ) -> list[TaskArrays]:
-    """One task for each view of a data set.
+    """One task for each view of a data set, with its own random part of the training data.
 
-    Each task has its own random part of the training data, and all test data.
+    Each has all test data.
 
     Args:
         arrays: The data.
