@@ -40,7 +40,6 @@ def _mix_and_damp(
     elif ok:
         for name in names:
             buffer.average(name).lerp_(buffer.estimate(name), weights[buffer.index(name)])
-    buffer.estimates.copy_(buffer.averages)
     sizes, levels = dims.tolist(), buffer.derived.setdefault("levels", {})
     for pair in pairs:
         a, g = (
@@ -54,8 +53,11 @@ def _mix_and_damp(
         levels[pair.names[0]] = [math.sqrt(ratio * damping) for ratio in ratios]
         levels[pair.names[1]] = [math.sqrt(damping / ratio) for ratio in ratios]
         for name in pair.names:
-            for damped, level in zip(buffer.estimate(name), levels[name], strict=True):
-                damped.diagonal().add_(level)
+            if name == pair.names[0] and _used_inputs(buffer, pair) is not None:
+                continue  # a copy would cost more than the rows that invert() takes of it
+            damped = buffer.estimate(name).copy_(buffer.average(name))
+            for matrix, level in zip(damped, levels[name], strict=True):
+                matrix.diagonal().add_(level)
     return ok
 
 
@@ -112,13 +114,12 @@ def _factor(buffer: FactorBuffer, pair: Pair) -> _Factored | list[str]:
     factors: list[Tensor] = []
     reasons: list[str] = []
     for side, name in zip(("inputs", "outputs"), pair.names, strict=True):
-        matrix, own = buffer.estimate(name), used if side == "inputs" else None
-        factor = linalg.cholesky(_rows_and_columns(matrix, own))
+        own = used if side == "inputs" else None
+        matrix = buffer.estimate(name) if own is None else _damped(buffer, name, own)
+        factor = linalg.cholesky(matrix)
         if factor is None and matrix.dtype != torch.float64 and name in levels:
             # The damping may have been lost by rounding.
-            exact = _rows_and_columns(buffer.average(name).double(), own)
-            damping = torch.tensor(levels[name], dtype=torch.float64)
-            factor = linalg.cholesky(linalg.add_to_diagonal(exact, damping))
+            factor = linalg.cholesky(_damped(buffer, name, own, torch.float64))
         if factor is None:
             about = f"the {side} of layer {pair.layer!r}"
             level = min(levels.get(name, [0.0]))
@@ -129,18 +130,17 @@ def _factor(buffer: FactorBuffer, pair: Pair) -> _Factored | list[str]:
         return reasons
     a, g = factors
     of_g = g if pair.linear else torch.cholesky_inverse(g)
-    unused = 0.0
-    if used is not None:  # A is zero there, so that only the damping is left
-        mask = torch.ones(pair.d_in, dtype=torch.bool).index_fill_(0, used, False)
-        unused = float(buffer.estimate(pair.names[0])[0].diagonal()[mask][0])
-    return _Factored(a, of_g, pair.linear, used, unused)
+    return _Factored(a, of_g, pair.linear, used, 0.0 if used is None else levels[pair.names[0]][0])
 
 
-def _rows_and_columns(matrix: Tensor, used: Tensor | None) -> Tensor:
-    """Some rows and columns of one matrix ``(1, d, d)``; all of a stack if ``used`` is None."""
-    if used is None:
-        return matrix
-    return matrix[0].index_select(0, used).index_select(1, used).unsqueeze(0)
+def _damped(
+    buffer: FactorBuffer, name: str, used: Tensor | None, dtype: torch.dtype | None = None
+) -> Tensor:
+    """A damped average, or the rows and columns of its used inputs."""
+    matrix = buffer.average(name).to(dtype or buffer.averages.dtype)
+    if used is not None:
+        matrix = matrix[0].index_select(0, used).index_select(1, used).unsqueeze(0)
+    return linalg.add_to_diagonal(matrix, torch.tensor(buffer.derived["levels"][name]).to(matrix))
 
 
 def _used_inputs(buffer: FactorBuffer, pair: Pair) -> Tensor | None:

@@ -34,11 +34,6 @@ class Cadence:
         return self.clock() - self._saved >= self._wait
 
     def note(self, index: int, *, cost: float = 0.0) -> None:
-        """Note a checkpoint that was written or read.
-
-        Args:
-            index: Index of the last batch in it.
-            cost: Seconds that it took.
-        """
+        """Note a checkpoint up to the batch ``index`` that was read, or written in ``cost`` s."""
         self._batches = index + 1
         self._saved, self._wait = self.clock(), max(LEAST_SECONDS, cost / SHARE)

@@ -49,12 +49,7 @@ class Recorded:
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """A checkpoint has been written.
-
-    Attributes:
-        index: Index of the last batch in it.
-        seconds: How long it took.
-    """
+    """A checkpoint has been written; ``index`` is that of its last batch."""
 
     index: int
     seconds: float
@@ -62,22 +57,14 @@ class Saved:
 
 @dataclass(frozen=True, kw_only=True)
 class Stopped:
-    """The run was asked to stop, and is saved.
-
-    Attributes:
-        index: Index of the last batch done.
-    """
+    """The run was asked to stop, and is saved; ``index`` is that of the last batch done."""
 
     index: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class AlreadyFinished:
-    """The run was finished before; nothing was done.
-
-    Attributes:
-        path: The run folder.
-    """
+    """The run in the folder ``path`` was finished before; nothing was done."""
 
     path: Path
 

@@ -91,13 +91,17 @@ class Session:
         )
 
     def events(self, stop: Callable[[], bool]) -> Iterator[RunEvent]:
-        """Learn the rest of the stream.
-
-        Args:
-            stop: Asked whether to save and leave, whenever the run is idle.
-        """
+        """Learn the rest of the stream; ``stop`` is asked whether to save and leave when idle."""
         self._stop = stop
-        yield self._started()
+        past, self._past = self._past, ()
+        yield Started(
+            path=self.folder.path,
+            batches=operator.length_hint(self.stream),
+            position=self.position,
+            history=past,
+            evaluated=self.history.count,
+            aaa=self.history.anytime.compute(),
+        )
         learned: dict[int, Learned] = {}
         for event in self._loop:
             if isinstance(event, Learned):
@@ -107,7 +111,12 @@ class Session:
                 # a resumed run would not have it.
                 yield self._record(event, learned.pop(event.index, None))
             elif isinstance(event, Guarded):
-                _give_up(event)
+                if event.in_a_row >= MOST_IN_A_ROW:
+                    raise NumericalError(
+                        f"The last {event.in_a_row} batches by batch {event.index} were skipped: "
+                        "their loss or weights were not finite, or their inputs were out of scale. "
+                        "Try a smaller learning rate, and check the inputs."
+                    )
                 yield event
             elif isinstance(event, Idle):
                 learned.clear()
@@ -140,17 +149,6 @@ class Session:
         """Whether to become idle after a batch."""
         overdue = time.monotonic() - self._flushed >= FLUSH_SECONDS
         return overdue or self._stop() or self.cadence.is_due(index)
-
-    def _started(self) -> Started:
-        past, self._past = self._past, ()
-        return Started(
-            path=self.folder.path,
-            batches=operator.length_hint(self.stream),
-            position=self.position,
-            history=past,
-            evaluated=self.history.count,
-            aaa=self.history.anytime.compute(),
-        )
 
     def _note(self, learned: dict[int, Learned], event: Learned) -> None:
         """Store a report until its batch is evaluated; reports of other batches are dropped."""
@@ -203,22 +201,10 @@ class Session:
                 f"{self.folder.path} has a damaged checkpoint: {error}"
             ) from error
         self._past = evaluations(records)
-        if "history" in values:
-            self.history = History.restored(values["history"])
-        else:
-            self.history = History(self._past)
+        stored = values.get("history")
+        self.history = History(self._past) if stored is None else History.restored(stored)
         self._saved = self.position
         self.cadence.note(self.position - 1)
-
-
-def _give_up(event: Guarded) -> None:
-    """Raise if one batch after another is skipped."""
-    if event.in_a_row >= MOST_IN_A_ROW:
-        raise NumericalError(
-            f"The last {event.in_a_row} batches by batch {event.index} were skipped: their loss "
-            "or weights were not finite, or their inputs were out of scale. Try a smaller "
-            "learning rate, and check the inputs."
-        )
 
 
 def _reported(learned: Learned) -> dict[str, float]:

@@ -15,16 +15,10 @@ import time
 from collections.abc import Generator, Iterator
 from typing import Any
 
-from ocar.errors import ConfigError, MissingPackageError
-from ocar_lab.experiment.executors.base import (
-    INTERVAL,
-    Executor,
-    Over,
-    Stop,
-    Work,
-    WorkError,
-    with_end,
-)
+from ocar.errors import ConfigError
+from ocar_lab.experiment.executors import base
+from ocar_lab.experiment.executors.base import INTERVAL, Over, Stop, Work, WorkError
+from ocar_lab.optional import needed
 
 LOOK = 0.5
 """Seconds between two questions to the board."""
@@ -33,7 +27,7 @@ PATIENCE = 10.0
 """Seconds to wait for the head node to answer."""
 
 
-class Cluster(Executor):
+class Cluster(base.Executor):
     """Does work on a Ray cluster.
 
     The nodes need this package and the data; runs also need a folder that all nodes share.
@@ -46,14 +40,15 @@ class Cluster(Executor):
 
     Raises:
         ConfigError: There is no such cluster, or no node has room for one piece of work.
-        MissingPackageError: Ray is not installed.
     """
 
     def __init__(
         self, *, address: str, workers: int | None = None, cpus: float = 1, gpus: float = 0
     ) -> None:
         self.cpus, self.gpus = cpus, gpus
-        self._ray = _import_ray()
+        with needed("A Ray cluster", "ray", extra="ray"):
+            import ray
+        self._ray: Any = ray
         self._connected = not self._ray.is_initialized()
         if self._connected:
             _connect(self._ray, address)
@@ -110,11 +105,7 @@ class Cluster(Executor):
         self._disconnect()
 
     def _room(self) -> int:
-        """Pieces of work that the cluster can do at a time.
-
-        Raises:
-            ConfigError: It cannot do any.
-        """
+        """Pieces of work that the cluster can do at a time; at least one, or this raises."""
         needs = {"CPU": self.cpus, "GPU": self.gpus}
         # Ray counts in units of 1/10000.
         room = sum(
@@ -166,15 +157,7 @@ def _serve(board: Any, number: int, work: Work) -> Iterator[Any]:
             asked = bool(ray.get(board.has.remote(number)))
         return asked
 
-    yield from with_end(work, stop)
-
-
-def _import_ray() -> Any:
-    try:
-        import ray
-    except ImportError as error:
-        raise MissingPackageError('A Ray cluster needs ray: pip install "ocar[ray]"') from error
-    return ray
+    yield from base.with_end(work, stop)
 
 
 def _connect(ray: Any, address: str) -> None:
@@ -195,12 +178,7 @@ def _connect(ray: Any, address: str) -> None:
 
 
 def _check_address(address: str) -> None:
-    """Raise at once if nobody answers: Ray would wait for minutes.
-
-    Raises:
-        ConfigError: It is no address.
-        OSError: Nobody answers.
-    """
+    """Raise at once if nobody answers: Ray would wait for minutes."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or "/" in host:
         raise ConfigError(

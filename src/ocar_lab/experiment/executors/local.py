@@ -30,11 +30,8 @@ class Threads(Inline):
     """Does work on a GPU, each piece on a CUDA stream of its own.
 
     The first piece of work runs by itself until it has trained and evaluated. By then PyTorch has
-    loaded all libraries, which fails while another thread records a CUDA graph.
-
-    Args:
-        workers: Pieces of work at a time.
-        is_ahead: Whether a message shows that the first piece of work has trained and evaluated.
+    loaded all libraries, which fails while another thread records a CUDA graph. ``is_ahead`` tells
+    the message that shows it.
     """
 
     def __init__(self, workers: int, *, is_ahead: Callable[[Any], bool]) -> None:

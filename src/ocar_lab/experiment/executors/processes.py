@@ -12,27 +12,18 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ocar_lab.experiment.executors.base import (
-    INTERVAL,
-    Executor,
-    Over,
-    Stop,
-    Work,
-    WorkError,
-    with_end,
-)
+from ocar_lab.experiment.executors import base
+from ocar_lab.experiment.executors.base import INTERVAL, Over, Stop, Work, WorkError
 
 THREADS = "OMP_NUM_THREADS"
 
 
-class Processes(Executor):
+class Processes(base.Executor):
     """Worker processes, each with one piece of work at a time, and a pipe to each.
 
     Work goes down the pipe and messages come back. ``None``, or the end of the pipe, is the request
-    to stop. Workers see the end also when this process is killed, and leave.
-
-    Args:
-        workers: Number of processes; each starts when it is first needed.
+    to stop. Workers see the end also when this process is killed, and leave. Each process starts
+    when it is first needed.
     """
 
     def __init__(self, workers: int) -> None:
@@ -139,5 +130,5 @@ def _serve(pipe: Connection) -> None:
         while not asked:
             work: Work | None = pipe.recv()
             if work is not None:  # else a request to stop that came too late
-                for message in with_end(work, lambda: asked or pipe.poll()):
+                for message in base.with_end(work, lambda: asked or pipe.poll()):
                     pipe.send(message)
