@@ -11,25 +11,15 @@ State = Literal["running", "finished", "pruned", "failed"]
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One trial of a study.
+    """One trial of a study."""
 
-    Attributes:
-        number: Its number in the journal; trials that were cut short have numbers too.
-        state: Its state.
-        settings: The settings that it tries.
-        value: Its value, if it finished.
-        scores: Its scores by batches learned.
-        seconds: How long it took.
-        error: What went wrong, if it failed.
-    """
-
-    number: int
+    number: int  # in the journal; trials that were cut short have numbers too
     state: State
     settings: Mapping[str, Any]
-    value: float | None = None
-    scores: Mapping[int, float] = field(default_factory=dict)
+    value: float | None = None  # if it finished
+    scores: Mapping[int, float] = field(default_factory=dict)  # by batches learned
     seconds: float | None = None
-    error: str = ""
+    error: str = ""  # if it failed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -150,15 +150,9 @@ REGRESSION: dict[type[TransformSettings], Space] = {
 
 
 def search_space(benchmark: str, method: str, transform: str | None = None) -> dict[str, Any]:
-    """The search space of a method.
+    """The search space of a method: a range or a choice for each setting that is searched.
 
-    Args:
-        benchmark: Name of the benchmark; regression has other ranges than classification.
-        method: A name in ``METHODS``.
-        transform: A name in ``TRANSFORMS``; None for the method's own.
-
-    Returns:
-        A :class:`Range` or :class:`Choice` for each setting that is searched.
+    Regression has other ranges than classification. Without ``transform`` it is the method's own.
     """
     regression = get_benchmark(benchmark).kind == "regression"
     chosen = METHODS[method]

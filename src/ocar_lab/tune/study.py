@@ -20,15 +20,15 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from ocar import accel
-from ocar.errors import MissingPackageError, OcarError, RunError
+from ocar.errors import OcarError, RunError
 from ocar.files import write_whole
 from ocar.rng import derive_seed
 from ocar_lab.experiment.executors import Executor, Stop, WorkError
 from ocar_lab.experiment.executors.base import never
+from ocar_lab.optional import needed
 from ocar_lab.runs import describe_process
 from ocar_lab.runs.folder import read_json
 from ocar_lab.runs.lock import FolderLock
@@ -37,7 +37,7 @@ from ocar_lab.tune.events import Ended, Moved, SearchEvent, State, Trial
 from ocar_lab.tune.preset import Preset, write_preset
 from ocar_lab.tune.pruning import ERROR, make_pruner
 from ocar_lab.tune.spaces import suggest
-from ocar_lab.tune.trial import Failed, Finished, Scored, TrialWork, Working
+from ocar_lab.tune.trial import Finished, Scored, TrialWork, Working
 
 STUDY, JOURNAL, PRESET = "study.json", "journal.log", "preset.json"
 
@@ -64,14 +64,15 @@ class Study:
         folder: The folder; it is made when the study is entered.
 
     Raises:
-        MissingPackageError: Optuna is not installed.
         RunError: When entering: the folder is in use, damaged, or of another configuration.
     """
 
     def __init__(self, config: TuneConfig, folder: Path) -> None:
         self.config = config
         self.folder = folder
-        self._optuna = _import_optuna()
+        with needed("Tuning", "Optuna", extra="tune"):
+            import optuna
+        self._optuna: Any = optuna
         self._exit = ExitStack()
         self._study: Any = None
         self._lock = threading.RLock()  # of callbacks: several workers are several threads
@@ -89,12 +90,7 @@ class Study:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._exit.close()
 
     @property
@@ -174,15 +170,13 @@ class Study:
     def _run(
         self, trial: Any, executor: Executor, stop: Stop, emit: Callable[[SearchEvent], None]
     ) -> float:
-        """Run one trial; Optuna calls this.
-
-        Returns:
-            The value of the trial.
+        """Run one trial and return its value; Optuna calls this.
 
         Raises:
-            TrialPruned: It is worse than most trials, or its settings make it diverge.
+            TrialPruned: It is worse than most trials, or its settings make it diverge. Optuna
+                learns from pruned trials and not from failed ones.
             WorkError: It failed.
-            _CutShort: It was stopped.
+            _CutShort: It was stopped, or all trials would fail as it did.
         """
         settings = {name: suggest(trial, name, part) for name, part in self.config.space.items()}
         number, value, hopeless = trial.number, float("nan"), False
@@ -201,8 +195,12 @@ class Study:
                         value = message.value
                         trial.report(value, message.batches)
                         hopeless = self.config.prune and trial.should_prune()
+                    elif message.reason == "settings":
+                        trial.set_user_attr(ERROR, message.error)
+                        raise self._optuna.TrialPruned
                     else:
-                        self._fail(trial, message)
+                        self._fatal = OcarError(message.error)
+                        break
         except WorkError as error:
             trial.set_user_attr(ERROR, error.error or "unknown")
             self._details[number] = error.details
@@ -211,21 +209,6 @@ class Study:
             raise self._optuna.TrialPruned
         self._study.stop()
         raise _CutShort
-
-    def _fail(self, trial: Any, failed: Failed) -> None:
-        """Raise for a trial that failed.
-
-        A trial that diverges counts as pruned for Optuna, which learns from such trials and not
-        from failed ones.
-        """
-        if failed.reason == "setup":
-            self._fatal = OcarError(failed.error)
-            self._study.stop()
-            raise _CutShort
-        if failed.reason == "settings":
-            trial.set_user_attr(ERROR, failed.error)
-            raise self._optuna.TrialPruned
-        raise WorkError(failed.error, failed.details)
 
     def _judge(self, trial: Trial) -> Ended:
         """Store the best settings so far; give up if all trials fail."""
@@ -237,19 +220,19 @@ class Study:
             self._study.stop()
         best = next(iter(self.ranking()), None)
         if best is not None:
-            found = {
-                "objective": self.config.objective,
-                "value": best.value,
-                "trial": best.number,
-                "trials": len(ended),
-                "seed": self.config.seed,
-            }
+            config = self.config
             preset = Preset(
-                benchmark=self.config.benchmark,
-                method=self.config.method,
-                transform=self.config.transform,
-                settings={**self.config.settings, **best.settings},
-                found=found,
+                benchmark=config.benchmark,
+                method=config.method,
+                transform=config.transform,
+                settings={**config.settings, **best.settings},
+                found={
+                    "objective": config.objective,
+                    "value": best.value,
+                    "trial": best.number,
+                    "trials": len(ended),
+                    "seed": config.seed,
+                },
             )
             write_preset(self.preset_path, preset)
         return Ended(trial=trial, best=best, details=self._details.pop(trial.number, ""))
@@ -339,11 +322,3 @@ def _cut_torn_line(path: Path) -> None:
         if not data.endswith(b"\n"):
             with path.open("rb+") as file:
                 file.truncate(data.rfind(b"\n") + 1)
-
-
-def _import_optuna() -> Any:
-    try:
-        import optuna
-    except ImportError as error:
-        raise MissingPackageError('Tuning needs Optuna: pip install "ocar[tune]"') from error
-    return optuna

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import operator
 import time
-import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -55,15 +54,14 @@ class Finished:
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """A trial has failed.
+    """A trial has failed for a known reason; for any other the work raises.
 
     The reason is ``settings`` if they make learning diverge, ``setup`` if all trials would fail, as
     without data.
     """
 
     error: str
-    details: str = ""  # the traceback
-    reason: Literal["settings", "setup", "unknown"] = "unknown"
+    reason: Literal["settings", "setup"]
 
 
 TrialMessage = Working | Scored | Finished | Failed
@@ -79,13 +77,9 @@ class TrialWork:
     """The work of one trial."""
 
     config: RunConfig
-    """What to try."""
 
     def __call__(self, stop: Stop) -> Iterator[TrialMessage]:
-        """Learn and yield messages.
-
-        Args:
-            stop: Asked after each batch.
+        """Learn and yield messages; ``stop`` is asked after each batch.
 
         Yields:
             ``Working`` now and then, ``Scored`` late in each task and after the last one, at the
@@ -99,8 +93,6 @@ class TrialWork:
             yield Failed(error=say(error), reason="settings")
         except OcarError as error:
             yield Failed(error=say(error), reason="setup")
-        except Exception as error:  # noqa: BLE001 (the other trials continue)
-            yield Failed(error=say(error), details=traceback.format_exc())
 
     def _messages(self, stop: Stop) -> Iterator[TrialMessage]:
         device = self.config.resolve_device()
@@ -158,11 +150,7 @@ def value_of(evaluated: Evaluated) -> float:
 
 
 def _check(evaluated: Evaluated, learned: Learned | None) -> None:
-    """Raise if the value or the last loss is not finite.
-
-    Raises:
-        NumericalError: The learner has diverged.
-    """
+    """Raise if the value or the last loss is not finite."""
     loss = 0.0 if learned is None else float(learned.loss)
     value = value_of(evaluated)
     if not (math.isfinite(loss) and math.isfinite(value)):
