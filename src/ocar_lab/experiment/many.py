@@ -29,53 +29,35 @@ from ocar_lab.runs import is_finished
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A run to do; ``out`` is the folder of all runs."""
+    """A run to do."""
 
     config: RunConfig
-    out: Path
-    tensorboard: bool = False  # also write TensorBoard files
+    out: Path  #: Folder of all runs.
+    tensorboard: bool = False  #: Also write TensorBoard files.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a run is, and how well it does.
+    """How far a run is, and how well it does."""
 
-    Attributes:
-        job: Index of the job.
-        done: Batches done.
-        batches: Batches in all; 0 if unknown.
-        resumed: Batches that were done when this process began.
-        accuracy: Accuracy now, on all tasks so far; None in regression.
-        aaa: Mean of that accuracy over time.
-        reported: The learner's last report: ``loss``, ``classes``, ``tau``, ...
-    """
-
-    job: int
-    done: int
-    batches: int
-    resumed: int
-    accuracy: float | None = None
-    aaa: float | None = None
-    reported: Mapping[str, float] = field(default_factory=dict)
+    job: int  #: Index of the job.
+    done: int  #: Batches done.
+    batches: int  #: Batches in all; 0 if unknown.
+    resumed: int  #: Batches that were done when this process began.
+    accuracy: float | None = None  #: Now, on all tasks so far; None in regression.
+    aaa: float | None = None  #: Mean of that accuracy over time.
+    reported: Mapping[str, float] = field(default_factory=dict)  #: ``loss``, ``classes``, ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """A run has ended for now.
+    """A run has ended for now."""
 
-    Attributes:
-        job: Index of the job.
-        state: How it ended.
-        metrics: The metrics, if it finished now.
-        error: What went wrong, in a line or two, if it failed.
-        details: The traceback, if it failed.
-    """
-
-    job: int
+    job: int  #: Index of the job.
     state: Literal["finished", "already finished", "stopped", "failed"]
-    metrics: Mapping[str, float | None] = field(default_factory=dict)
-    error: str = ""
-    details: str = ""
+    metrics: Mapping[str, float | None] = field(default_factory=dict)  #: If it finished now.
+    error: str = ""  #: What went wrong, in a line or two.
+    details: str = ""  #: The traceback, if it failed.
 
 
 Message = Progress | Ended

@@ -13,13 +13,13 @@ State = Literal["running", "finished", "pruned", "failed"]
 class Trial:
     """One trial of a study."""
 
-    number: int  # in the journal; trials that were cut short have numbers too
+    number: int  #: In the journal; trials that were cut short have numbers too.
     state: State
     settings: Mapping[str, Any]
-    value: float | None = None  # if it finished
-    scores: Mapping[int, float] = field(default_factory=dict)  # by batches learned
+    value: float | None = None  #: If it finished.
+    scores: Mapping[int, float] = field(default_factory=dict)  #: By batches learned.
     seconds: float | None = None
-    error: str = ""  # if it failed
+    error: str = ""  #: If it failed.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,8 +36,8 @@ class Ended:
     """A trial has ended; a trial that is cut short does not emit this."""
 
     trial: Trial
-    best: Trial | None  # so far
-    details: str = ""  # the traceback, if it failed
+    best: Trial | None  #: So far.
+    details: str = ""  #: The traceback, if it failed.
 
 
 SearchEvent = Moved | Ended

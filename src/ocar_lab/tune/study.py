@@ -35,9 +35,9 @@ from ocar_lab.runs.lock import FolderLock
 from ocar_lab.tune.config import STARTUP, TuneConfig
 from ocar_lab.tune.events import Ended, Moved, SearchEvent, State, Trial
 from ocar_lab.tune.preset import Preset, write_preset
-from ocar_lab.tune.pruning import ERROR, make_pruner
+from ocar_lab.tune.pruning import FIRST, is_hopeless
 from ocar_lab.tune.spaces import suggest
-from ocar_lab.tune.trial import Finished, Scored, TrialWork, Working
+from ocar_lab.tune.trial import Finished, Scored, TrialWork
 
 STUDY, JOURNAL, PRESET = "study.json", "journal.log", "preset.json"
 
@@ -50,6 +50,9 @@ STATES: dict[str, State] = {
     "PRUNED": "pruned",
     "FAIL": "failed",
 }
+
+ERROR = "error"
+"""User attribute of an Optuna trial: why it failed."""
 
 
 class _CutShort(Exception):
@@ -181,7 +184,7 @@ class Study:
         settings = {name: suggest(trial, name, part) for name, part in self.config.space.items()}
         number, value, hopeless = trial.number, float("nan"), False
         emit(Moved(number=number))
-        work = TrialWork(config=self.config.run_config(settings))
+        work = TrialWork(config=self.config.run_config(settings), number=number)
         try:
             with closing(executor.run(work, stop)) as messages:
                 for message in messages:
@@ -189,12 +192,13 @@ class Study:
                         return value
                     if hopeless:
                         break
-                    if isinstance(message, Working):
-                        emit(Moved(number=number, done=message.done, batches=message.batches))
+                    if isinstance(message, Moved):
+                        emit(message)
                     elif isinstance(message, Scored):
                         value = message.value
                         trial.report(value, message.batches)
-                        hopeless = self.config.prune and trial.should_prune()
+                        compared = self.config.prune and message.task >= FIRST
+                        hopeless = compared and self._is_hopeless(value, message.batches)
                     elif message.reason == "settings":
                         trial.set_user_attr(ERROR, message.error)
                         raise self._optuna.TrialPruned
@@ -209,6 +213,17 @@ class Study:
             raise self._optuna.TrialPruned
         self._study.stop()
         raise _CutShort
+
+    def _is_hopeless(self, value: float, batches: int) -> bool:
+        """Whether a trial should be pruned, with this value after these batches."""
+        states = (self._optuna.trial.TrialState.COMPLETE, self._optuna.trial.TrialState.PRUNED)
+        others = [
+            other.intermediate_values[batches]
+            for other in self._study.get_trials(deepcopy=False, states=states)
+            if batches in other.intermediate_values and ERROR not in other.user_attrs
+        ]
+        lower_is_better = self.config.direction == "minimize"
+        return is_hopeless(value, others, lower_is_better=lower_is_better)
 
     def _judge(self, trial: Trial) -> Ended:
         """Store the best settings so far; give up if all trials fail."""
@@ -276,7 +291,6 @@ class Study:
                 storage=optuna.storages.JournalStorage(backend),
                 study_name="ocar",
                 direction=self.config.direction,
-                pruner=make_pruner(),
                 load_if_exists=True,
             )
         except (ValueError, KeyError) as error:

@@ -19,6 +19,7 @@ from ocar_lab.experiment.executors import INTERVAL, Stop
 from ocar_lab.experiment.executors.base import say
 from ocar_lab.experiment.parts import limited_threads, make_config_learner, make_config_stream
 from ocar_lab.plugins import load_plugins
+from ocar_lab.tune.events import Moved
 
 PARTS = 8
 """Evaluations for each task, about."""
@@ -28,14 +29,6 @@ LATE = 0.5
 
 Soon after a task begins, the best values are those of trials that learn fast, not of trials that
 forget little."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Working:
-    """How far a trial is: batches done, and batches in all, 0 if unknown."""
-
-    done: int
-    batches: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +57,7 @@ class Failed:
     reason: Literal["settings", "setup"]
 
 
-TrialMessage = Working | Scored | Finished | Failed
+TrialMessage = Moved | Scored | Finished | Failed
 
 
 def is_scored(message: object) -> bool:
@@ -77,12 +70,13 @@ class TrialWork:
     """The work of one trial."""
 
     config: RunConfig
+    number: int = 0
 
     def __call__(self, stop: Stop) -> Iterator[TrialMessage]:
         """Learn and yield messages; ``stop`` is asked after each batch.
 
         Yields:
-            ``Working`` now and then, ``Scored`` late in each task and after the last one, at the
+            ``Moved`` now and then, ``Scored`` late in each task and after the last one, at the
             end ``Finished`` or ``Failed``; neither after a request to stop.
         """
         try:
@@ -99,7 +93,7 @@ class TrialWork:
         stream = make_config_stream(self.config, device)
         learner = make_config_learner(self.config, device)
         batches, said = operator.length_hint(stream), time.monotonic()
-        yield Working(done=0, batches=batches)
+        yield Moved(number=self.number, batches=batches)
         learned, evaluated = None, None
         begun = 0  # first batch of the task
         scored: Evaluated | None = None
@@ -117,7 +111,7 @@ class TrialWork:
                 learned = event
                 if time.monotonic() - said >= INTERVAL:
                     said = time.monotonic()
-                    yield Working(done=event.index + 1, batches=batches)
+                    yield Moved(number=self.number, done=event.index + 1, batches=batches)
                 if stop():
                     return
             elif isinstance(event, Evaluated):

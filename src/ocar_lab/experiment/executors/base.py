@@ -122,8 +122,12 @@ def do_all(
 class Over:
     """The end of a piece of work in another process, with its error if it raised."""
 
-    error: str = ""
-    details: str = ""
+    error: WorkError | None = None
+
+    def check(self) -> None:
+        """Raise the error, if there is one."""
+        if self.error is not None:
+            raise self.error
 
 
 def with_end(work: Work, stop: Stop) -> Iterator[Any]:
@@ -131,7 +135,7 @@ def with_end(work: Work, stop: Stop) -> Iterator[Any]:
     try:
         yield from work(stop)
     except Exception as error:  # noqa: BLE001 (the main process raises it)
-        yield Over(say(error), traceback.format_exc())
+        yield Over(WorkError(say(error), traceback.format_exc()))
     else:
         yield Over()
 

@@ -48,6 +48,7 @@ class Cluster(base.Executor):
         self.cpus, self.gpus = cpus, gpus
         with needed("A Ray cluster", "ray", extra="ray"):
             import ray
+            from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
         self._ray: Any = ray
         self._connected = not self._ray.is_initialized()
         if self._connected:
@@ -55,7 +56,10 @@ class Cluster(base.Executor):
         try:
             room = self._room()
             self.workers = min(workers or room, room)
-            self._board = self._post_board()
+            here = ray.get_runtime_context().get_node_id()
+            strategy = NodeAffinitySchedulingStrategy(here, soft=False)
+            board = self._ray.remote(num_cpus=0, scheduling_strategy=strategy)(_Board)
+            self._board = board.remote()
         except BaseException:
             self._disconnect()
             raise
@@ -70,7 +74,6 @@ class Cluster(base.Executor):
         number, asked = next(self._numbers), False
         stream = task.remote(self._board, number, work)
         self._streams.add(stream)
-        over = Over()
         try:
             while True:
                 if not asked and stop():
@@ -80,8 +83,7 @@ class Cluster(base.Executor):
                 if ready:
                     message = self._ray.get(next(stream))
                     if isinstance(message, Over):
-                        over = message
-                        break
+                        return message.check()
                     yield message
         except StopIteration:
             pass
@@ -94,8 +96,6 @@ class Cluster(base.Executor):
             raise WorkError(text, str(error)) from error
         finally:
             self._streams.discard(stream)
-        if over.error:
-            raise WorkError(over.error, over.details)
 
     def close(self, *, abandon: bool) -> None:
         """End what is under way."""
@@ -118,13 +118,6 @@ class Cluster(base.Executor):
                 "which each worker needs."
             )
         return room
-
-    def _post_board(self) -> Any:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        here = self._ray.get_runtime_context().get_node_id()
-        strategy = NodeAffinitySchedulingStrategy(here, soft=False)
-        return self._ray.remote(num_cpus=0, scheduling_strategy=strategy)(_Board).remote()
 
     def _disconnect(self) -> None:
         if self._connected:
@@ -161,28 +154,21 @@ def _serve(board: Any, number: int, work: Work) -> Iterator[Any]:
 
 
 def _connect(ray: Any, address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if address != "auto" and (not host or not port.isdigit() or "/" in host):
+        raise ConfigError(
+            f"Invalid address {address!r} of a Ray cluster. Must be auto, or HOST:PORT of its head "
+            "node, such as 10.0.0.1:6379."
+        )
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        if address != "auto":
-            _check_address(address)
+        if address != "auto":  # if nobody answers, Ray would wait for minutes
+            socket.create_connection((host, int(port)), timeout=PATIENCE).close()
         ray.init(address=address, log_to_driver=False, logging_level="error")
     except (OSError, ValueError, RuntimeError) as error:
-        if isinstance(error, ConfigError):
-            raise
         raise ConfigError(
             f"There is no Ray cluster at {address!r}. To start one: ray start --head"
         ) from error
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)  # Ray replaces it
-
-
-def _check_address(address: str) -> None:
-    """Raise at once if nobody answers: Ray would wait for minutes."""
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or "/" in host:
-        raise ConfigError(
-            f"Invalid address {address!r} of a Ray cluster. Must be auto, or HOST:PORT of its head "
-            "node, such as 10.0.0.1:6379."
-        )
-    socket.create_connection((host, int(port)), timeout=PATIENCE).close()

@@ -37,7 +37,7 @@ class Processes(base.Executor):
         pipe = self._take()
         try:
             pipe.send(work)
-            over = yield from self._messages(pipe, stop)
+            yield from self._messages(pipe, stop)
         except (EOFError, OSError) as error:
             process = self._processes.pop(pipe)
             process.join()
@@ -49,8 +49,6 @@ class Processes(base.Executor):
         finally:
             if pipe in self._processes:
                 self._idle.put(pipe)
-        if over.error:
-            raise WorkError(over.error, over.details)
 
     def close(self, *, abandon: bool) -> None:
         """Let the processes leave, or kill them: a run survives that with its last checkpoint."""
@@ -75,7 +73,7 @@ class Processes(base.Executor):
         self._processes[pipe] = process
         return pipe
 
-    def _messages(self, pipe: Connection, stop: Stop) -> Generator[Any, None, Over]:
+    def _messages(self, pipe: Connection, stop: Stop) -> Generator[Any, None, None]:
         """The messages of a worker, to which a request to stop is passed on once."""
         asked = False
         while True:
@@ -85,7 +83,7 @@ class Processes(base.Executor):
             if pipe.poll(INTERVAL):
                 message = pipe.recv()
                 if isinstance(message, Over):
-                    return message
+                    return message.check()
                 try:
                     yield message
                 except GeneratorExit:
