@@ -145,8 +145,6 @@ class TimesOptions(TableOptions):
 
 
 def _show_table(name: str, arguments: list[str]) -> int:
-    from ocar_lab.paper import sheets, tables, times
-
     kinds: dict[str, type[TableOptions]] = {
         "table1": Table1Options,
         "clear": ClearOptions,
@@ -157,6 +155,9 @@ def _show_table(name: str, arguments: list[str]) -> int:
     begun = options.results.exists() or options.results != RESULTS
     runs, errors = read_all(options.results) if begun else ([], [])
     print_errors(errors)
+
+    from ocar_lab.paper import sheets, tables, times  # after --help, which does not wait for them
+
     if isinstance(options, TimesOptions):
         table = times.times_table(runs)
         document, shown = sheets.times_document(table), [sheets.times_sheet(table)]

@@ -22,7 +22,6 @@ from ocar.events import Evaluated, Finished, Guarded, Idle, Learned, TaskEnded
 from ocar.learner import Learner
 from ocar.state import with_prefix, without_prefix
 from ocar.streams.base import TaskStream
-from ocar_lab.experiment.cadence import Cadence
 from ocar_lab.experiment.events import Recorded, RunEvent, Saved, Started, Stopped
 from ocar_lab.experiment.executors.base import never
 from ocar_lab.runs import RunFolder
@@ -33,6 +32,39 @@ FLUSH_SECONDS = 5.0
 
 MOST_IN_A_ROW = 20
 """With this many skipped batches in a row, the cause is not the batches."""
+
+SHARE = 0.01
+"""Share of the time that saving may take; with the last checkpoint of a short run, under 2 %."""
+
+LEAST_SECONDS = 1.0
+"""Least time between two checkpoints."""
+
+
+class Cadence:
+    """Decides when the next checkpoint is due.
+
+    Args:
+        every: Batches between two checkpoints; None to decide by the cost of the last one.
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(
+        self, every: int | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.every, self.clock = every, clock
+        self._batches = 0
+        self._saved, self._wait = clock(), LEAST_SECONDS
+
+    def is_due(self, index: int) -> bool:
+        """Whether to save after the batch with this index."""
+        if self.every is not None:
+            return index + 1 - self._batches >= self.every
+        return self.clock() - self._saved >= self._wait
+
+    def note(self, index: int, *, cost: float = 0.0) -> None:
+        """Note a checkpoint up to a batch that was read, or written in ``cost`` seconds."""
+        self._batches = index + 1
+        self._saved, self._wait = self.clock(), max(LEAST_SECONDS, cost / SHARE)
 
 
 class Session:
@@ -201,8 +233,10 @@ class Session:
                 f"{self.folder.path} has a damaged checkpoint: {error}"
             ) from error
         self._past = evaluations(records)
-        stored = values.get("history")
-        self.history = History(self._past) if stored is None else History.restored(stored)
+        if "history" in values:
+            self.history = History.restored(values["history"])
+        else:
+            self.history = History(self._past)
         self._saved = self.position
         self.cadence.note(self.position - 1)
 

@@ -42,16 +42,9 @@ class Range:
     """Numbers between two bounds, both included."""
 
     low: float
-    """Lower bound."""
-
     high: float
-    """Upper bound."""
-
-    log: bool = False
-    """Log-uniform instead of uniform."""
-
-    whole: bool = False
-    """Integers only."""
+    log: bool = False  #: Log-uniform instead of uniform.
+    whole: bool = False  #: Integers only.
 
     def __post_init__(self) -> None:
         require("low", self.low, self.low < self.high, f"less than {self.high}")
@@ -66,7 +59,6 @@ class Choice:
     """One of a few values."""
 
     values: tuple[float | str, ...]
-    """The values."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", tuple(self.values))
