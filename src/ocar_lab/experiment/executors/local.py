@@ -30,8 +30,8 @@ class Threads(Inline):
     """Does work on a GPU, each piece on a CUDA stream of its own.
 
     The first piece of work runs by itself until it has trained and evaluated. By then PyTorch has
-    loaded all libraries, which fails while another thread records a CUDA graph. ``is_ahead`` tells
-    the message that shows it.
+    loaded all libraries, which fails while another thread records a CUDA graph.
+    ``is_ahead(message)`` says whether that time has come.
     """
 
     def __init__(self, workers: int, *, is_ahead: Callable[[Any], bool]) -> None:
