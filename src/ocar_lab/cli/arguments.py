@@ -138,9 +138,9 @@ def parse_groups(
     kind: type[T], arguments: Sequence[str], *, command: str, groups: Mapping[str, Any]
 ) -> tuple[T, dict[str, Given]]:
     """The dataclass as in :func:`parse`, and the flags of further groups that were given."""
-    with needed("The command line", "tyro and rich", extra="cli"):
-        import tyro
     hints = {name: _option(flag) for name, flag in flags(kind).items()}
+    import tyro
+
     assert len(hints) == len(dataclasses.fields(kind))  # type: ignore[arg-type]
     made = _typed_dict(kind.__name__, {**hints, **groups})
     made.__doc__ = kind.__doc__
@@ -159,8 +159,8 @@ def parse_groups(
 
 def _option(flag: Flag) -> Any:
     """A flag for tyro. Where the default is None the help does not offer None as a value."""
-    from tyro.conf import DisallowNone, arg
-
+    with needed("The command line", "tyro and rich", extra="cli"):  # the first use of tyro
+        from tyro.conf import DisallowNone, arg
     if flag.default is MISSING:
         return Required[Annotated[flag.kind, arg(help=flag.about)]]
     if flag.default is None:
