@@ -32,14 +32,14 @@ BLOCK = """
 import benchmarks, ocar_lab.experiment, ocar.evaluate, ocar_lab.runs, ocar_lab.tune
 assert ocar.evaluate is sys.modules["ocar.evaluate"].evaluate
 from ocar_lab.cli import main
-sys.exit(main(["methods"]))
+sys.exit(main(sys.argv[1:]))
 """
 
 
-def test_the_core_imports_with_its_four_packages_and_says_what_is_missing() -> None:
-    ended = subprocess.run(
-        [sys.executable, "-c", REFUSE + BLOCK], capture_output=True, text=True, check=False
-    )
+@pytest.mark.parametrize("words", [["methods"], ["run", "split-digits", "er"]], ids=" ".join)
+def test_the_core_imports_with_its_four_packages_and_says_what_is_missing(words: list[str]) -> None:
+    command = [sys.executable, "-c", REFUSE + BLOCK, *words]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 1
     assert ended.stderr == ('ocar: The command line needs tyro and rich: pip install "ocar[cli]"\n')
 

@@ -14,7 +14,7 @@ from ocar.methods.presets import PRESETS
 from ocar.methods.registry import METHODS, Method
 from ocar.methods.settings import LearnerSettings
 from ocar.streams.benchmarks import BENCHMARKS, Benchmark
-from ocar_lab.cli.docs import field_docs
+from ocar_lab.cli.arguments import field_docs
 from ocar_lab.published import PUBLISHED, published
 from ocar_lab.runs import Group, Result, groups
 

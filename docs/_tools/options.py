@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ocar_lab.cli import COMMANDS
-from ocar_lab.cli.arguments import Flags, flags
-from ocar_lab.cli.docs import plain_text
+from ocar_lab.cli.arguments import Flags, flags, plain_text
 
 
 def command_line() -> str:

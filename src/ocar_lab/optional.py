@@ -10,19 +10,16 @@ from ocar.errors import MissingPackageError
 
 @contextmanager
 def needed(purpose: str, package: str, *, extra: str) -> Iterator[None]:
-    """Import an optional package inside this ``with`` statement.
+    """Import an optional package inside: if it is missing, the error names the extra of ``ocar``.
 
     Args:
-        purpose: What needs it, as the subject of the error.
-        package: Its name.
-        extra: The extra of ``ocar`` that installs it.
-
-    Raises:
-        MissingPackageError: It is not installed.
+        purpose: What needs the package, as the subject of the error.
+        package: Name of the package.
+        extra: The extra that installs it.
     """
     try:
         yield
     except ImportError as error:
         raise MissingPackageError(
-            f'{purpose} needs {package}, which is not installed: pip install "ocar[{extra}]"'
+            f'{purpose} needs {package}: pip install "ocar[{extra}]"'
         ) from error

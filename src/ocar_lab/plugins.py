@@ -25,11 +25,8 @@ _named: tuple[str, ...] = ()
 def load_plugins(names: Iterable[str]) -> None:
     """Import plugins: all that are installed, then those that are named.
 
-    Args:
-        names: Names of modules, on Python's path or in the working directory.
-
     Raises:
-        ConfigError: A module cannot be imported.
+        ConfigError: A module is neither on Python's path nor in the working directory, or raises.
     """
     registry.load_plugins()
     for name in names:
@@ -46,10 +43,7 @@ def load_plugins(names: Iterable[str]) -> None:
 
 
 def take_plugins(arguments: Sequence[str]) -> list[str]:
-    """Import the plugins that ``OCAR_PLUGINS`` and arguments name.
-
-    Args:
-        arguments: Words of a command line.
+    """Import the plugins that ``OCAR_PLUGINS`` and the words of a command line name.
 
     Returns:
         The words without ``--plugin MODULE``.

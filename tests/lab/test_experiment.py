@@ -27,8 +27,8 @@ from ocar_lab.experiment import (
     Stopped,
     run_events,
 )
-from ocar_lab.experiment.cadence import Cadence
 from ocar_lab.experiment.limit import Limited
+from ocar_lab.experiment.session import Cadence
 from ocar_lab.runs.folder import CHECKPOINT, METRICS
 
 CONVEX: dict[str, Any] = {

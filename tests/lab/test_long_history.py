@@ -17,7 +17,7 @@ from ocar.evaluate import Counts, Evaluated, History, summarize
 from ocar.evaluate import history as kept_history
 from ocar.evaluate.history import ALL, is_kept
 from ocar_lab.experiment import Recorded, Started, run_events
-from ocar_lab.experiment.many import _Watch
+from ocar_lab.experiment.many import as_messages
 from ocar_lab.runs import Run, read_run
 
 FEW = 16
@@ -151,6 +151,6 @@ def test_a_run_that_goes_on_knows_its_mean_accuracy(tmp_path: Path, few: None, u
     started = next(iter(run_events(config, out=tmp_path)))
     assert isinstance(started, Started)
     assert started.evaluated == len(past)
-    (progress,) = _Watch(0).messages(started)
+    (progress,) = as_messages(0, [started])
     assert progress.aaa == pytest.approx(sum(past) / len(past))  # type: ignore[union-attr]
     assert read_run(tmp_path / config.folder()).evaluated <= len(past)  # that has a line

@@ -60,14 +60,7 @@ def usage() -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command.
-
-    Args:
-        argv: The arguments; by default those of the process.
-
-    Returns:
-        The exit code.
-    """
+    """Run a command and return its exit code; ``argv`` is by default that of the process."""
     for name, value in CUDA_DEFAULTS.items():
         os.environ.setdefault(name, value)
     given = list(sys.argv[1:] if argv is None else argv)

@@ -5,19 +5,23 @@ Only flags that were given reach the dataclass, so that its own defaults hold fo
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import dataclasses
+import inspect
 import io
+import re
 import shlex
+import textwrap
 import types
 import typing
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Required, TypedDict, TypeVar
 
-from ocar.errors import ConfigError, MissingPackageError
-from ocar_lab.cli.docs import field_docs
+from ocar.errors import ConfigError
+from ocar_lab.optional import needed
 from ocar_lab.plugins import plugin_words
 
 T = TypeVar("T")
@@ -25,19 +29,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, kw_only=True)
 class Flag:
-    """A field of a dataclass as a flag.
-
-    Attributes:
-        name: Name of the field.
-        kind: Type of the field.
-        about: Docstring under the field.
-        default: Value if the flag is not given; ``MISSING`` if it is required.
-    """
+    """A field of a dataclass as a flag."""
 
     name: str
     kind: Any
-    about: str
-    default: Any
+    about: str  # the docstring under the field
+    default: Any  # MISSING if the flag is required
 
 
 Flags = dict[str, Flag]
@@ -46,8 +43,8 @@ Given = dict[str, Any]
 
 def flags(kind: Any, *, without: Collection[str] = ()) -> Flags:
     """The fields of a dataclass whose values can be written on a command line."""
-    hints, about = typing.get_type_hints(kind), field_docs(kind)
-    written = {name: _written_type(hint) for name, hint in hints.items()}
+    about = field_docs(kind)
+    written = {name: _written_type(hint) for name, hint in typing.get_type_hints(kind).items()}
     return {
         f.name: Flag(
             name=f.name, kind=written[f.name], about=about.get(f.name, ""), default=f.default
@@ -55,6 +52,34 @@ def flags(kind: Any, *, without: Collection[str] = ()) -> Flags:
         for f in dataclasses.fields(kind)
         if f.name not in without and written[f.name] is not None
     }
+
+
+def field_docs(kind: type) -> dict[str, str]:
+    """The docstring under each field of a dataclass and of its bases."""
+    docs: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if not dataclasses.is_dataclass(base):
+            continue
+        try:
+            source = inspect.getsource(base)
+        except OSError:  # made at run time
+            continue
+        tree = ast.parse(textwrap.dedent(source)).body[0]
+        assert isinstance(tree, ast.ClassDef)
+        for field, text in zip(tree.body, tree.body[1:], strict=False):
+            match field, text:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)),
+                    ast.Expr(value=ast.Constant(value=str(docstring))),
+                ):
+                    docs[name] = plain_text(docstring)
+    return docs
+
+
+def plain_text(docstring: str) -> str:
+    """A docstring on one line, without its markup."""
+    text = re.sub(r":\w+:`~?([^`]*)`", r"\1", docstring)
+    return " ".join(text.replace("``", "").split())
 
 
 def shared_group(owners: Mapping[str, Flags], *, about: str) -> Any:
@@ -86,8 +111,7 @@ def option_group(own: Flags, *, about: str) -> Any:
 def _group(hints: Mapping[str, Any], about: str) -> Any:
     from tyro.conf import OmitArgPrefixes, arg
 
-    kind = _typed_dict("Group", hints)
-    return Annotated[kind, OmitArgPrefixes, arg(help=about)]
+    return Annotated[_typed_dict("Group", hints), OmitArgPrefixes, arg(help=about)]
 
 
 def _typed_dict(name: str, hints: Mapping[str, Any]) -> Any:
@@ -113,19 +137,10 @@ def parse(kind: type[T], arguments: Sequence[str], *, command: str) -> T:
 def parse_groups(
     kind: type[T], arguments: Sequence[str], *, command: str, groups: Mapping[str, Any]
 ) -> tuple[T, dict[str, Given]]:
-    """The dataclass as in :func:`parse`, and the flags of further groups that were given.
-
-    Raises:
-        ConfigError: The arguments are wrong.
-        MissingPackageError: tyro is not installed.
-    """
-    try:
-        import tyro
-    except ImportError as error:
-        raise MissingPackageError(
-            'The command line needs tyro and rich: pip install "ocar[cli]"'
-        ) from error
+    """The dataclass as in :func:`parse`, and the flags of further groups that were given."""
     hints = {name: _option(flag) for name, flag in flags(kind).items()}
+    import tyro
+
     assert len(hints) == len(dataclasses.fields(kind))  # type: ignore[arg-type]
     made = _typed_dict(kind.__name__, {**hints, **groups})
     made.__doc__ = kind.__doc__
@@ -144,8 +159,8 @@ def parse_groups(
 
 def _option(flag: Flag) -> Any:
     """A flag for tyro. Where the default is None the help does not offer None as a value."""
-    from tyro.conf import DisallowNone, arg
-
+    with needed("The command line", "tyro and rich", extra="cli"):  # the first use of tyro
+        from tyro.conf import DisallowNone, arg
     if flag.default is MISSING:
         return Required[Annotated[flag.kind, arg(help=flag.about)]]
     if flag.default is None:
@@ -182,8 +197,7 @@ def _written_type(kind: Any) -> Any:
 def _can_be_flag(kind: Any) -> bool:
     if kind in (int, float, str, bool, Path, type(None), Ellipsis):
         return True
-    origin = typing.get_origin(kind)
-    parts: Iterable[Any] = typing.get_args(kind)
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
     return origin is Literal or (
         origin in (tuple, types.UnionType, typing.Union) and all(map(_can_be_flag, parts))
     )
@@ -197,9 +211,8 @@ def command_line(command: str, arguments: Sequence[str]) -> str:
 def unbox(text: str) -> str:
     """The first paragraph of an error that tyro prints in a frame, and its suggestion.
 
-    Args:
-        text: A title, then paragraphs with rules between them. The title is part of the frame
-            where frames can be drawn; elsewhere it is a paragraph.
+    The text is a title, then paragraphs with rules between them. The title is part of the frame
+    where frames can be drawn; elsewhere it is a paragraph.
     """
     framed = text.startswith("╭")
     lines = [line.strip("│ ") for line in text.splitlines() if not line.startswith(("╭", "╰"))]

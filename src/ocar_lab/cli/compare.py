@@ -47,11 +47,7 @@ class Options:
 
 
 def main(command: str, arguments: list[str], *, debug: bool) -> int:
-    """Compare two sets of runs.
-
-    Returns:
-        0, or 1 if a run cannot be read.
-    """
+    """Compare two sets of runs."""
     options = parse(Options, arguments, command=f"ocar {command}")
     first, errors = select(options.first)
     second, more = select(options.second)
@@ -66,18 +62,7 @@ def main(command: str, arguments: list[str], *, debug: bool) -> int:
 
 
 def select(text: str) -> tuple[list[Measured], list[str]]:
-    """The runs of one configuration that an argument selects.
-
-    Args:
-        text: ``PATH`` or ``PATH:WORD[:WORD...]``.
-
-    Returns:
-        The runs, and the errors of those that cannot be read.
-
-    Raises:
-        ConfigError: The words select no configuration, or several.
-        RunError: The path does not exist or has no runs.
-    """
+    """The runs of the one configuration that ``PATH[:WORD...]`` selects, and errors of reading."""
     path, words = text, list[str]()
     while not Path(path).exists() and ":" in path:  # a path may have colons itself
         path, _, word = path.rpartition(":")
@@ -137,16 +122,14 @@ def _print(comparison: Comparison, sides: Sequence[Group]) -> None:
 
 def metric_rows(metrics: Mapping[str, Paired]) -> list[list[str]]:
     """One row of texts for each metric, in the order of ``TITLES``; fractions in per cent."""
-    names = [name for name in dict.fromkeys([*TITLES, *metrics]) if name in metrics]
-    return [_row(name, metrics[name]) for name in names]
-
-
-def _row(name: str, pair: Paired) -> list[str]:
-    scale = 1 if name in ABSOLUTE else 100
-    interval = ""
-    if pair.interval is not None:
-        low, high = (scale * end for end in pair.interval)
-        interval = f"{low:+z.1f} to {high:+z.1f}{' *' if pair.clear else ''}"
-    means = [spread_text(name, side) for side in (pair.first, pair.second)]
-    difference = f"{scale * pair.difference:+z.1f}"
-    return [TITLES.get(name, name), *means, difference, interval, str(pair.pairs)]
+    rows = []
+    for name in (name for name in dict.fromkeys([*TITLES, *metrics]) if name in metrics):
+        pair, scale = metrics[name], 1 if name in ABSOLUTE else 100
+        interval = ""
+        if pair.interval is not None:
+            low, high = (scale * end for end in pair.interval)
+            interval = f"{low:+z.1f} to {high:+z.1f}{' *' if pair.clear else ''}"
+        means = [spread_text(name, side) for side in (pair.first, pair.second)]
+        difference = f"{scale * pair.difference:+z.1f}"
+        rows.append([TITLES.get(name, name), *means, difference, interval, str(pair.pairs)])
+    return rows

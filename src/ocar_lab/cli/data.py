@@ -33,11 +33,7 @@ class Options:
 
 
 def main(command: str, arguments: list[str], *, debug: bool) -> int:
-    """Show the state of the data sets.
-
-    Returns:
-        0, or 1 if a data set is damaged.
-    """
+    """Show the state of the data sets; 1 if one is damaged."""
     named = arguments[:1] if arguments[:1] and arguments[0] in ACTIONS else []
     prog = " ".join(["ocar", command, *(named or ["[status|verify]"])])
     options = parse(Options, arguments[len(named) :], command=prog)

@@ -23,21 +23,13 @@ DEFAULTS = "Settings of the method; the defaults are those selected for this ben
 
 @dataclass(frozen=True, kw_only=True)
 class Call(Generic[T]):
-    """A command line, parsed.
-
-    Attributes:
-        options: Options of the command.
-        benchmark: Name of the benchmark.
-        methods: Names of the methods.
-        config: Fields of the configuration that were given.
-        settings: Settings that were given, for each method its own.
-    """
+    """A command line, parsed: ``config`` and ``settings`` hold only what was given."""
 
     options: T
     benchmark: str
     methods: list[str]
     config: Given
-    settings: dict[str, Given]
+    settings: dict[str, Given]  # by method
 
 
 def parse_call(
@@ -58,13 +50,10 @@ def parse_call(
         config: Dataclass of the configuration.
         arguments: The arguments after the command.
         command: The command.
-        usage: How to call it.
+        usage: How to call it, for errors.
         one_method: Whether only one method may be named.
         without: Fields of the configuration that are no flags.
         about: A line above the settings, from benchmark, first method and transform.
-
-    Raises:
-        ConfigError: The call is wrong.
     """
     count = next((i for i, a in enumerate(arguments) if a.startswith("-")), len(arguments))
     names, rest = list(arguments[:count]), list(arguments[count:])
@@ -78,12 +67,10 @@ def parse_call(
     check_names(benchmark, methods)
     transform = _find_transform(rest)
     own = {method: method_settings(method, transform, benchmark) for method in methods}
-    text = about(benchmark, methods[0], transform)
-    groups["settings"] = shared_group(own, about=text)
+    groups["settings"] = shared_group(own, about=about(benchmark, methods[0], transform))
+    called = " ".join([command, *names])
     try:
-        options, given = parse_groups(
-            kind, rest, command=" ".join([command, *names]), groups=groups
-        )
+        options, given = parse_groups(kind, rest, command=called, groups=groups)
     except ConfigError as error:
         raise ConfigError(f"{_owners(rest, own)}{error}") from None
     settings = {
@@ -102,13 +89,7 @@ def parse_call(
 def method_settings(
     method: str, transform: str | None = None, benchmark: str | None = None
 ) -> Flags:
-    """The settings of a method and its transform as flags.
-
-    Args:
-        method: Name of the method.
-        transform: Name of a transform to use instead of the method's own.
-        benchmark: A benchmark whose preset gives the defaults.
-    """
+    """The settings of a method and its transform as flags, with the defaults of a benchmark."""
     chosen = METHODS[method]
     rewriting = chosen.transform if transform is None else TRANSFORMS[transform]
     kinds = [chosen.settings, *([] if rewriting is None else [rewriting])]
@@ -118,11 +99,7 @@ def method_settings(
 
 
 def check_names(benchmark: str, methods: Sequence[str]) -> None:
-    """Raise if a name is unknown.
-
-    Raises:
-        ConfigError: A name is unknown, or a method is named twice.
-    """
+    """Raise if a name is unknown, or a method is named twice."""
     if benchmark not in BENCHMARKS:
         raise ConfigError(f"Unknown benchmark {benchmark!r}. There are {', '.join(BENCHMARKS)}.")
     for method in methods:

@@ -30,11 +30,7 @@ class Options:
 
 
 def main(command: str, arguments: list[str], *, debug: bool) -> int:
-    """Keep the results of the runs in a folder.
-
-    Returns:
-        0, or 1 if a run is not finished or cannot be read; the others are kept.
-    """
+    """Keep the results of a folder; 1 if a run is not finished or cannot be read."""
     options = parse(Options, arguments, command=f"ocar {command}")
     folders = run_folders(options.runs)
     if not folders:

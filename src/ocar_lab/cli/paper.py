@@ -18,8 +18,7 @@ from ocar.errors import ConfigError, RunError
 from ocar_lab.cli.arguments import parse
 from ocar_lab.cli.tables import markdown_sheets, print_errors, print_json, print_sheets
 from ocar_lab.published import SOURCE
-from ocar_lab.runs import Measured, Run, read_all, read_folders, run_folders
-from ocar_lab.runs.texts import Sheet
+from ocar_lab.runs import Run, read_all, read_folders, run_folders
 
 if TYPE_CHECKING:
     from ocar_lab.experiment import Job
@@ -73,11 +72,7 @@ def usage() -> str:
 
 
 def main(command: str, arguments: list[str], *, debug: bool) -> int:
-    """Show a table of the paper, or make a figure.
-
-    Returns:
-        0, or 1 if a run cannot be read or failed.
-    """
+    """Show a table of the paper, or make a figure; 1 if a run cannot be read or failed."""
     if not arguments or arguments[0] in ("-h", "--help"):
         sys.stdout.write(usage())
         return 0 if arguments else 2
@@ -160,27 +155,26 @@ def _show_table(name: str, arguments: list[str]) -> int:
     begun = options.results.exists() or options.results != RESULTS
     runs, errors = read_all(options.results) if begun else ([], [])
     print_errors(errors)
-    document, sheets = _make_table(options, runs)
-    if options.json:
-        print_json({"paper": SOURCE, **document})
-    elif options.markdown:
-        sys.stdout.write(markdown_sheets(sheets))
-    else:
-        print_sheets(sheets)
-    return 1 if errors else 0
 
-
-def _make_table(options: TableOptions, runs: list[Measured]) -> tuple[dict[str, Any], list[Sheet]]:
-    from ocar_lab.paper import sheets, tables, times
+    from ocar_lab.paper import sheets, tables, times  # after --help, which does not wait for them
 
     if isinstance(options, TimesOptions):
         table = times.times_table(runs)
-        return sheets.times_document(table), [sheets.times_sheet(table)]
-    if isinstance(options, Table1Options):
-        found = [tables.table1(runs, options.benchmark)]
+        document, shown = sheets.times_document(table), [sheets.times_sheet(table)]
     else:
-        found = [*tables.clear_tables(runs)]
-    return sheets.table_document(found), [*map(sheets.table_sheet, found)]
+        found = (
+            [tables.table1(runs, options.benchmark)]
+            if isinstance(options, Table1Options)
+            else [*tables.clear_tables(runs)]
+        )
+        document, shown = sheets.table_document(found), [*map(sheets.table_sheet, found)]
+    if options.json:
+        print_json({"paper": SOURCE, **document})
+    elif options.markdown:
+        sys.stdout.write(markdown_sheets(shown))
+    else:
+        print_sheets(shown)
+    return 1 if errors else 0
 
 
 # Figures

@@ -7,8 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
-from ocar.errors import MissingPackageError
 from ocar_lab.experiment import Ended, Message, Progress
+from ocar_lab.optional import needed
 
 LINE_SECONDS = 60.0
 """Without a terminal, the least time between two lines about one run."""
@@ -47,13 +47,9 @@ class Display:
         self.room = 0
         if not (sys.stderr.isatty() if terminal is None else terminal):
             return
-        try:
+        with needed("The command line", "tyro and rich", extra="cli"):
             from rich import progress
             from rich.console import Console
-        except ImportError as error:
-            raise MissingPackageError(
-                'The command line needs tyro and rich: pip install "ocar[cli]"'
-            ) from error
         console = Console(stderr=True, highlight=False)
         bar = max(8, min(24, console.width - 95))
         self.room = console.width - bar - 12
@@ -89,11 +85,7 @@ class Display:
 
 
 class RunDisplay(Display):
-    """A bar for each run with rate, time left and live metrics, or a line now and then.
-
-    Args:
-        labels: Names of the runs.
-    """
+    """A bar for each run with rate, time left and live metrics, or a line now and then."""
 
     def __init__(self, labels: Sequence[str]) -> None:
         super().__init__("rate", "left", "live")

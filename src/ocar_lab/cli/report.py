@@ -43,11 +43,7 @@ class Options:
 
 
 def main(command: str, arguments: list[str], *, debug: bool) -> int:
-    """Write the page.
-
-    Returns:
-        0, or 1 if a run cannot be read.
-    """
+    """Write the page."""
     options = parse(Options, arguments, command=f"ocar {command}")
     runs, errors = read_all(options.dir)
     print_errors(errors)
@@ -69,11 +65,7 @@ def main(command: str, arguments: list[str], *, debug: bool) -> int:
 def write_report(
     runs: Sequence[Measured], path: Path, *, title: str, errors: Sequence[str] = ()
 ) -> None:
-    """Write the page on some runs.
-
-    Raises:
-        MissingPackageError: plotly or Jinja2 is not installed.
-    """
+    """Write the page on some runs."""
     page = make_page(make_report(runs, title=title, created=now(), errors=errors))
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, page.encode())

@@ -59,11 +59,7 @@ class Options:
 
 
 def main(command: str, arguments: list[str], *, debug: bool) -> int:
-    """Run what the arguments say.
-
-    Returns:
-        0 if every run is finished, else 1.
-    """
+    """Run what the arguments say; 0 if every run is finished."""
     jobs, workers, notes = plan(arguments)
     sys.stderr.writelines(notes)
     again = command_line(command, arguments)
@@ -73,11 +69,7 @@ def main(command: str, arguments: list[str], *, debug: bool) -> int:
 
 
 def plan(arguments: Sequence[str]) -> tuple[list[Job], Workers, list[str]]:
-    """The runs that the arguments ask for, who does them, and notes for the user.
-
-    Raises:
-        ConfigError: The arguments are wrong.
-    """
+    """The runs that the arguments ask for, who does them, and notes for the user."""
     call = parse_call(
         Options,
         CONFIGURATION,
@@ -142,11 +134,7 @@ def make_jobs(
 def with_preset(call: Call[Options]) -> tuple[dict[str, dict[str, Any]], list[str]]:
     """The settings of each method: those of the preset file below those of the flags.
 
-    Returns:
-        The settings, and a note if the preset is for another benchmark.
-
-    Raises:
-        ConfigError: The file is no preset, or for a method that is not run.
+    With them comes a note if the preset is for another benchmark.
     """
     path = call.options.preset
     if path is None:
@@ -172,11 +160,7 @@ def stored(jobs: Sequence[Job]) -> list[Run]:
 
 
 def do_runs(jobs: Sequence[Job], *, workers: Workers, again: str, debug: bool) -> int:
-    """Do some runs and show their progress.
-
-    Returns:
-        0 if every run is finished, else 1.
-    """
+    """Do some runs and show their progress; 0 if every run is finished, else 1."""
     width = max(len(job.config.label) for job in jobs)
     labels = [f"{job.config.label:{width}} seed {job.config.seed}" for job in jobs]
     finished, announced = 0, False

@@ -48,11 +48,7 @@ class Options:
 
 
 def main(command: str, arguments: list[str], *, debug: bool) -> int:
-    """Show the runs in a folder.
-
-    Returns:
-        0, or 1 if a run cannot be read.
-    """
+    """Show the runs in a folder."""
     options = parse(Options, arguments, command=f"ocar {command}")
     runs, errors = read_all(options.dir)
     print_errors(errors)
@@ -73,18 +69,7 @@ def main(command: str, arguments: list[str], *, debug: bool) -> int:
 
 
 def replace_tables(path: Path, tables: str) -> bool:
-    """Replace what stands between the two marks of a document.
-
-    Args:
-        path: The document.
-        tables: Whole lines.
-
-    Returns:
-        Whether the document has changed.
-
-    Raises:
-        ConfigError: The document does not have one mark of each kind, in their order.
-    """
+    """Replace what stands between the two marks of a document; whether that changes it."""
     if not path.is_file():
         raise ConfigError(f"There is no file {path}.")
     document = path.read_text(encoding="utf-8")

@@ -32,13 +32,9 @@ def print_table(
 ) -> None:
     """Print a table: fitted to a terminal, plain and with unbroken lines elsewhere.
 
-    Args:
-        header: Titles of the columns.
-        rows: The texts.
-        title: A line above.
-        numbers: Whether all columns but the first hold numbers.
+    With ``numbers`` all columns but the first are aligned to the right.
     """
-    with needed("The command line", "rich", extra="cli"):
+    with needed("The command line", "tyro and rich", extra="cli"):
         from rich import box
         from rich.console import Console
         from rich.table import Table

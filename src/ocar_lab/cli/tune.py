@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shlex
 import sys
 from collections import Counter
@@ -15,7 +14,7 @@ from ocar.errors import ConfigError
 from ocar_lab.cli.arguments import command_line
 from ocar_lab.cli.flags import parse_call
 from ocar_lab.cli.stopping import StopRequest
-from ocar_lab.cli.tables import print_table
+from ocar_lab.cli.tables import print_json, print_table
 from ocar_lab.cli.tune_progress import TuneDisplay, settings_text, value_text
 from ocar_lab.cli.workers import choose_workers
 from ocar_lab.experiment.executors import Workers
@@ -64,11 +63,7 @@ class Options:
 
 
 def main(command: str, arguments: list[str], *, debug: bool) -> int:
-    """Search and print what was found.
-
-    Returns:
-        0 if the study has all its trials, else 1.
-    """
+    """Search and print what was found; 0 if the study has all its trials, else 1."""
     call = parse_call(
         Options,
         CONFIGURATION,
@@ -96,8 +91,7 @@ def main(command: str, arguments: list[str], *, debug: bool) -> int:
         stopped = _search(study, workers, trials=options.trials, debug=debug)
         document = describe(study)
         if options.json:
-            json.dump(document, sys.stdout, indent=1, ensure_ascii=False)
-            sys.stdout.write("\n")
+            print_json(document)
         else:
             print_study(study, document)
     if stopped:
@@ -114,11 +108,7 @@ def _about_settings(benchmark: str, method: str, transform: str | None) -> str:
 
 
 def _search(study: Study, workers: Workers, *, trials: int, debug: bool) -> bool:
-    """Search and show the progress.
-
-    Returns:
-        Whether the search was stopped before it had all trials.
-    """
+    """Search and show the progress; True if the search was stopped before it had all trials."""
     run = study.config.run_config(study.config.example())
     on_gpu = workers.ray is None and run.resolve_device().type == "cuda"
     announced = False

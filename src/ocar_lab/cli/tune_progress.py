@@ -11,14 +11,7 @@ from ocar_lab.tune import Ended, SearchEvent, Study, TuneConfig
 
 
 class TuneDisplay(Display):
-    """A bar of trials with the time left, the running trials and the best one, or lines.
-
-    Args:
-        study: The study.
-        trials: Number of trials at the end.
-        terminal: Whether to draw a bar; by default if standard error is a terminal.
-        clock: Returns the time in seconds.
-    """
+    """A bar of trials with the time left, the running trials and the best one, or lines."""
 
     def __init__(
         self,

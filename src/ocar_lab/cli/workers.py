@@ -30,10 +30,7 @@ def choose_workers(
             GPU up to 8. None for one worker by default.
         ray: Address of a Ray cluster.
         gpus: GPUs of the cluster for each worker.
-        flag: The flag that sets ``gpus``.
-
-    Raises:
-        ConfigError: A value is out of range, or two of them contradict each other.
+        flag: The flag that sets ``gpus``, for errors.
     """
     if workers is not None and workers < 1:
         raise ConfigError(f"Invalid --workers {workers}. Must be at least 1.")

@@ -34,8 +34,8 @@ from ocar_lab.runs.results import identity_hash
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunConfig:
-    """One method on one benchmark with one seed; the fields are the flags of ``ocar run``."""
+class MethodConfig:
+    """A method on a benchmark: the fields that runs and studies share."""
 
     benchmark: str
     """Name of the benchmark."""
@@ -48,16 +48,35 @@ class RunConfig:
     own."""
 
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of the method and its transform, over those of the benchmark's preset."""
-
-    seed: int = 0
-    """Seed of all that is random: class order, validation data, weights, memory."""
+    """Settings of the method and its transform, over those of the benchmark's preset. A study does
+    not search them."""
 
     data_root: Path | None = None
     """Folder of the data sets; by default OCAR_DATA or the user's data folder."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to compute; auto is the GPU if there is one."""
+
+    plugins: tuple[str, ...] = field(default_factory=named_plugins)
+    """Modules to import first, which register names of their own."""
+
+    def __post_init__(self) -> None:
+        load_plugins(self.plugins)
+        object.__setattr__(self, "settings", dict(self.settings))
+        object.__setattr__(self, "plugins", tuple(self.plugins))
+
+    @property
+    def name(self) -> str:
+        """Name of the method with its transform: a registered one if there is one."""
+        return method_name(self.method, self.transform)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(MethodConfig):
+    """One method on one benchmark with one seed; the fields are the flags of ``ocar run``."""
+
+    seed: int = 0
+    """Seed of all that is random: class order, validation data, weights, memory."""
 
     iid: bool = False
     """All classes in one task, the benchmark's upper reference."""
@@ -98,11 +117,8 @@ class RunConfig:
     checkpoint_every: int | None = None
     """Save after this many batches; by default as often as costs less than 2 % of the time."""
 
-    plugins: tuple[str, ...] = field(default_factory=named_plugins)
-    """Modules to import first, which register names of their own."""
-
     def __post_init__(self) -> None:
-        load_plugins(self.plugins)
+        super().__post_init__()
         get_benchmark(self.benchmark)
         require_one_of("method", self.method, METHODS)
         if self.transform is not None:
@@ -117,14 +133,7 @@ class RunConfig:
         require_one_of("device", self.device, ("auto", "cpu", "cuda"))
         if "seed" in self.settings:
             raise ConfigError("Invalid settings: seed. It is a field of the configuration.")
-        object.__setattr__(self, "settings", dict(self.settings))
-        object.__setattr__(self, "plugins", tuple(self.plugins))
         self.resolve()
-
-    @property
-    def name(self) -> str:
-        """Name of the method with its transform: a registered one if there is one."""
-        return method_name(self.method, self.transform)
 
     @property
     def label(self) -> str:
@@ -145,7 +154,8 @@ class RunConfig:
         values = base_settings(self.benchmark, self.method, self.transform)
         values |= {**self.settings, "seed": self.seed}
         own, transform = make_settings(self.method, transform=self.transform, **values)
-        custom = [name for name, value in to_plain(own).items() if _is_custom(value)]
+        plain = to_plain(own).items()
+        custom = [n for n, v in plain if isinstance(v, Mapping) and v.get("kind") == CUSTOM]
         if custom:
             raise ConfigError(
                 f"Invalid settings: {', '.join(custom)}. A run folder holds no functions; use "
@@ -154,11 +164,7 @@ class RunConfig:
         return own, transform
 
     def resolve_device(self) -> torch.device:
-        """The device to use.
-
-        Raises:
-            ConfigError: There is no such device.
-        """
+        """The device to use; raises ``ConfigError`` if there is no such device."""
         return accel.choose_device(self.device)
 
     def identity(self) -> dict[str, Any]:
@@ -233,7 +239,3 @@ def base_settings(benchmark: str, method: str, transform: str | None = None) -> 
 
 def _defaults(settings: LearnerSettings | TransformSettings | None) -> dict[str, Any]:
     return {} if settings is None else {f.name: f.default for f in fields(settings)}
-
-
-def _is_custom(value: Any) -> bool:
-    return isinstance(value, Mapping) and value.get("kind") == CUSTOM

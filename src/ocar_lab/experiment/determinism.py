@@ -22,21 +22,12 @@ def deterministic_algorithms(wanted: bool) -> Iterator[None]:
     """Make PyTorch use deterministic algorithms only, and raise for operations that have none.
 
     The switch is PyTorch's own and holds for the process: it is on while any thread is inside.
-
-    Args:
-        wanted: False to do nothing.
+    Without ``wanted`` nothing is done.
     """
-    if wanted:
-        _enter()
-    try:
-        yield
-    finally:
-        if wanted:
-            _leave()
-
-
-def _enter() -> None:
     global _users, _before
+    if not wanted:
+        yield
+        return
     with _lock:
         if _users == 0:
             on = torch.are_deterministic_algorithms_enabled()
@@ -45,17 +36,15 @@ def _enter() -> None:
             torch.use_deterministic_algorithms(True)
             torch.backends.cudnn.benchmark = False
         _users += 1
-
-
-def _leave() -> None:
-    global _users
-    with _lock:
-        _users -= 1
-        if _users == 0:
-            on, benchmark, workspace = _before
-            torch.use_deterministic_algorithms(on)
-            torch.backends.cudnn.benchmark = benchmark
-            if workspace is None:
+    try:
+        yield
+    finally:
+        with _lock:
+            _users -= 1
+            if _users == 0:
+                on, benchmark, workspace = _before
+                torch.use_deterministic_algorithms(on)
+                torch.backends.cudnn.benchmark = benchmark
                 os.environ.pop(_WORKSPACE, None)
-            else:
-                os.environ[_WORKSPACE] = workspace
+                if workspace is not None:
+                    os.environ[_WORKSPACE] = workspace

@@ -11,75 +11,46 @@ from ocar.events import Evaluated, Finished, Guarded, TaskEnded
 
 @dataclass(frozen=True, kw_only=True)
 class Started:
-    """The run begins or resumes.
+    """The run begins or resumes."""
 
-    Attributes:
-        path: The run folder.
-        batches: Batches in the stream; 0 if unknown.
-        position: Batches done before.
-        history: Earlier evaluations; in a long stream only those that were written.
-        evaluated: Number of earlier evaluations.
-        aaa: Mean accuracy over all of them; NaN if there is none.
-    """
-
-    path: Path
-    batches: int
-    position: int
-    history: tuple[Evaluated, ...]
-    evaluated: int
-    aaa: float
+    path: Path  #: The run folder.
+    batches: int  #: Batches in the stream; 0 if unknown.
+    position: int  #: Batches done before.
+    history: tuple[Evaluated, ...]  #: Earlier ones; in a long stream only those that were written.
+    evaluated: int  #: Number of earlier evaluations.
+    aaa: float  #: Mean accuracy over all of them; NaN if there is none.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recorded:
-    """The learner has been evaluated.
-
-    Attributes:
-        evaluated: The evaluation.
-        reported: The learner's report on the last batch: ``loss``, ``classes``, ``tau``, ...
-        aaa: Mean accuracy over all evaluations so far; NaN in regression.
-        kept: Whether the metrics have a line for it; in a long stream not every evaluation has one.
-    """
+    """The learner has been evaluated."""
 
     evaluated: Evaluated
-    reported: Mapping[str, float]
-    aaa: float
-    kept: bool = True
+    reported: Mapping[str, float]  #: The learner's report on the batch: ``loss``, ``tau``, ...
+    aaa: float  #: Mean accuracy over all evaluations so far; NaN in regression.
+    kept: bool = True  #: Whether the metrics have a line for it: in a long stream not always.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """A checkpoint has been written.
+    """A checkpoint has been written."""
 
-    Attributes:
-        index: Index of the last batch in it.
-        seconds: How long it took.
-    """
-
-    index: int
+    index: int  #: Index of the last batch in it.
     seconds: float
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stopped:
-    """The run was asked to stop, and is saved.
+    """The run was asked to stop, and is saved."""
 
-    Attributes:
-        index: Index of the last batch done.
-    """
-
-    index: int
+    index: int  #: Index of the last batch done.
 
 
 @dataclass(frozen=True, kw_only=True)
 class AlreadyFinished:
-    """The run was finished before; nothing was done.
+    """The run was finished before; nothing was done."""
 
-    Attributes:
-        path: The run folder.
-    """
-
-    path: Path
+    path: Path  #: The run folder.
 
 
 RunEvent = Started | Recorded | Guarded | Saved | TaskEnded | Finished | Stopped | AlreadyFinished

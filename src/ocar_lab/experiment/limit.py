@@ -7,18 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from ocar.errors import CheckpointError
-from ocar.streams.base import Labelled, StreamBatch, TaskStream
+from ocar.streams.base import StreamBatch, TaskStream
 
 
 class Limited:
     """A stream that ends after a number of tasks or batches, whichever comes first.
 
-    Its last batch counts as the last batch of its task.
-
-    Args:
-        stream: The whole stream.
-        max_tasks: Number of tasks; all by default.
-        max_batches: Number of batches; all by default.
+    Its last batch counts as the last batch of its task. By default there is no limit. The training
+    samples of the last task are more than the stream yields where batches are limited.
     """
 
     def __init__(
@@ -30,6 +26,7 @@ class Limited:
         self._position = 0
         self._begun = 0
         self._ended = False
+        self.training, self.validation, self.test = stream.training, stream.validation, stream.test
 
     @property
     def tasks(self) -> int:
@@ -53,18 +50,6 @@ class Limited:
             yield replace(batch, last=True) if cut else batch
             if self._ended:
                 return
-
-    def training(self, task: int, /) -> Labelled:
-        """Training samples of one task; more than the stream yields where batches are limited."""
-        return self.stream.training(task)
-
-    def validation(self, task: int, /) -> Labelled:
-        """Validation samples of one task."""
-        return self.stream.validation(task)
-
-    def test(self, task: int, /) -> Labelled:
-        """Test samples of one task."""
-        return self.stream.test(task)
 
     def state_dict(self) -> dict[str, int]:
         """The position of the stream."""

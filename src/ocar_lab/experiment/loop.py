@@ -8,7 +8,7 @@ what was lost, and ends the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -64,20 +64,17 @@ def run_events(
     out: Path | str = "runs",
     stop: Callable[[], bool] | None = None,
     others: int | None = 0,
-) -> Iterator[RunEvent]:
+) -> Generator[RunEvent, None, None]:
     """As :func:`run`, as a generator of events.
 
-    Args:
-        config: What to run.
-        out: Folder of all runs.
-        stop: Asked whether to save and leave, whenever the run is idle.
-        others: Number of other runs at the same time, for the record; None if unknown.
+    ``others`` is the number of other runs at the same time, for the record; None if unknown.
 
     Yields:
         Either only ``AlreadyFinished``, or ``Started``, then ``Recorded`` for each evaluation,
         ``Saved`` for each checkpoint, ``TaskEnded``, and last ``Finished`` or ``Stopped``.
     """
     load_plugins(config.plugins)  # in a worker, where the configuration was unpickled
+    regression = get_benchmark(config.benchmark).kind == "regression"
     with RunFolder(Path(out) / config.folder()) as folder:
         device = config.resolve_device()
         process = describe_process(device)
@@ -88,7 +85,16 @@ def run_events(
         repeatable = deterministic_algorithms(config.deterministic)
         with limited_threads(document["threads"]), repeatable:
             try:
-                session = _make_session(config, folder, device)
+                session = Session(
+                    folder,
+                    stream=make_config_stream(config, device),
+                    learner=make_config_learner(config, device),
+                    every=config.interval,
+                    online=config.online,
+                    probe=config.probe and not regression,
+                    seed=config.seed,
+                    checkpoint_every=config.checkpoint_every,
+                )
                 folder.begin_session({**process, "beside": others, "batch": session.position})
                 yield from session.events(stop or never)
             except (GeneratorExit, KeyboardInterrupt):
@@ -99,20 +105,6 @@ def run_events(
                 with suppress(OSError):  # perhaps the disk has failed
                     folder.set_status("failed", error=f"{type(error).__name__}: {error}")
                 raise
-
-
-def _make_session(config: RunConfig, folder: RunFolder, device: torch.device) -> Session:
-    regression = get_benchmark(config.benchmark).kind == "regression"
-    return Session(
-        folder,
-        stream=make_config_stream(config, device),
-        learner=make_config_learner(config, device),
-        every=config.interval,
-        online=config.online,
-        probe=config.probe and not regression,
-        seed=config.seed,
-        checkpoint_every=config.checkpoint_every,
-    )
 
 
 def _document(config: RunConfig, process: Mapping[str, Any]) -> dict[str, Any]:

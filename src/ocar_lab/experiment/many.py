@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import math
 import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from ocar.events import Finished
 from ocar_lab.experiment.config import RunConfig
 from ocar_lab.experiment.events import AlreadyFinished, Recorded, RunEvent, Started, Stopped
 from ocar_lab.experiment.executors import INTERVAL, Executor, Stop, WorkError, Workers, do_all
-from ocar_lab.experiment.executors.base import never, say
+from ocar_lab.experiment.executors.base import never
 from ocar_lab.experiment.loop import run_events
 from ocar_lab.experiment.tensorboard import TensorBoard
 from ocar_lab.runs import is_finished
@@ -29,59 +29,35 @@ from ocar_lab.runs import is_finished
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A run to do.
-
-    Attributes:
-        config: What to run.
-        out: Folder of all runs.
-        tensorboard: Whether to write TensorBoard files.
-    """
+    """A run to do."""
 
     config: RunConfig
-    out: Path
-    tensorboard: bool = False
+    out: Path  #: Folder of all runs.
+    tensorboard: bool = False  #: Also write TensorBoard files.
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """How far a run is, and how well it does.
+    """How far a run is, and how well it does."""
 
-    Attributes:
-        job: Index of the job.
-        done: Batches done.
-        batches: Batches in all; 0 if unknown.
-        resumed: Batches that were done when this process began.
-        accuracy: Accuracy now, on all tasks so far; None in regression.
-        aaa: Mean of that accuracy over time.
-        reported: The learner's last report: ``loss``, ``classes``, ``tau``, ...
-    """
-
-    job: int
-    done: int
-    batches: int
-    resumed: int
-    accuracy: float | None = None
-    aaa: float | None = None
-    reported: Mapping[str, float] = field(default_factory=dict)
+    job: int  #: Index of the job.
+    done: int  #: Batches done.
+    batches: int  #: Batches in all; 0 if unknown.
+    resumed: int  #: Batches that were done when this process began.
+    accuracy: float | None = None  #: Now, on all tasks so far; None in regression.
+    aaa: float | None = None  #: Mean of that accuracy over time.
+    reported: Mapping[str, float] = field(default_factory=dict)  #: ``loss``, ``classes``, ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ended:
-    """A run has ended for now.
+    """A run has ended for now."""
 
-    Attributes:
-        job: Index of the job.
-        state: How it ended.
-        metrics: The metrics, if it finished now.
-        error: What went wrong, in a line or two, if it failed.
-        details: The traceback, if it failed.
-    """
-
-    job: int
+    job: int  #: Index of the job.
     state: Literal["finished", "already finished", "stopped", "failed"]
-    metrics: Mapping[str, float | None] = field(default_factory=dict)
-    error: str = ""
-    details: str = ""
+    metrics: Mapping[str, float | None] = field(default_factory=dict)  #: If it finished now.
+    error: str = ""  #: What went wrong, in a line or two.
+    details: str = ""  #: The traceback, if it failed.
 
 
 Message = Progress | Ended
@@ -123,16 +99,9 @@ def run_many(
 def follow_jobs(
     jobs: Mapping[int, Job], executor: Executor, *, stop: Stop, others: int | None = None
 ) -> Iterator[Message]:
-    """Have an executor do some runs.
+    """As :func:`run_many`: have an executor do some runs, which messages name by number.
 
-    Args:
-        jobs: The runs, by the numbers that messages name them by.
-        executor: Does the runs.
-        stop: Asked often whether to save and leave.
-        others: How many other runs are done at the same time, for the record.
-
-    Yields:
-        The same as :func:`run_many`.
+    ``others`` is the number of other runs at the same time, for the record.
     """
     works = {number: _Follow(number=number, job=job, others=others) for number, job in jobs.items()}
     for number, message in do_all(executor, works, stop=stop):
@@ -165,61 +134,43 @@ class _Follow:
     others: int | None
 
     def __call__(self, stop: Stop) -> Iterator[Message]:
-        try:
-            listener = TensorBoard() if self.job.tensorboard else None
-            watch = _Watch(self.number)
-            for event in run_events(
-                self.job.config, out=self.job.out, stop=stop, others=self.others
-            ):
-                if listener is not None:
-                    listener(event)
-                yield from watch.messages(event)
-        except Exception as error:  # noqa: BLE001 (the other runs continue)
-            details = traceback.format_exc()
-            yield Ended(job=self.number, state="failed", error=say(error), details=details)
+        job = self.job
+        listeners = [TensorBoard()] if job.tensorboard else []
+        events = run_events(job.config, out=job.out, stop=stop, others=self.others)
+        with closing(events):  # the folder is left before the next run begins
+            yield from as_messages(self.number, events, listeners)
 
 
-class _Watch:
-    """Turns the events of one run into messages, at most one every tenth of a second."""
-
-    def __init__(self, job: int) -> None:
-        self.job = job
-        self._start: Started | None = None
-        self._sent = 0.0
-
-    def messages(self, event: RunEvent) -> Iterator[Message]:
+def as_messages(
+    job: int, events: Iterable[RunEvent], listeners: Sequence[Callable[[RunEvent], object]] = ()
+) -> Iterator[Message]:
+    """The events of one run as messages; progress at most every tenth of a second."""
+    progress, sent = Progress(job=job, done=0, batches=0, resumed=0), 0.0
+    for event in events:
+        for listener in listeners:
+            listener(event)
         if isinstance(event, AlreadyFinished):
-            yield Ended(job=self.job, state="already finished")
+            yield Ended(job=job, state="already finished")
         elif isinstance(event, Started):
-            self._start = event
-            yield self._progress(event.position, event.aaa)
-        elif isinstance(event, Recorded):
+            done, batches, aaa = event.position, event.batches, _defined(event.aaa)
+            progress = Progress(job=job, done=done, batches=batches, resumed=done, aaa=aaa)
+            yield progress
+        elif isinstance(event, Recorded) and time.monotonic() - sent >= INTERVAL:
             evaluated = event.evaluated
-            if time.monotonic() - self._sent >= INTERVAL:
-                losses = {"l_p": evaluated.l_p, "l_s": evaluated.l_s}
-                reported = {name: value for name, value in losses.items() if value is not None}
-                yield self._progress(
-                    evaluated.index + 1,
-                    event.aaa,
-                    accuracy=_defined(evaluated.accuracy),
-                    reported=reported | dict(event.reported),
-                )
-                self._sent = time.monotonic()
+            losses = {"l_p": evaluated.l_p, "l_s": evaluated.l_s}
+            reported = {name: value for name, value in losses.items() if value is not None}
+            yield replace(
+                progress,
+                done=evaluated.index + 1,
+                accuracy=_defined(evaluated.accuracy),
+                aaa=_defined(event.aaa),
+                reported=reported | dict(event.reported),
+            )
+            sent = time.monotonic()
         elif isinstance(event, Finished):
-            yield Ended(job=self.job, state="finished", metrics=asdict(event.summary))
+            yield Ended(job=job, state="finished", metrics=asdict(event.summary))
         elif isinstance(event, Stopped):
-            yield Ended(job=self.job, state="stopped")
-
-    def _progress(self, done: int, aaa: float, **values: Any) -> Progress:
-        assert self._start is not None
-        return Progress(
-            job=self.job,
-            done=done,
-            batches=self._start.batches,
-            resumed=self._start.position,
-            aaa=_defined(aaa),
-            **values,
-        )
+            yield Ended(job=job, state="stopped")
 
 
 def _defined(value: float) -> float | None:

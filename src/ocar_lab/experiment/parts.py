@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 
 import torch
 
@@ -47,24 +47,17 @@ def make_config_learner(config: RunConfig, device: torch.device) -> Learner:
 
 @contextmanager
 def limited_threads(count: int) -> Iterator[None]:
-    """Limit the threads on the CPU, in PyTorch and in NumPy.
-
-    Args:
-        count: Number of threads inside the ``with`` statement.
-    """
+    """Limit the threads on the CPU, in PyTorch and in NumPy, inside the ``with`` statement."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
-        with _limited_blas(count):
+        from threadpoolctl import threadpool_limits
+
+        blas = threadpool_limits(count, user_api="blas")
+    except ImportError:  # it may be missing on a machine with a GPU
+        blas = nullcontext()
+    try:
+        with blas:
             yield
     finally:
         torch.set_num_threads(before)
-
-
-def _limited_blas(count: int) -> AbstractContextManager[object]:
-    try:
-        from threadpoolctl import threadpool_limits
-    except ImportError:  # it may be missing on a machine with a GPU
-        return nullcontext()
-    limits: AbstractContextManager[object] = threadpool_limits(count, user_api="blas")
-    return limits

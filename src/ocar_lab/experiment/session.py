@@ -22,7 +22,6 @@ from ocar.events import Evaluated, Finished, Guarded, Idle, Learned, TaskEnded
 from ocar.learner import Learner
 from ocar.state import with_prefix, without_prefix
 from ocar.streams.base import TaskStream
-from ocar_lab.experiment.cadence import Cadence
 from ocar_lab.experiment.events import Recorded, RunEvent, Saved, Started, Stopped
 from ocar_lab.experiment.executors.base import never
 from ocar_lab.runs import RunFolder
@@ -33,6 +32,39 @@ FLUSH_SECONDS = 5.0
 
 MOST_IN_A_ROW = 20
 """With this many skipped batches in a row, the cause is not the batches."""
+
+SHARE = 0.01
+"""Share of the time that saving may take; with the last checkpoint of a short run, under 2 %."""
+
+LEAST_SECONDS = 1.0
+"""Least time between two checkpoints."""
+
+
+class Cadence:
+    """Decides when the next checkpoint is due.
+
+    Args:
+        every: Batches between two checkpoints; None to decide by the cost of the last one.
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(
+        self, every: int | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.every, self.clock = every, clock
+        self._batches = 0
+        self._saved, self._wait = clock(), LEAST_SECONDS
+
+    def is_due(self, index: int) -> bool:
+        """Whether to save after the batch with this index."""
+        if self.every is not None:
+            return index + 1 - self._batches >= self.every
+        return self.clock() - self._saved >= self._wait
+
+    def note(self, index: int, *, cost: float = 0.0) -> None:
+        """Note a checkpoint up to a batch that was read, or written in ``cost`` seconds."""
+        self._batches = index + 1
+        self._saved, self._wait = self.clock(), max(LEAST_SECONDS, cost / SHARE)
 
 
 class Session:
@@ -91,13 +123,17 @@ class Session:
         )
 
     def events(self, stop: Callable[[], bool]) -> Iterator[RunEvent]:
-        """Learn the rest of the stream.
-
-        Args:
-            stop: Asked whether to save and leave, whenever the run is idle.
-        """
+        """Learn the rest of the stream; ``stop`` is asked whether to save and leave when idle."""
         self._stop = stop
-        yield self._started()
+        past, self._past = self._past, ()
+        yield Started(
+            path=self.folder.path,
+            batches=operator.length_hint(self.stream),
+            position=self.position,
+            history=past,
+            evaluated=self.history.count,
+            aaa=self.history.anytime.compute(),
+        )
         learned: dict[int, Learned] = {}
         for event in self._loop:
             if isinstance(event, Learned):
@@ -107,7 +143,12 @@ class Session:
                 # a resumed run would not have it.
                 yield self._record(event, learned.pop(event.index, None))
             elif isinstance(event, Guarded):
-                _give_up(event)
+                if event.in_a_row >= MOST_IN_A_ROW:
+                    raise NumericalError(
+                        f"The last {event.in_a_row} batches by batch {event.index} were skipped: "
+                        "their loss or weights were not finite, or their inputs were out of scale. "
+                        "Try a smaller learning rate, and check the inputs."
+                    )
                 yield event
             elif isinstance(event, Idle):
                 learned.clear()
@@ -140,17 +181,6 @@ class Session:
         """Whether to become idle after a batch."""
         overdue = time.monotonic() - self._flushed >= FLUSH_SECONDS
         return overdue or self._stop() or self.cadence.is_due(index)
-
-    def _started(self) -> Started:
-        past, self._past = self._past, ()
-        return Started(
-            path=self.folder.path,
-            batches=operator.length_hint(self.stream),
-            position=self.position,
-            history=past,
-            evaluated=self.history.count,
-            aaa=self.history.anytime.compute(),
-        )
 
     def _note(self, learned: dict[int, Learned], event: Learned) -> None:
         """Store a report until its batch is evaluated; reports of other batches are dropped."""
@@ -209,16 +239,6 @@ class Session:
             self.history = History(self._past)
         self._saved = self.position
         self.cadence.note(self.position - 1)
-
-
-def _give_up(event: Guarded) -> None:
-    """Raise if one batch after another is skipped."""
-    if event.in_a_row >= MOST_IN_A_ROW:
-        raise NumericalError(
-            f"The last {event.in_a_row} batches by batch {event.index} were skipped: their loss "
-            "or weights were not finite, or their inputs were out of scale. Try a smaller "
-            "learning rate, and check the inputs."
-        )
 
 
 def _reported(learned: Learned) -> dict[str, float]:

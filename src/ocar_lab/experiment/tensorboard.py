@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ocar.errors import MissingPackageError
 from ocar.events import Finished
 from ocar_lab.experiment.events import Recorded, RunEvent, Started, Stopped
+from ocar_lab.optional import needed
 
 FOLDER = "tensorboard"
 
@@ -19,18 +19,11 @@ class TensorBoard:
     Example::
 
         ocar_lab.run(config, listen=TensorBoard())
-
-    Raises:
-        MissingPackageError: TensorBoard is not installed.
     """
 
     def __init__(self) -> None:
-        try:
+        with needed("A TensorBoard file", "tensorboard", extra="tensorboard"):
             from torch.utils.tensorboard import SummaryWriter
-        except ImportError as error:
-            raise MissingPackageError(
-                'TensorBoard is not installed: pip install "ocar[tensorboard]"'
-            ) from error
         self._make_writer: Any = SummaryWriter
         self._writer: Any = None
         self._step = 0

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Literal
 
 from ocar.config import require, to_plain
 from ocar.errors import ConfigError
 from ocar.methods.presets import PRESETS
 from ocar.streams.benchmarks import get_benchmark
-from ocar_lab.experiment.config import RunConfig, method_name
-from ocar_lab.plugins import load_plugins, named_plugins
+from ocar_lab.experiment.config import MethodConfig, RunConfig
 from ocar_lab.tune.pruning import RULE
 from ocar_lab.tune.spaces import Choice, Space, search_space
 
@@ -27,33 +25,14 @@ STARTUP = 10
 
 
 @dataclass(frozen=True, kw_only=True)
-class TuneConfig:
+class TuneConfig(MethodConfig):
     """A search for the settings of one method; the fields are the flags of ``ocar tune``."""
-
-    benchmark: str
-    """Name of the benchmark."""
-
-    method: str
-    """Name of the method."""
-
-    transform: str | None = None
-    """Gradient transform to use with the method's objective, such as ocar; by default the method's
-    own."""
-
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """Settings that are given and therefore not searched."""
 
     tasks: int | None = None
     """Tasks that a trial learns; by default 4, and in regression all."""
 
     seed: int = 0
     """Seed of every trial's run and of the search."""
-
-    data_root: Path | None = None
-    """Folder of the data sets; by default OCAR_DATA or the user's data folder."""
-
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to compute; auto is the GPU if there is one."""
 
     try_preset: bool = True
     """Try the settings of the benchmark's preset first, if there is one for the method."""
@@ -71,22 +50,12 @@ class TuneConfig:
     max_batches: int | None = None
     """End each trial after this many batches, for a quick look."""
 
-    plugins: tuple[str, ...] = field(default_factory=named_plugins)
-    """Modules to import first, which register names of their own."""
-
     def __post_init__(self) -> None:
-        load_plugins(self.plugins)
+        super().__post_init__()
         require("tasks", self.tasks, self.tasks is None or self.tasks >= 1, "at least 1, or None")
-        object.__setattr__(self, "settings", dict(self.settings))
-        object.__setattr__(self, "plugins", tuple(self.plugins))
         self.run_config(self.example())  # checks the other fields
         if not self.space:
             raise ConfigError(f"Nothing to search: all searched settings of {self.name} are given.")
-
-    @property
-    def name(self) -> str:
-        """Name of the method with its transform."""
-        return method_name(self.method, self.transform)
 
     @cached_property
     def regression(self) -> bool:

@@ -11,25 +11,15 @@ State = Literal["running", "finished", "pruned", "failed"]
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """One trial of a study.
+    """One trial of a study."""
 
-    Attributes:
-        number: Its number in the journal; trials that were cut short have numbers too.
-        state: Its state.
-        settings: The settings that it tries.
-        value: Its value, if it finished.
-        scores: Its scores by batches learned.
-        seconds: How long it took.
-        error: What went wrong, if it failed.
-    """
-
-    number: int
+    number: int  #: In the journal; trials that were cut short have numbers too.
     state: State
     settings: Mapping[str, Any]
-    value: float | None = None
-    scores: Mapping[int, float] = field(default_factory=dict)
+    value: float | None = None  #: If it finished.
+    scores: Mapping[int, float] = field(default_factory=dict)  #: By batches learned.
     seconds: float | None = None
-    error: str = ""
+    error: str = ""  #: If it failed.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +36,8 @@ class Ended:
     """A trial has ended; a trial that is cut short does not emit this."""
 
     trial: Trial
-    best: Trial | None  # so far
-    details: str = ""  # the traceback, if it failed
+    best: Trial | None  #: So far.
+    details: str = ""  #: The traceback, if it failed.
 
 
 SearchEvent = Moved | Ended

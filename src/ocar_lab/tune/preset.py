@@ -35,20 +35,11 @@ FORMAT, VERSION = "ocar-preset", 1
 class Preset:
     """Settings of one method."""
 
-    benchmark: str
-    """Benchmark of the search."""
-
+    benchmark: str  #: Benchmark of the search.
     method: str
-    """Name of the method."""
-
-    transform: str | None = None
-    """Gradient transform to use with the method's objective; by default the method's own."""
-
-    settings: Mapping[str, Any]
-    """The settings; others keep their values."""
-
-    found: Mapping[str, Any] = field(default_factory=dict)
-    """How they were found."""
+    transform: str | None = None  #: Gradient transform; by default the method's own.
+    settings: Mapping[str, Any]  #: Others keep their values.
+    found: Mapping[str, Any] = field(default_factory=dict)  #: How they were found.
 
     def __post_init__(self) -> None:
         plain = {n: tuple(v) if isinstance(v, list) else v for n, v in dict(self.settings).items()}

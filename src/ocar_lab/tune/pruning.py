@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 TRIALS = 5
 """Trials that a comparison needs, as in Optuna's own pruners."""
@@ -30,32 +29,8 @@ RULE = (
 )
 """The rule in words, as studies store it."""
 
-ERROR = "error"
-"""User attribute of an Optuna trial: why it failed."""
-
 
 def is_hopeless(value: float, others: Sequence[float], *, lower_is_better: bool) -> bool:
     """Whether a value is not in the best eighth of all values after the same batch."""
     better = sum(other < value if lower_is_better else other > value for other in others)
     return len(others) >= TRIALS and better >= math.ceil(KEPT * (len(others) + 1))
-
-
-def make_pruner() -> Any:
-    """The rule as a pruner for Optuna; a trial reports one value for each task, late in it."""
-    import optuna
-
-    class BestEighth(optuna.pruners.BasePruner):
-        def prune(self, study: optuna.Study, trial: optuna.trial.FrozenTrial) -> bool:
-            step, values = trial.last_step, trial.intermediate_values
-            if step is None or len(values) <= FIRST:
-                return False
-            states = (optuna.trial.TrialState.COMPLETE, optuna.trial.TrialState.PRUNED)
-            others = [
-                other.intermediate_values[step]
-                for other in study.get_trials(deepcopy=False, states=states)
-                if step in other.intermediate_values and ERROR not in other.user_attrs
-            ]
-            lower = study.direction == optuna.study.StudyDirection.MINIMIZE
-            return is_hopeless(values[step], others, lower_is_better=lower)
-
-    return BestEighth()

@@ -42,16 +42,9 @@ class Range:
     """Numbers between two bounds, both included."""
 
     low: float
-    """Lower bound."""
-
     high: float
-    """Upper bound."""
-
-    log: bool = False
-    """Log-uniform instead of uniform."""
-
-    whole: bool = False
-    """Integers only."""
+    log: bool = False  #: Log-uniform instead of uniform.
+    whole: bool = False  #: Integers only.
 
     def __post_init__(self) -> None:
         require("low", self.low, self.low < self.high, f"less than {self.high}")
@@ -66,7 +59,6 @@ class Choice:
     """One of a few values."""
 
     values: tuple[float | str, ...]
-    """The values."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "values", tuple(self.values))
@@ -150,15 +142,9 @@ REGRESSION: dict[type[TransformSettings], Space] = {
 
 
 def search_space(benchmark: str, method: str, transform: str | None = None) -> dict[str, Any]:
-    """The search space of a method.
+    """The search space of a method: a range or a choice for each setting that is searched.
 
-    Args:
-        benchmark: Name of the benchmark; regression has other ranges than classification.
-        method: A name in ``METHODS``.
-        transform: A name in ``TRANSFORMS``; None for the method's own.
-
-    Returns:
-        A :class:`Range` or :class:`Choice` for each setting that is searched.
+    Regression has other ranges than classification. Without ``transform`` it is the method's own.
     """
     regression = get_benchmark(benchmark).kind == "regression"
     chosen = METHODS[method]

@@ -20,24 +20,24 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from ocar import accel
-from ocar.errors import MissingPackageError, OcarError, RunError
+from ocar.errors import OcarError, RunError
 from ocar.files import write_whole
 from ocar.rng import derive_seed
 from ocar_lab.experiment.executors import Executor, Stop, WorkError
 from ocar_lab.experiment.executors.base import never
+from ocar_lab.optional import needed
 from ocar_lab.runs import describe_process
 from ocar_lab.runs.folder import read_json
 from ocar_lab.runs.lock import FolderLock
 from ocar_lab.tune.config import STARTUP, TuneConfig
 from ocar_lab.tune.events import Ended, Moved, SearchEvent, State, Trial
 from ocar_lab.tune.preset import Preset, write_preset
-from ocar_lab.tune.pruning import ERROR, make_pruner
+from ocar_lab.tune.pruning import FIRST, is_hopeless
 from ocar_lab.tune.spaces import suggest
-from ocar_lab.tune.trial import Failed, Finished, Scored, TrialWork, Working
+from ocar_lab.tune.trial import Finished, Scored, TrialWork
 
 STUDY, JOURNAL, PRESET = "study.json", "journal.log", "preset.json"
 
@@ -50,6 +50,9 @@ STATES: dict[str, State] = {
     "PRUNED": "pruned",
     "FAIL": "failed",
 }
+
+ERROR = "error"
+"""User attribute of an Optuna trial: why it failed."""
 
 
 class _CutShort(Exception):
@@ -64,14 +67,15 @@ class Study:
         folder: The folder; it is made when the study is entered.
 
     Raises:
-        MissingPackageError: Optuna is not installed.
         RunError: When entering: the folder is in use, damaged, or of another configuration.
     """
 
     def __init__(self, config: TuneConfig, folder: Path) -> None:
         self.config = config
         self.folder = folder
-        self._optuna = _import_optuna()
+        with needed("Tuning", "Optuna", extra="tune"):
+            import optuna
+        self._optuna: Any = optuna
         self._exit = ExitStack()
         self._study: Any = None
         self._lock = threading.RLock()  # of callbacks: several workers are several threads
@@ -89,12 +93,7 @@ class Study:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._exit.close()
 
     @property
@@ -174,20 +173,18 @@ class Study:
     def _run(
         self, trial: Any, executor: Executor, stop: Stop, emit: Callable[[SearchEvent], None]
     ) -> float:
-        """Run one trial; Optuna calls this.
-
-        Returns:
-            The value of the trial.
+        """Run one trial and return its value; Optuna calls this.
 
         Raises:
-            TrialPruned: It is worse than most trials, or its settings make it diverge.
+            TrialPruned: It is worse than most trials, or its settings make it diverge. Optuna
+                learns from pruned trials and not from failed ones.
             WorkError: It failed.
-            _CutShort: It was stopped.
+            _CutShort: It was stopped, or all trials would fail as it did.
         """
         settings = {name: suggest(trial, name, part) for name, part in self.config.space.items()}
         number, value, hopeless = trial.number, float("nan"), False
         emit(Moved(number=number))
-        work = TrialWork(config=self.config.run_config(settings))
+        work = TrialWork(config=self.config.run_config(settings), number=number)
         try:
             with closing(executor.run(work, stop)) as messages:
                 for message in messages:
@@ -195,14 +192,19 @@ class Study:
                         return value
                     if hopeless:
                         break
-                    if isinstance(message, Working):
-                        emit(Moved(number=number, done=message.done, batches=message.batches))
+                    if isinstance(message, Moved):
+                        emit(message)
                     elif isinstance(message, Scored):
                         value = message.value
                         trial.report(value, message.batches)
-                        hopeless = self.config.prune and trial.should_prune()
+                        compared = self.config.prune and message.task >= FIRST
+                        hopeless = compared and self._is_hopeless(value, message.batches)
+                    elif message.reason == "settings":
+                        trial.set_user_attr(ERROR, message.error)
+                        raise self._optuna.TrialPruned
                     else:
-                        self._fail(trial, message)
+                        self._fatal = OcarError(message.error)
+                        break
         except WorkError as error:
             trial.set_user_attr(ERROR, error.error or "unknown")
             self._details[number] = error.details
@@ -212,20 +214,16 @@ class Study:
         self._study.stop()
         raise _CutShort
 
-    def _fail(self, trial: Any, failed: Failed) -> None:
-        """Raise for a trial that failed.
-
-        A trial that diverges counts as pruned for Optuna, which learns from such trials and not
-        from failed ones.
-        """
-        if failed.reason == "setup":
-            self._fatal = OcarError(failed.error)
-            self._study.stop()
-            raise _CutShort
-        if failed.reason == "settings":
-            trial.set_user_attr(ERROR, failed.error)
-            raise self._optuna.TrialPruned
-        raise WorkError(failed.error, failed.details)
+    def _is_hopeless(self, value: float, batches: int) -> bool:
+        """Whether a trial should be pruned, with this value after these batches."""
+        states = (self._optuna.trial.TrialState.COMPLETE, self._optuna.trial.TrialState.PRUNED)
+        others = [
+            other.intermediate_values[batches]
+            for other in self._study.get_trials(deepcopy=False, states=states)
+            if batches in other.intermediate_values and ERROR not in other.user_attrs
+        ]
+        lower_is_better = self.config.direction == "minimize"
+        return is_hopeless(value, others, lower_is_better=lower_is_better)
 
     def _judge(self, trial: Trial) -> Ended:
         """Store the best settings so far; give up if all trials fail."""
@@ -237,19 +235,19 @@ class Study:
             self._study.stop()
         best = next(iter(self.ranking()), None)
         if best is not None:
-            found = {
-                "objective": self.config.objective,
-                "value": best.value,
-                "trial": best.number,
-                "trials": len(ended),
-                "seed": self.config.seed,
-            }
+            config = self.config
             preset = Preset(
-                benchmark=self.config.benchmark,
-                method=self.config.method,
-                transform=self.config.transform,
-                settings={**self.config.settings, **best.settings},
-                found=found,
+                benchmark=config.benchmark,
+                method=config.method,
+                transform=config.transform,
+                settings={**config.settings, **best.settings},
+                found={
+                    "objective": config.objective,
+                    "value": best.value,
+                    "trial": best.number,
+                    "trials": len(ended),
+                    "seed": config.seed,
+                },
             )
             write_preset(self.preset_path, preset)
         return Ended(trial=trial, best=best, details=self._details.pop(trial.number, ""))
@@ -293,7 +291,6 @@ class Study:
                 storage=optuna.storages.JournalStorage(backend),
                 study_name="ocar",
                 direction=self.config.direction,
-                pruner=make_pruner(),
                 load_if_exists=True,
             )
         except (ValueError, KeyError) as error:
@@ -339,11 +336,3 @@ def _cut_torn_line(path: Path) -> None:
         if not data.endswith(b"\n"):
             with path.open("rb+") as file:
                 file.truncate(data.rfind(b"\n") + 1)
-
-
-def _import_optuna() -> Any:
-    try:
-        import optuna
-    except ImportError as error:
-        raise MissingPackageError('Tuning needs Optuna: pip install "ocar[tune]"') from error
-    return optuna

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import operator
 import time
-import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -20,6 +19,7 @@ from ocar_lab.experiment.executors import INTERVAL, Stop
 from ocar_lab.experiment.executors.base import say
 from ocar_lab.experiment.parts import limited_threads, make_config_learner, make_config_stream
 from ocar_lab.plugins import load_plugins
+from ocar_lab.tune.events import Moved
 
 PARTS = 8
 """Evaluations for each task, about."""
@@ -29,14 +29,6 @@ LATE = 0.5
 
 Soon after a task begins, the best values are those of trials that learn fast, not of trials that
 forget little."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Working:
-    """How far a trial is: batches done, and batches in all, 0 if unknown."""
-
-    done: int
-    batches: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,18 +47,17 @@ class Finished:
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """A trial has failed.
+    """A trial has failed for a known reason; for any other the work raises.
 
     The reason is ``settings`` if they make learning diverge, ``setup`` if all trials would fail, as
     without data.
     """
 
     error: str
-    details: str = ""  # the traceback
-    reason: Literal["settings", "setup", "unknown"] = "unknown"
+    reason: Literal["settings", "setup"]
 
 
-TrialMessage = Working | Scored | Finished | Failed
+TrialMessage = Moved | Scored | Finished | Failed
 
 
 def is_scored(message: object) -> bool:
@@ -79,16 +70,13 @@ class TrialWork:
     """The work of one trial."""
 
     config: RunConfig
-    """What to try."""
+    number: int = 0
 
     def __call__(self, stop: Stop) -> Iterator[TrialMessage]:
-        """Learn and yield messages.
-
-        Args:
-            stop: Asked after each batch.
+        """Learn and yield messages; ``stop`` is asked after each batch.
 
         Yields:
-            ``Working`` now and then, ``Scored`` late in each task and after the last one, at the
+            ``Moved`` now and then, ``Scored`` late in each task and after the last one, at the
             end ``Finished`` or ``Failed``; neither after a request to stop.
         """
         try:
@@ -99,15 +87,13 @@ class TrialWork:
             yield Failed(error=say(error), reason="settings")
         except OcarError as error:
             yield Failed(error=say(error), reason="setup")
-        except Exception as error:  # noqa: BLE001 (the other trials continue)
-            yield Failed(error=say(error), details=traceback.format_exc())
 
     def _messages(self, stop: Stop) -> Iterator[TrialMessage]:
         device = self.config.resolve_device()
         stream = make_config_stream(self.config, device)
         learner = make_config_learner(self.config, device)
         batches, said = operator.length_hint(stream), time.monotonic()
-        yield Working(done=0, batches=batches)
+        yield Moved(number=self.number, batches=batches)
         learned, evaluated = None, None
         begun = 0  # first batch of the task
         scored: Evaluated | None = None
@@ -125,7 +111,7 @@ class TrialWork:
                 learned = event
                 if time.monotonic() - said >= INTERVAL:
                     said = time.monotonic()
-                    yield Working(done=event.index + 1, batches=batches)
+                    yield Moved(number=self.number, done=event.index + 1, batches=batches)
                 if stop():
                     return
             elif isinstance(event, Evaluated):
@@ -158,11 +144,7 @@ def value_of(evaluated: Evaluated) -> float:
 
 
 def _check(evaluated: Evaluated, learned: Learned | None) -> None:
-    """Raise if the value or the last loss is not finite.
-
-    Raises:
-        NumericalError: The learner has diverged.
-    """
+    """Raise if the value or the last loss is not finite."""
     loss = 0.0 if learned is None else float(learned.loss)
     value = value_of(evaluated)
     if not (math.isfinite(loss) and math.isfinite(value)):

@@ -33,7 +33,7 @@ class Scripted(Executor):
     """Does no work: a function of the settings returns the messages of a trial.
 
     Args:
-        script: The messages of a trial; a text is the death of its worker.
+        script: The messages of a trial; an error is what its worker raises.
         workers: Trials at a time.
     """
 
@@ -42,8 +42,8 @@ class Scripted(Executor):
 
     def run(self, work: Work, stop: Stop) -> Generator[Any, None, None]:
         for message in self.script(work.config.settings):  # type: ignore[attr-defined]
-            if isinstance(message, str):
-                raise WorkError(message)
+            if isinstance(message, WorkError):
+                raise message
             yield message
 
 
@@ -168,15 +168,15 @@ def test_failures_count_and_the_study_goes_on(tmp_path: Path) -> None:
     def script(settings: dict[str, Any]) -> list[Any]:
         number = next(counter)
         if number == 1:
-            return [Failed(error="it has diverged", details="Traceback")]
-        return ["Its process died"] if number == 2 else judged(0.5)
+            return [WorkError("it has a bug", "Traceback")]
+        return [WorkError("Its process died")] if number == 2 else judged(0.5)
 
     with Study(tiny(), tmp_path) as study:
         events: list[SearchEvent] = []
         study.search(Scripted(script), trials=5, listen=events.append)
         states = [t.state for t in study.trials()]
         assert states == ["finished", "failed", "failed", "finished", "finished"]
-        assert [t.error for t in study.trials()[1:3]] == ["it has diverged", "Its process died"]
+        assert [t.error for t in study.trials()[1:3]] == ["it has a bug", "Its process died"]
     assert [e.details for e in events if isinstance(e, Ended)] == ["", "Traceback", "", "", ""]
 
 

@@ -12,7 +12,7 @@ import ocar_lab
 from ocar.streams.indexed import IndexedStream
 from ocar_lab.experiment import RunConfig
 from ocar_lab.experiment.executors.base import never
-from ocar_lab.tune import TuneConfig
+from ocar_lab.tune import Moved, TuneConfig
 from ocar_lab.tune.trial import (
     LATE,
     PARTS,
@@ -21,7 +21,6 @@ from ocar_lab.tune.trial import (
     Scored,
     TrialMessage,
     TrialWork,
-    Working,
 )
 
 
@@ -67,7 +66,7 @@ def test_scores_are_the_accuracies_that_a_run_has_after_these_batches(
         assert tasks(messages) == {0: 1, 1: 2}
         for start, score in zip((0, ends[0]), sorted(found), strict=False):
             assert LATE * mean <= score - start < (LATE + 2 / PARTS) * mean
-    assert isinstance(messages[0], Working)
+    assert isinstance(messages[0], Moved)
     assert messages[-1] == Finished()
 
 
@@ -105,4 +104,4 @@ def test_without_data_no_trial_would_work(tmp_path: Path) -> None:
 
 def test_a_trial_stops_when_it_is_asked() -> None:
     messages = list(TrialWork(config=small(every="task", probe=False))(lambda: True))
-    assert {type(message) for message in messages} == {Working}
+    assert {type(message) for message in messages} == {Moved}

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
 from ocar.errors import OcarError
@@ -32,12 +31,7 @@ Work = Callable[[Stop], Iterator[Any]]
 
 
 class WorkError(OcarError):
-    """A piece of work raised, or its worker died.
-
-    Args:
-        error: What happened, in a line or two.
-        details: The traceback, if there is one.
-    """
+    """A piece of work raised, or its worker died; ``details`` is the traceback, if any."""
 
     def __init__(self, error: str, details: str = "") -> None:
         super().__init__(error, details)
@@ -48,57 +42,38 @@ class WorkError(OcarError):
 
 
 class Executor(ABC):
-    """Does pieces of work; used in a ``with`` statement, which releases the workers.
-
-    Attributes:
-        workers: Pieces of work at a time.
-    """
+    """Does pieces of work; used in a ``with`` statement, which releases the workers."""
 
     workers: int = 1
+    """Pieces of work at a time."""
 
     @abstractmethod
     def run(self, work: Work, stop: Stop) -> Generator[Any, None, None]:
-        """Do a piece of work; up to ``workers`` threads may call this at a time.
+        """Do a piece of work and yield its messages; closing the generator stops the work.
 
-        Closing the generator stops the work.
-
-        Args:
-            work: The work.
-            stop: Asked by the work whether to stop.
-
-        Yields:
-            The messages of the work.
+        Up to ``workers`` threads may call this at a time.
 
         Raises:
             WorkError: The work raised, or its worker died.
         """
 
     def close(self, *, abandon: bool) -> None:  # noqa: B027 (some have nothing to release)
-        """Release the workers.
-
-        Args:
-            abandon: Do not wait for work that is under way.
-        """
+        """Release the workers; ``abandon`` work that is under way instead of waiting for it."""
 
     def __enter__(self) -> Executor:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(abandon=kind is not None)
 
 
 def do_all(
     executor: Executor, works: Mapping[int, Work], *, stop: Stop
 ) -> Iterator[tuple[int, Any]]:
-    """Do many pieces of work, as many at a time as the executor has workers.
+    """Do many pieces of work, as many at a time as the executor has workers, and close it.
 
     Args:
-        executor: Does the work, and is closed afterwards.
+        executor: Does the work.
         works: The work, by number.
         stop: Asked often whether to stop what is under way and begin nothing more.
 
@@ -147,8 +122,12 @@ def do_all(
 class Over:
     """The end of a piece of work in another process, with its error if it raised."""
 
-    error: str = ""
-    details: str = ""
+    error: WorkError | None = None
+
+    def check(self) -> None:
+        """Raise the error, if there is one."""
+        if self.error is not None:
+            raise self.error
 
 
 def with_end(work: Work, stop: Stop) -> Iterator[Any]:
@@ -156,7 +135,7 @@ def with_end(work: Work, stop: Stop) -> Iterator[Any]:
     try:
         yield from work(stop)
     except Exception as error:  # noqa: BLE001 (the main process raises it)
-        yield Over(say(error), traceback.format_exc())
+        yield Over(WorkError(say(error), traceback.format_exc()))
     else:
         yield Over()
 

@@ -17,18 +17,14 @@ from ocar_lab.experiment.executors.processes import Processes
 class Workers:
     """How many pieces of work are done at a time, and where.
 
-    Attributes:
-        count: How many. 1 is this process, unless there is a cluster; None is for a cluster, and as
-            many as it has room for.
-        ray: Address of a Ray cluster, or ``"auto"`` for the one of this machine.
-        cpus: Cores of the cluster for each piece of work.
-        gpus: GPUs of the cluster for each piece of work; fractions are allowed.
+    A count of 1 is this process, unless there is a cluster; None is as many as a cluster has room
+    for.
     """
 
     count: int | None = 1
-    ray: str | None = None
-    cpus: float = 1
-    gpus: float = 0
+    ray: str | None = None  #: Address of a Ray cluster; ``"auto"`` for the one of this machine.
+    cpus: float = 1  #: Cores of the cluster for each piece of work.
+    gpus: float = 0  #: GPUs of the cluster for each piece of work; fractions are allowed.
 
     def __post_init__(self) -> None:
         require("workers", self.count, self.count is None or self.count >= 1, "at least 1")

@@ -15,16 +15,10 @@ import time
 from collections.abc import Generator, Iterator
 from typing import Any
 
-from ocar.errors import ConfigError, MissingPackageError
-from ocar_lab.experiment.executors.base import (
-    INTERVAL,
-    Executor,
-    Over,
-    Stop,
-    Work,
-    WorkError,
-    with_end,
-)
+from ocar.errors import ConfigError
+from ocar_lab.experiment.executors import base
+from ocar_lab.experiment.executors.base import INTERVAL, Over, Stop, Work, WorkError
+from ocar_lab.optional import needed
 
 LOOK = 0.5
 """Seconds between two questions to the board."""
@@ -33,7 +27,7 @@ PATIENCE = 10.0
 """Seconds to wait for the head node to answer."""
 
 
-class Cluster(Executor):
+class Cluster(base.Executor):
     """Does work on a Ray cluster.
 
     The nodes need this package and the data; runs also need a folder that all nodes share.
@@ -46,21 +40,26 @@ class Cluster(Executor):
 
     Raises:
         ConfigError: There is no such cluster, or no node has room for one piece of work.
-        MissingPackageError: Ray is not installed.
     """
 
     def __init__(
         self, *, address: str, workers: int | None = None, cpus: float = 1, gpus: float = 0
     ) -> None:
         self.cpus, self.gpus = cpus, gpus
-        self._ray = _import_ray()
+        with needed("A Ray cluster", "ray", extra="ray"):
+            import ray
+            from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+        self._ray: Any = ray
         self._connected = not self._ray.is_initialized()
         if self._connected:
             _connect(self._ray, address)
         try:
             room = self._room()
             self.workers = min(workers or room, room)
-            self._board = self._post_board()
+            here = ray.get_runtime_context().get_node_id()
+            strategy = NodeAffinitySchedulingStrategy(here, soft=False)
+            board = self._ray.remote(num_cpus=0, scheduling_strategy=strategy)(_Board)
+            self._board = board.remote()
         except BaseException:
             self._disconnect()
             raise
@@ -75,7 +74,6 @@ class Cluster(Executor):
         number, asked = next(self._numbers), False
         stream = task.remote(self._board, number, work)
         self._streams.add(stream)
-        over = Over()
         try:
             while True:
                 if not asked and stop():
@@ -85,8 +83,7 @@ class Cluster(Executor):
                 if ready:
                     message = self._ray.get(next(stream))
                     if isinstance(message, Over):
-                        over = message
-                        break
+                        return message.check()
                     yield message
         except StopIteration:
             pass
@@ -99,8 +96,6 @@ class Cluster(Executor):
             raise WorkError(text, str(error)) from error
         finally:
             self._streams.discard(stream)
-        if over.error:
-            raise WorkError(over.error, over.details)
 
     def close(self, *, abandon: bool) -> None:
         """End what is under way."""
@@ -110,11 +105,7 @@ class Cluster(Executor):
         self._disconnect()
 
     def _room(self) -> int:
-        """Pieces of work that the cluster can do at a time.
-
-        Raises:
-            ConfigError: It cannot do any.
-        """
+        """Pieces of work that the cluster can do at a time; at least one, or this raises."""
         needs = {"CPU": self.cpus, "GPU": self.gpus}
         # Ray counts in units of 1/10000.
         room = sum(
@@ -127,13 +118,6 @@ class Cluster(Executor):
                 "which each worker needs."
             )
         return room
-
-    def _post_board(self) -> Any:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        here = self._ray.get_runtime_context().get_node_id()
-        strategy = NodeAffinitySchedulingStrategy(here, soft=False)
-        return self._ray.remote(num_cpus=0, scheduling_strategy=strategy)(_Board).remote()
 
     def _disconnect(self) -> None:
         if self._connected:
@@ -166,45 +150,25 @@ def _serve(board: Any, number: int, work: Work) -> Iterator[Any]:
             asked = bool(ray.get(board.has.remote(number)))
         return asked
 
-    yield from with_end(work, stop)
-
-
-def _import_ray() -> Any:
-    try:
-        import ray
-    except ImportError as error:
-        raise MissingPackageError('A Ray cluster needs ray: pip install "ocar[ray]"') from error
-    return ray
+    yield from base.with_end(work, stop)
 
 
 def _connect(ray: Any, address: str) -> None:
+    host, _, port = address.rpartition(":")
+    if address != "auto" and (not host or not port.isdigit() or "/" in host):
+        raise ConfigError(
+            f"Invalid address {address!r} of a Ray cluster. Must be auto, or HOST:PORT of its head "
+            "node, such as 10.0.0.1:6379."
+        )
     handler = signal.getsignal(signal.SIGTERM)
     try:
-        if address != "auto":
-            _check_address(address)
+        if address != "auto":  # if nobody answers, Ray would wait for minutes
+            socket.create_connection((host, int(port)), timeout=PATIENCE).close()
         ray.init(address=address, log_to_driver=False, logging_level="error")
     except (OSError, ValueError, RuntimeError) as error:
-        if isinstance(error, ConfigError):
-            raise
         raise ConfigError(
             f"There is no Ray cluster at {address!r}. To start one: ray start --head"
         ) from error
     finally:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, handler)  # Ray replaces it
-
-
-def _check_address(address: str) -> None:
-    """Raise at once if nobody answers: Ray would wait for minutes.
-
-    Raises:
-        ConfigError: It is no address.
-        OSError: Nobody answers.
-    """
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit() or "/" in host:
-        raise ConfigError(
-            f"Invalid address {address!r} of a Ray cluster. Must be auto, or HOST:PORT of its head "
-            "node, such as 10.0.0.1:6379."
-        )
-    socket.create_connection((host, int(port)), timeout=PATIENCE).close()

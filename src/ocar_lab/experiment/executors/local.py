@@ -31,10 +31,7 @@ class Threads(Inline):
 
     The first piece of work runs by itself until it has trained and evaluated. By then PyTorch has
     loaded all libraries, which fails while another thread records a CUDA graph.
-
-    Args:
-        workers: Pieces of work at a time.
-        is_ahead: Whether a message shows that the first piece of work has trained and evaluated.
+    ``is_ahead(message)`` says whether that time has come.
     """
 
     def __init__(self, workers: int, *, is_ahead: Callable[[Any], bool]) -> None:

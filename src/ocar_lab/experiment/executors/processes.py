@@ -12,27 +12,18 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ocar_lab.experiment.executors.base import (
-    INTERVAL,
-    Executor,
-    Over,
-    Stop,
-    Work,
-    WorkError,
-    with_end,
-)
+from ocar_lab.experiment.executors import base
+from ocar_lab.experiment.executors.base import INTERVAL, Over, Stop, Work, WorkError
 
 THREADS = "OMP_NUM_THREADS"
 
 
-class Processes(Executor):
+class Processes(base.Executor):
     """Worker processes, each with one piece of work at a time, and a pipe to each.
 
     Work goes down the pipe and messages come back. ``None``, or the end of the pipe, is the request
-    to stop. Workers see the end also when this process is killed, and leave.
-
-    Args:
-        workers: Number of processes; each starts when it is first needed.
+    to stop. Workers see the end also when this process is killed, and leave. Each process starts
+    when it is first needed.
     """
 
     def __init__(self, workers: int) -> None:
@@ -46,7 +37,7 @@ class Processes(Executor):
         pipe = self._take()
         try:
             pipe.send(work)
-            over = yield from self._messages(pipe, stop)
+            yield from self._messages(pipe, stop)
         except (EOFError, OSError) as error:
             process = self._processes.pop(pipe)
             process.join()
@@ -58,8 +49,6 @@ class Processes(Executor):
         finally:
             if pipe in self._processes:
                 self._idle.put(pipe)
-        if over.error:
-            raise WorkError(over.error, over.details)
 
     def close(self, *, abandon: bool) -> None:
         """Let the processes leave, or kill them: a run survives that with its last checkpoint."""
@@ -84,7 +73,7 @@ class Processes(Executor):
         self._processes[pipe] = process
         return pipe
 
-    def _messages(self, pipe: Connection, stop: Stop) -> Generator[Any, None, Over]:
+    def _messages(self, pipe: Connection, stop: Stop) -> Generator[Any, None, None]:
         """The messages of a worker, to which a request to stop is passed on once."""
         asked = False
         while True:
@@ -94,7 +83,7 @@ class Processes(Executor):
             if pipe.poll(INTERVAL):
                 message = pipe.recv()
                 if isinstance(message, Over):
-                    return message
+                    return message.check()
                 try:
                     yield message
                 except GeneratorExit:
@@ -139,5 +128,5 @@ def _serve(pipe: Connection) -> None:
         while not asked:
             work: Work | None = pipe.recv()
             if work is not None:  # else a request to stop that came too late
-                for message in with_end(work, lambda: asked or pipe.poll()):
+                for message in base.with_end(work, lambda: asked or pipe.poll()):
                     pipe.send(message)
