@@ -17,8 +17,12 @@ from ocar.events import Finished
 from ocar.methods.ocar import OCARTransform
 from ocar.streams import ConvexStream, make_stream
 from ocar_lab.paper.figures import convex, curves, grid, ratio, setup, spectrum
-from ocar_lab.paper.figures.setup import Setup, Shortened, quiet
+from ocar_lab.paper.figures.setup import Setup, Shortened
 from ocar_lab.paper.figures.steps import StepsFigure, effective_step
+
+
+def quiet(done: int, total: int) -> None:
+    pass
 
 
 @pytest.fixture(autouse=True)

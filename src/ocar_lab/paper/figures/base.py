@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ocar_lab.drawing import save
+from ocar_lab.experiment import RunConfig
 from ocar_lab.paper.figures.setup import Listen, Setup
 from ocar_lab.paper.figures.store import Wanted, gather
 
@@ -54,12 +55,14 @@ class PaperFigure(ABC):
         Returns:
             The files: numbers, then pictures.
         """
-
-        def make(part: str) -> Any:
-            return self.make(part, progress(part))
-
         file = self.out / f"{self.name}.json"  # a name may have a point
-        parts = gather(file, self.wanted(), self.kind, make, command=command)
+        parts = gather(
+            file,
+            self.wanted(),
+            self.kind,
+            lambda part: self.make(part, progress(part)),
+            command=command,
+        )
         saved = [save(figure, self.out / name) for name, figure in self.pictures(parts).items()]
         return [file, *(path for paths in saved for path in paths)]
 
@@ -72,3 +75,12 @@ class RunFigure(Setup, PaperFigure):
     def name(self) -> str:
         """Name of the files, without their endings."""
         return f"{self.title}-{self.benchmark}"
+
+    @abstractmethod
+    def configs(self) -> dict[str, RunConfig]:
+        """The run of each part."""
+
+    def wanted(self) -> Wanted:
+        """The runs, and what they have in common."""
+        parts = {name: self.describe_run(config) for name, config in self.configs().items()}
+        return Wanted(settings=self.describe(), parts=parts)

@@ -92,13 +92,7 @@ def wanted(benchmark: str, chosen: Mapping[str, Sequence[Run]]) -> Wanted:
 def choose(runs: Sequence[Run], benchmark: str, label: str, seeds: Sequence[int]) -> list[Run]:
     """The finished runs of a method: of the configuration with the most of the seeds.
 
-    Among equals, a configuration without changed settings comes first.
-
-    Args:
-        runs: Stored runs, of any benchmark.
-        benchmark: Name of the benchmark.
-        label: Name of the method, ``er-iid`` for all classes in one task.
-        seeds: The seeds; all if empty.
+    Among equals, a configuration without changed settings comes first. Without ``seeds`` all count.
     """
     together: dict[str, dict[int, Run]] = {}
     for run in runs:
@@ -127,12 +121,9 @@ def make_curve(runs: Sequence[Run], *, tasks: int) -> Curve:
 
 
 def accuracy_at(times: Floats, columns: Columns, *, tasks: int) -> Floats:
-    """The accuracy at some times: that of the last evaluation, ``(n,)``.
+    """The accuracy at times in tasks, ``(n,)``: that of the last evaluation, else of the first.
 
-    Args:
-        times: Times in tasks, ``(n,)``; before the first evaluation its accuracy counts.
-        columns: The evaluations of a run.
-        tasks: Tasks of the benchmark, over which a run of one task is stretched.
+    A run of one task is stretched over ``tasks``.
 
     Raises:
         InputError: There is no evaluation.
@@ -166,12 +157,11 @@ def draw_curves(benchmark: str, curves: Mapping[str, Curve]) -> Any:
             label=f"{drawing.shown(label)}, {count} seed{'s' if count > 1 else ''}",
         )
     drawing.mark_boundaries(ax, range(1, tasks))
-    drawing.clean(ax)
     ax.set_xlim(0, tasks)
     ax.set_ylim(0, 102)
     ax.set_xticks(range(0, tasks + 1, max(1, tasks // 10)))
-    ax.set_xlabel("tasks learned", fontsize=9)
-    ax.set_ylabel("validation accuracy on all tasks so far (%)", fontsize=9)
-    ax.set_title(f"{benchmark}: mean, and one standard deviation", loc="left", fontsize=10)
+    title = f"{benchmark}: mean, and one standard deviation"
+    y = "validation accuracy on all tasks so far (%)"
+    drawing.clean(ax, title=title, x="tasks learned", y=y)
     ax.legend(**drawing.LEGEND, handlelength=4)
     return figure
