@@ -29,12 +29,7 @@ class Curve(NamedTuple):
 
 
 def curve(label: str, runs: Sequence[Columns], number: Callable[[Columns], Floats]) -> Curve:
-    """A number over time: at each time and for each seed, that of the last evaluation.
-
-    Args:
-        label: Name of the curve.
-        runs: The evaluations of each seed.
-        number: Computes the number, ``(n,)``, of a run.
+    """A number ``(n,)`` of each seed over time: at each time, that of the last evaluation.
 
     Raises:
         InputError: A run has no evaluation.

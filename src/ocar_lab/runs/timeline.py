@@ -55,11 +55,8 @@ def times_in_tasks(
 ) -> Floats:
     """The time of each evaluation, ``(n,)``: after batch j of m in task t it is t + j/m.
 
-    Args:
-        columns: The evaluations of a run.
-        finished: Whether its last task is complete.
-        lengths: Batches of each task, for a task that is not complete. A task that is not in it
-            counts as long as the longest.
+    The last task of a run that is not finished has as many batches as ``lengths`` says; without a
+    number of its own, as many as the longest.
     """
     known = lengths or {}
     times = np.empty(len(columns))
@@ -74,27 +71,19 @@ def times_in_tasks(
 
 
 def last_measured(grid: Floats, times: Floats, values: Floats) -> Floats:
-    """The number measured last at each time of a grid; before the first one, the first.
+    """The number measured last at each time of a grid, ``(n,)``; before the first one, the first.
 
-    Args:
-        grid: Times, ``(n,)``.
-        times: When the numbers were measured, ascending, ``(m,)``, m ≥ 1.
-        values: The numbers, ``(m,)``.
+    The times, ascending, and the values are ``(m,)``, m ≥ 1.
     """
     index = np.searchsorted(times, grid + NEAR, side="right") - 1
-    found: Floats = values[np.maximum(index, 0)]
-    return found
+    return np.asarray(values[np.maximum(index, 0)])
 
 
 def band(times: Sequence[Floats], values: Sequence[Floats]) -> Band:
     """A number over time: at each time and for each seed, the number measured last.
 
     The times are those of the seed that has got furthest. A seed counts from its first number to
-    its last evaluation.
-
-    Args:
-        times: When each seed was measured, ascending.
-        values: The numbers; NaN where there is none.
+    its last evaluation; its times ascend, and a value is NaN where there is none.
     """
     grid = max(times, key=lambda own: (own[-1] if len(own) else -1.0, len(own)))
     stacked = np.stack([_on_grid(grid, *pair) for pair in zip(times, values, strict=True)])
@@ -154,12 +143,7 @@ def per_stretch(
 ) -> Floats:
     """Mean or median over each stretch of time, ``(count,)``; NaN where there is no number.
 
-    Args:
-        times: Times in tasks, ascending, ``(n,)``.
-        values: The numbers, ``(n,)``; NaN is left out.
-        each: Stretches of a task.
-        count: Stretches in all.
-        how: What to compute.
+    Times in tasks and values are ``(n,)``; a task has ``each`` stretches.
     """
     with needed("A report", "polars", extra="cli"):
         import polars as pl
