@@ -70,13 +70,9 @@ def identity_hash(config: Mapping[str, Any]) -> str:
 
 
 def keep(runs: Sequence[Run], root: Path) -> Result:
-    """Write the results of some runs of one configuration.
+    """Write the results of runs of one benchmark, method and hash into the folder of all results.
 
     Other seeds in the file stay; the same seeds are replaced.
-
-    Args:
-        runs: Finished runs, at least one, all of one benchmark, method and hash.
-        root: Folder of all results.
 
     Raises:
         RunError: A run is not finished or does not describe its process, two runs have the same
@@ -99,8 +95,9 @@ def keep(runs: Sequence[Run], root: Path) -> Result:
         threads=threads.pop() if len(threads) == 1 else None,
     )
     result = Result(path=path, command=command, runs=together)
+    text = json.dumps(_document(result), indent=1, ensure_ascii=False, allow_nan=False)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, _to_json(result))
+    write_whole(path, text.encode() + b"\n")
     return result
 
 
@@ -147,9 +144,9 @@ def _wall_seconds(run: Run) -> float | None:
     return (datetime.fromisoformat(ended) - datetime.fromisoformat(begun)).total_seconds()
 
 
-def _to_json(result: Result) -> bytes:
+def _document(result: Result) -> dict[str, Any]:
     first = result.runs[0]
-    document = {
+    return {
         "format": FORMAT,
         "version": VERSION,
         "label": first.label,
@@ -170,8 +167,6 @@ def _to_json(result: Result) -> bytes:
             for run in result.runs
         ],
     }
-    text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
-    return text.encode() + b"\n"
 
 
 def read_result(path: Path) -> Result:
@@ -185,7 +180,8 @@ def read_result(path: Path) -> Result:
     if said != (FORMAT, VERSION):
         raise RunError(f"{path} is no result: {said}. This ocar reads {(FORMAT, VERSION)}.")
     try:
-        runs = tuple(_read_run(run, document, path) for run in document["runs"])
+        common = {name: document[name] for name in ("config", "label", "hash", "changed")}
+        runs = tuple(_read_run(run, path=path, **common) for run in document["runs"])
         result = Result(path=path, command=document["command"], runs=runs)
         meant = f"{document['label']}-{identity_hash(document['config'])}"
     except DAMAGE as error:
@@ -197,13 +193,9 @@ def read_result(path: Path) -> Result:
     return result
 
 
-def _read_run(run: Mapping[str, Any], document: Mapping[str, Any], path: Path) -> KeptRun:
+def _read_run(run: Mapping[str, Any], **common: Any) -> KeptRun:
     return KeptRun(
-        path=path,
-        config=document["config"],
-        label=document["label"],
-        hash=document["hash"],
-        changed=document["changed"],
+        **common,
         seed=int(run["seed"]),
         sessions=run["sessions"],
         state="finished",

@@ -7,16 +7,20 @@ batches in a task; in this unit their boundaries coincide.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from ocar.errors import InputError
 from ocar_lab.optional import needed
 from ocar_lab.runs.columns import Columns, Floats, Ints
 from ocar_lab.runs.reading import Run
+
+STEPS = 50
+"""Points of a curve for each task."""
 
 NEAR = 1e-9
 """Times closer than this are the same."""
@@ -77,6 +81,24 @@ def last_measured(grid: Floats, times: Floats, values: Floats) -> Floats:
     """
     index = np.searchsorted(times, grid + NEAR, side="right") - 1
     return np.asarray(values[np.maximum(index, 0)])
+
+
+def sampled(
+    runs: Sequence[Columns], number: Callable[[Columns], Floats], *, tasks: int
+) -> tuple[Floats, Floats]:
+    """``STEPS`` times a task, ``(n,)``, and a number of each run measured last then, ``(runs, n)``.
+
+    A run of one task is stretched over all ``tasks``.
+
+    Raises:
+        InputError: A run has no evaluation.
+    """
+    if not runs or not all(map(len, runs)):
+        raise InputError("There is nothing to draw: a run has no evaluation.")
+    grid = np.linspace(0, tasks, tasks * STEPS + 1)[1:]
+    times = [times_in_tasks(run) * (tasks if run.task[-1] == 0 else 1) for run in runs]
+    pairs = zip(times, map(number, runs), strict=True)
+    return grid, np.stack([last_measured(grid, *pair) for pair in pairs])
 
 
 def band(times: Sequence[Floats], values: Sequence[Floats]) -> Band:

@@ -13,15 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from ocar.errors import InputError
 from ocar_lab import drawing
 from ocar_lab.paper.figures.store import Wanted
 from ocar_lab.runs import Run
-from ocar_lab.runs.columns import Columns, Floats
-from ocar_lab.runs.timeline import last_measured, times_in_tasks
-
-STEPS = 50
-"""Points of a curve for each task."""
+from ocar_lab.runs.columns import Columns
+from ocar_lab.runs.timeline import STEPS, sampled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,8 +104,7 @@ def choose(runs: Sequence[Run], benchmark: str, label: str, seeds: Sequence[int]
 
 def make_curve(runs: Sequence[Run], *, tasks: int) -> Curve:
     """The curve of one method."""
-    times = np.linspace(0, tasks, tasks * STEPS + 1)[1:]
-    values = np.stack([accuracy_at(times, run.columns, tasks=tasks) for run in runs])
+    times, values = sampled([run.columns for run in runs], Columns.accuracy, tasks=tasks)
     std = values.std(0, ddof=1) if len(runs) > 1 else np.zeros(len(times))
     return Curve(
         seeds=tuple(run.seed for run in runs),
@@ -118,20 +113,6 @@ def make_curve(runs: Sequence[Run], *, tasks: int) -> Curve:
         mean=tuple(values.mean(0).tolist()),
         std=tuple(std.tolist()),
     )
-
-
-def accuracy_at(times: Floats, columns: Columns, *, tasks: int) -> Floats:
-    """The accuracy at times in tasks, ``(n,)``: that of the last evaluation, else of the first.
-
-    A run of one task is stretched over ``tasks``.
-
-    Raises:
-        InputError: There is no evaluation.
-    """
-    if not len(columns):
-        raise InputError("There is nothing to draw: a run has no evaluation.")
-    measured = times_in_tasks(columns) * (tasks if columns.task[-1] == 0 else 1)
-    return last_measured(times, measured, columns.accuracy())
 
 
 def draw_curves(benchmark: str, curves: Mapping[str, Curve]) -> Any:
