@@ -180,8 +180,7 @@ def read_result(path: Path) -> Result:
     if said != (FORMAT, VERSION):
         raise RunError(f"{path} is no result: {said}. This ocar reads {(FORMAT, VERSION)}.")
     try:
-        common = {name: document[name] for name in ("config", "label", "hash", "changed")}
-        runs = tuple(_read_run(run, path=path, **common) for run in document["runs"])
+        runs = tuple(_read_run(run, document, path) for run in document["runs"])
         result = Result(path=path, command=document["command"], runs=runs)
         meant = f"{document['label']}-{identity_hash(document['config'])}"
     except DAMAGE as error:
@@ -193,9 +192,10 @@ def read_result(path: Path) -> Result:
     return result
 
 
-def _read_run(run: Mapping[str, Any], **common: Any) -> KeptRun:
+def _read_run(run: Mapping[str, Any], document: Mapping[str, Any], path: Path) -> KeptRun:
     return KeptRun(
-        **common,
+        path=path,
+        **{name: document[name] for name in ("config", "label", "hash", "changed")},
         seed=int(run["seed"]),
         sessions=run["sessions"],
         state="finished",
