@@ -15,6 +15,9 @@ BLACK, ORANGE, GREEN, BLUE, RED, PURPLE = (
     getattr(styles, name).light for name in ("BLACK", "ORANGE", "GREEN", "BLUE", "RED", "PURPLE")
 )
 
+COLOURS = (BLUE, RED, GREEN, PURPLE)
+"""For lines that are no methods."""
+
 LEGEND: dict[str, Any] = {"fontsize": 8, "frameon": True, "framealpha": 1, "edgecolor": "0.8"}
 
 NAMES = {

@@ -64,6 +64,12 @@ def run_command(
     return shlex.join(words)
 
 
+def shell_line(words: Sequence[str]) -> str:
+    """The words of a process as one line; ``python -m ocar_lab`` is ``ocar``."""
+    program, *rest = map(str, words)
+    return shlex.join(["ocar" if program == "__main__.py" else program, *rest])
+
+
 def flag_words(name: str, value: Any) -> list[str]:
     """An option of ``ocar run`` as words: its name in Python, and one or several values."""
     name = name.replace("_", "-")

@@ -111,7 +111,7 @@ def evaluations(records: Sequence[Record]) -> tuple[Evaluated, ...]:
 
 
 def _frozen(value: Any) -> Any:
-    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def read_columns(data: bytes, path: Path) -> tuple[Columns, Record | None]:

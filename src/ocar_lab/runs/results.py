@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -25,7 +24,7 @@ from ocar.errors import RunError
 from ocar.events import Summary
 from ocar.files import write_whole
 from ocar_lab.runs.columns import read_summary
-from ocar_lab.runs.command import run_command
+from ocar_lab.runs.command import run_command, shell_line
 from ocar_lab.runs.folder import CONFIG, DAMAGE, read_json
 from ocar_lab.runs.reading import Measured, Run
 
@@ -121,9 +120,7 @@ def _kept(run: Run, path: Path) -> KeptRun:
 
 def _one_line(session: Mapping[str, Any]) -> dict[str, Any]:
     """A session with its command on one line, without the user's folders."""
-    program, *words = session.get("command", [""])
-    if program == "__main__.py":  # python -m ocar
-        program = "ocar"
+    words = list(session.get("command", [""]))
     for option in _FOLDERS:
         while option in words:
             place = words.index(option)
@@ -131,7 +128,7 @@ def _one_line(session: Mapping[str, Any]) -> dict[str, Any]:
     if _FILE in words[:-1]:
         place = words.index(_FILE) + 1
         words[place] = Path(words[place]).name
-    return {**session, "command": shlex.join([program, *words])}
+    return {**session, "command": shell_line(words)}
 
 
 def _wall_seconds(run: Run) -> float | None:

@@ -46,14 +46,10 @@ class PaperFigure(ABC):
         return {self.name: self.draw(parts)}
 
     def produce(self, command: str, progress: Callable[[str], Listen]) -> list[Path]:
-        """Make the missing parts, write them and draw the figure.
+        """Make the missing parts, write them and draw the figure; the files, numbers first.
 
-        Args:
-            command: The command line, for the file.
-            progress: Called with the name of each part before it is made; returns its listener.
-
-        Returns:
-            The files: numbers, then pictures.
+        ``progress`` is called with each part's name before it is made, and returns its listener;
+        the command line is for the file.
         """
         file = self.out / f"{self.name}.json"  # a name may have a point
         parts = gather(

@@ -88,16 +88,13 @@ class SpectrumFigure(RunFigure):
             )
         last = found.ends[-1]
         layers = [name for name in last.layers if name != WHOLE]
-        shapes = zip(
-            (drawing.BLUE, drawing.RED, drawing.GREEN, drawing.PURPLE) * 9, "osD^" * 9, strict=True
-        )
-        for name, (colour, marker) in zip(layers, shapes, strict=False):
+        for place, name in enumerate(layers):
             own = last.layers[name]
             axes[1].loglog(
                 own.ranks,
                 own.values,
-                color=colour,
-                marker=marker,
+                color=drawing.COLOURS[place % 4],
+                marker="osD^"[place % 4],
                 markevery=15,
                 markersize=4,
                 linewidth=1.3,

@@ -62,14 +62,13 @@ class StepsFigure(PaperFigure):
         ax = figure.subplots()
         lrs = sorted({line.lr for line in parts.values()})
         taus = sorted({line.tau for line in parts.values()})
-        colours = (drawing.BLUE, drawing.RED, drawing.GREEN, drawing.PURPLE)
         dashes = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
         for line in parts.values():
             place = lrs.index(line.lr)
             ax.loglog(
                 line.eigenvalues,
                 line.steps,
-                color=colours[place % 4],
+                color=drawing.COLOURS[place % 4],
                 linestyle=dashes[taus.index(line.tau) % 4],
                 marker="osD^v"[place % 5],
                 markevery=(6, 18),
