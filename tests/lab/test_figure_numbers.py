@@ -209,12 +209,12 @@ def test_a_run_of_one_task_is_stretched(tmp_path: Path) -> None:
     events = history(np.random.default_rng(0), [2], size=10)
     columns = write_run(tmp_path, events).columns
     first, second = (event.accuracy for event in events)
-    times, (found,) = sampled([columns], Columns.accuracy, tasks=4)
+    times, (found,) = sampled("er", [columns], Columns.accuracy, tasks=4)
     np.testing.assert_allclose(times, np.arange(1, 4 * STEPS + 1) / STEPS)
     np.testing.assert_allclose(found, np.where(times < 4, first, second))
     empty = write_run(tmp_path, [], seed=1, finished=False).columns
     with pytest.raises(InputError, match="no evaluation"):
-        sampled([columns, empty], Columns.accuracy, tasks=4)
+        sampled("er", [columns, empty], Columns.accuracy, tasks=4)
 
 
 def test_a_curve_is_the_mean_and_spread_over_seeds(tmp_path: Path) -> None:

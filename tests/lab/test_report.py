@@ -36,7 +36,7 @@ def test_each_time_has_the_last_evaluation_of_each_seed(tmp_path: Path) -> None:
 
 def test_nothing_to_draw_is_an_error(tmp_path: Path) -> None:
     run = write_run(tmp_path, [], finished=False)
-    with pytest.raises(InputError, match="nothing to draw"):
+    with pytest.raises(InputError, match="nothing to draw of er"):
         curve("er", [run.columns], lambda columns: columns.accuracy())
 
 

@@ -50,9 +50,8 @@ def gap_lines(methods: Methods) -> tuple[Line, ...]:
     for method, runs in enumerate(methods):
         own = [(one.columns, firsts) for one in runs if (firsts := boundaries(one))]
         if own:
-            before, after = (
-                min(ends) for ends in zip(*(window(*pair) for pair in own), strict=True)
-            )
+            windows = [window(*pair) for pair in own]
+            before, after = min(w[0] for w in windows), min(w[1] for w in windows)
             offsets = np.arange(1 - before, after + 1, dtype=np.float64)
             changes = [100 * around(*pair, before=before, after=after) for pair in own]
             found[method] = band([offsets] * len(changes), changes)

@@ -29,7 +29,7 @@ def curve(label: str, runs: Sequence[Columns], number: Callable[[Columns], Float
         InputError: A run has no evaluation.
     """
     ends = min((int(run.task[-1]) + 1 for run in runs if len(run)), default=0)
-    times, values = sampled(runs, number, tasks=ends)
+    times, values = sampled(label, runs, number, tasks=ends)
     return Curve(label, times, values.mean(0), values.min(0), values.max(0))
 
 

@@ -84,17 +84,17 @@ def last_measured(grid: Floats, times: Floats, values: Floats) -> Floats:
 
 
 def sampled(
-    runs: Sequence[Columns], number: Callable[[Columns], Floats], *, tasks: int
+    label: str, runs: Sequence[Columns], number: Callable[[Columns], Floats], *, tasks: int
 ) -> tuple[Floats, Floats]:
     """``STEPS`` times a task, ``(n,)``, and a number of each run measured last then, ``(runs, n)``.
 
-    A run of one task is stretched over all ``tasks``.
+    A run of one task is stretched over all ``tasks``. The label is for errors.
 
     Raises:
         InputError: A run has no evaluation.
     """
     if not runs or not all(map(len, runs)):
-        raise InputError("There is nothing to draw: a run has no evaluation.")
+        raise InputError(f"There is nothing to draw of {label}: a run has no evaluation.")
     grid = np.linspace(0, tasks, tasks * STEPS + 1)[1:]
     times = [times_in_tasks(run) * (tasks if run.task[-1] == 0 else 1) for run in runs]
     pairs = zip(times, map(number, runs), strict=True)

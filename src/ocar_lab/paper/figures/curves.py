@@ -104,7 +104,8 @@ def choose(runs: Sequence[Run], benchmark: str, label: str, seeds: Sequence[int]
 
 def make_curve(runs: Sequence[Run], *, tasks: int) -> Curve:
     """The curve of one method."""
-    times, values = sampled([run.columns for run in runs], Columns.accuracy, tasks=tasks)
+    columns = [run.columns for run in runs]
+    times, values = sampled(runs[0].label, columns, Columns.accuracy, tasks=tasks)
     std = values.std(0, ddof=1) if len(runs) > 1 else np.zeros(len(times))
     return Curve(
         seeds=tuple(run.seed for run in runs),
