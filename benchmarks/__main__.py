@@ -45,17 +45,11 @@ class Options:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Measure and print the results.
-
-    Returns:
-        The exit code: 2 for a wrong call.
-    """
+    """Measure and print the results; the exit code is 2 for a wrong call."""
     try:
         options = parse(Options, list(arguments), command=COMMAND)
-        names, device = (
-            benchmarks.check_names(options.only),
-            benchmarks.choose_device(options.device),
-        )
+        names = benchmarks.check_names(options.only)
+        device = benchmarks.choose_device(options.device)
     except ConfigError as error:
         sys.stderr.write(f"{COMMAND}: {error}\n")
         return 2

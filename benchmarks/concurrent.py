@@ -6,7 +6,7 @@ Each run has its own thread and CUDA stream, and is evaluated after every batch.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -21,33 +21,32 @@ BLOCK = 32
 """Evaluations whose numbers are read together, as in a run."""
 
 
-class _Run:
+def _make_run(seed: int, setup: Setup) -> Callable[[], None]:
     """A run of OCAR that is evaluated after every batch."""
+    stream = torch.cuda.Stream(setup.device)
+    with torch.cuda.stream(stream):
+        learner = slim_learner("ocar", classes=CLASSES, setup=setup, seed=seed)
+        learn = stream_batch(learner, classes=CLASSES, seed=seed)
+        x, y = noise(setup.validation, classes=CLASSES, device=setup.device, seed=seed + 2)
+        labels = y.to(setup.device)
+        predict = learner.predict_repeatedly(x)
+    stream.synchronize()
 
-    def __init__(self, seed: int, setup: Setup) -> None:
-        self._batches = setup.run_batches
-        self._stream = torch.cuda.Stream(setup.device)
-        with torch.cuda.stream(self._stream):
-            learner = slim_learner("ocar", classes=CLASSES, setup=setup, seed=seed)
-            self._learn = stream_batch(learner, classes=CLASSES, seed=seed)
-            x, y = noise(setup.validation, classes=CLASSES, device=setup.device, seed=seed + 2)
-            self._labels = y.to(setup.device)
-            self._predict = learner.predict_repeatedly(x)
-        self._stream.synchronize()
+    def count(logits: Tensor) -> Tensor:
+        return (logits.argmax(dim=1) == labels).sum()
 
-    def __call__(self) -> None:
-        with torch.cuda.stream(self._stream):
+    def run() -> None:
+        with torch.cuda.stream(stream):
             pending: list[Tensor] = []
-            for index in range(self._batches):
-                self._learn()
-                pending.append(self._predict(len(self._labels), self._count))
-                if (index + 1) % BLOCK == 0 or index + 1 == self._batches:
-                    self._predict.wait()
+            for index in range(setup.run_batches):
+                learn()
+                pending.append(predict(len(labels), count))
+                if (index + 1) % BLOCK == 0 or index + 1 == setup.run_batches:
+                    predict.wait()
                     torch.stack(pending).tolist()
                     pending.clear()
 
-    def _count(self, logits: Tensor) -> Tensor:
-        return (logits.argmax(dim=1) == self._labels).sum()
+    return run
 
 
 def measure_concurrent(setup: Setup) -> Iterator[Result]:
@@ -60,7 +59,7 @@ def measure_concurrent(setup: Setup) -> Iterator[Result]:
     gc.collect()
     torch.cuda.empty_cache()  # memory of earlier measurements should not count
     torch.cuda.reset_peak_memory_stats(setup.device)
-    runs = [_Run(seed, setup) for seed in range(RUNS)]
+    runs = [_make_run(seed, setup) for seed in range(RUNS)]
     with ThreadPoolExecutor(RUNS) as pool:
         sides = {
             "five at once": lambda: [f.result() for f in [pool.submit(r) for r in runs]],

@@ -104,18 +104,10 @@ def measure_floor(setup: Setup) -> Iterator[Result]:
     batch, floor = "an OCAR batch", "its operations and bytes at full speed"
     times = take_turns({batch: stream_batch(learner, classes=CLASSES), **probes}, setup)
     note = f"{setup.network}, {CLASSES} classes, three passes; counted, not measured"
-    yield take_apart(
-        "operations of an OCAR batch",
-        {part: work.operations / 1e9 for part, work in works.items()},
-        unit="10⁹ operations a stream batch",
-        note=note,
-    )
-    yield take_apart(
-        "bytes of an OCAR batch",
-        {part: work.bytes / 1e6 for part, work in works.items()},
-        unit="10⁶ bytes a stream batch",
-        note=note,
-    )
+    for name, (power, unit) in {"operations": (1e9, "10⁹"), "bytes": (1e6, "10⁶")}.items():
+        amounts = {part: getattr(work, name) / power for part, work in works.items()}
+        unit = f"{unit} {name} a stream batch"
+        yield take_apart(f"{name} of an OCAR batch", amounts, unit=unit, note=note)
     product, copy = (times[name] for name in probes)
     times[floor] = [
         floor_seconds(works, operations=most.operations / p, bytes=most.bytes / c)
@@ -177,11 +169,8 @@ def count_batch(
 ) -> dict[str, Work]:
     """The work of an OCAR batch by part, with one update of the curvature.
 
-    Args:
-        shapes: The layers, in their order.
-        samples: New and replayed samples of a pass.
-        passes: Gradient steps a batch.
-        columns: Columns of the Fisher's root.
+    A pass, of which a batch has ``passes``, is over new and replayed ``samples``; the Fisher's root
+    has so many ``columns``.
     """
 
     def total(works: Iterable[Work]) -> Work:
@@ -207,12 +196,7 @@ def count_batch(
 
 @torch.no_grad()
 def layer_shapes(model: nn.Module, x: Tensor) -> list[Shape]:
-    """The layers of a forward pass, in their order.
-
-    Args:
-        model: The model.
-        x: Inputs, ``(n, ...)``; only their shape counts.
-    """
+    """The layers of a forward pass, in their order; of the inputs ``(n, ...)`` the shape counts."""
     shapes: list[Shape] = []
 
     def record(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:

@@ -73,11 +73,7 @@ def _nngeometry(
 def avalanche_stream(x: Tensor, y: Tensor, *, memory: int, lr: float) -> Callable[[], object]:
     """Avalanche 0.6: a function that learns one batch of ten at each call, with a full memory.
 
-    Args:
-        x: Digits, ``(n, 1, 28, 28)`` uint8.
-        y: Their labels.
-        memory: Samples that the memory holds.
-        lr: Learning rate.
+    Digits are ``(n, 1, 28, 28)`` uint8; the memory holds ``memory`` of them.
 
     Raises:
         MissingPackageError: Avalanche is not installed or does not import.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -94,36 +93,32 @@ def measure_serving(setup: Setup) -> Iterator[Result]:
 
 
 def _block(learner: Learner, ask: Callable[[Tensor], object] | None = None) -> Callable[[], None]:
-    """A function that learns some batches at each call, perhaps while a thread asks."""
+    """A function that learns some batches at each call.
+
+    Meanwhile a thread asks for one prediction after another, where there is an ``ask``.
+    """
     learn = mlp_batch(learner)
 
-    def call() -> None:
-        with _asking(ask):
-            for _ in range(BLOCK):
-                learn()
+    def block() -> None:
+        for _ in range(BLOCK):
+            learn()
 
-    return call
+    def block_while_asked() -> None:
+        question, over = digits(1)[0], threading.Event()
 
+        def loop() -> None:
+            while ask is not None and not over.is_set():
+                ask(question)
 
-@contextmanager
-def _asking(ask: Callable[[Tensor], object] | None) -> Iterator[None]:
-    """Run a thread that asks for one prediction after another."""
-    if ask is None:
-        yield
-        return
-    question, over = digits(1)[0], threading.Event()
+        thread = threading.Thread(target=loop)
+        thread.start()
+        try:
+            block()
+        finally:
+            over.set()
+            thread.join()
 
-    def loop() -> None:
-        while not over.is_set():
-            ask(question)
-
-    thread = threading.Thread(target=loop)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+    return block if ask is None else block_while_asked
 
 
 def digits(count: int = PREPARED * BATCH) -> tuple[Tensor, Tensor]:
@@ -134,10 +129,8 @@ def digits(count: int = PREPARED * BATCH) -> tuple[Tensor, Tensor]:
     """
     generator = torch.Generator().manual_seed(0)
     inside = functional.pad(torch.ones(1, 24, 24), (2, 2, 2, 2))
-    inked = (
-        torch.rand(count, *IMAGE, generator=generator)
-        < 0.19 * inside.numel() / inside.sum() * inside
-    )
+    share = 0.19 * inside.numel() / inside.sum() * inside
+    inked = torch.rand(count, *IMAGE, generator=generator) < share
     ink = torch.randint(1, 256, (count, *IMAGE), generator=generator, dtype=torch.uint8)
     return ink * inked, torch.arange(count) % CLASSES
 
@@ -159,13 +152,7 @@ def mlp_batch(learner: Learner) -> Callable[[], object]:
 class BareReplay:
     """Experience replay without a library: no checks, no growing head, no state, no report.
 
-    Args:
-        model: The model.
-        x: Content of the memory, ``(memory, ...)`` uint8.
-        y: Its labels.
-        lr: Learning rate.
-        replay_batch: Replayed samples a step.
-        passes: Steps a batch.
+    The memory has samples ``(memory, ...)`` uint8 and their labels; a batch takes ``passes`` steps.
     """
 
     def __init__(
@@ -177,15 +164,7 @@ class BareReplay:
         self._generator = make_generator(0, "memory")
 
     def learn(self, x: Tensor, y: Tensor) -> Tensor:
-        """Take the steps of a batch, then offer it to the memory.
-
-        Args:
-            x: Samples, ``(n, ...)`` uint8.
-            y: Labels, ``(n,)``.
-
-        Returns:
-            The last loss.
-        """
+        """Take the steps of a batch ``(n, ...)`` uint8, offer it to the memory; the last loss."""
         parameters = list(self.model.parameters())
         for _ in range(self.passes):
             slots = torch.randperm(len(self.y), generator=self._generator)[: self.replay_batch]
@@ -198,11 +177,7 @@ class BareReplay:
                 weights: list[Tensor] = list(parameters)
                 grads = [p.grad for p in parameters if p.grad is not None]
                 torch._foreach_add_(weights, grads, alpha=-self.lr)
-        self._offer(x, y)
-        return loss.detach()
-
-    def _offer(self, x: Tensor, y: Tensor) -> None:
-        """Vitter's algorithm R: a sample replaces the slot that it draws, if that slot exists."""
+        # Vitter's algorithm R: a sample replaces the slot that it draws, if that slot exists.
         places = self.seen + 1 + torch.arange(len(y))
         uniform = torch.rand(len(y), dtype=torch.float64, generator=self._generator)
         slots = (uniform * places).long()
@@ -210,3 +185,4 @@ class BareReplay:
         if len(rows):
             self.x[slots[rows]], self.y[slots[rows]] = x[rows], y[rows]
         self.seen += len(y)
+        return loss.detach()

@@ -45,14 +45,7 @@ def measure_parts(setup: Setup) -> Iterator[Result]:
 
 
 class Parts:
-    """A stopwatch that counts each moment for one part of the work.
-
-    Args:
-        clock: Returns the time in seconds.
-
-    Attributes:
-        seconds: Time of each part so far.
-    """
+    """A stopwatch that counts each moment for one part of the work: ``seconds`` by part."""
 
     def __init__(self, clock: Clock = time.perf_counter) -> None:
         self.seconds: dict[str, float] = {}
@@ -60,24 +53,16 @@ class Parts:
         self._part, self._since = REST, clock()
 
     def switch(self, part: str) -> str:
-        """Count for another part from now on.
-
-        Returns:
-            The part before.
-        """
+        """Count for another part from now on; returns the part before."""
         now, before = self._clock(), self._part
         self.seconds[before] = self.seconds.get(before, 0.0) + now - self._since
         self._part, self._since = part, now
         return before
 
     def follow(self, owner: Any, method: str, part: str, *, then: str | None = None) -> None:
-        """Switch to a part during the calls of one object's method.
+        """Switch to a part during the calls of an object's method, and ``then`` to another.
 
-        Args:
-            owner: The object.
-            method: Name of the method.
-            part: Part during a call.
-            then: Part after a call; by default the part before it.
+        By default it switches back to the part before the call.
         """
         call: Callable[..., Any] = getattr(owner, method)
 

@@ -132,6 +132,8 @@ def document(results: Sequence[Result], *, setup: Setup, command: str) -> dict[s
     process = describe_process(setup.device)
     chosen = dataclasses.asdict(setup)
     del chosen["device"]
+    installed = {d.name: d.version for d in importlib.metadata.distributions()}
+    compared = {n: installed[n] for n in ("nngeometry", "avalanche-lib") if n in installed}
     return {
         "schema": SCHEMA,
         "command": command,
@@ -139,7 +141,7 @@ def document(results: Sequence[Result], *, setup: Setup, command: str) -> dict[s
         "device": process["device"],
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "versions": process["versions"] | _compared_versions(),
+        "versions": process["versions"] | compared,
         "git": process["git"],
         "setup": chosen,
         "results": [_plain(result) for result in results],
@@ -163,8 +165,3 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_rounded(one) for one in value]
     return value
-
-
-def _compared_versions() -> dict[str, str]:
-    installed = {d.name: d.version for d in importlib.metadata.distributions()}
-    return {n: installed[n] for n in ("nngeometry", "avalanche-lib") if n in installed}

@@ -38,9 +38,7 @@ class Setup:
     library_classes: int = 100  # where another library is compared, whose cost grows with them
     run_batches: int = 200  # of a whole run
     validation: int = 2500  # samples to predict after each batch of a run
-    matrix: int = (
-        1024  # rows of the product that shows the speed of a CPU; 8 times as many on a GPU
-    )
+    matrix: int = 1024  # rows of the product that shows a CPU's speed; 8 times as many on a GPU
 
     def __post_init__(self) -> None:
         for name in ("turns", "width", "library_classes", "run_batches", "validation", "matrix"):

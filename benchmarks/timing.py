@@ -30,18 +30,8 @@ def take_turns(
     """Seconds of one call of each side, turn by turn.
 
     A turn repeats a call until it lasts ``least`` seconds. The device is synchronized before and
-    after a turn and not between its calls, so that asynchronous work counts as it is used.
-
-    Args:
-        sides: What to measure.
-        setup: Device, number and length of turns.
-        turns: Another number of turns.
-        least: Another length of a turn, in seconds.
-        warm_up: Calls of each side before the first turn.
-        clock: Returns the time in seconds.
-
-    Returns:
-        For each side one number a turn.
+    after a turn and not between its calls, so that asynchronous work counts as it is used. Each
+    side is called ``warm_up`` times before the first turn.
     """
     least = setup.least if least is None else least
     counts: dict[str, int] = {}

@@ -15,6 +15,9 @@ BLACK, ORANGE, GREEN, BLUE, RED, PURPLE = (
     getattr(styles, name).light for name in ("BLACK", "ORANGE", "GREEN", "BLUE", "RED", "PURPLE")
 )
 
+COLOURS = (BLUE, RED, GREEN, PURPLE)
+"""For lines that are no methods."""
+
 LEGEND: dict[str, Any] = {"fontsize": 8, "frameon": True, "framealpha": 1, "edgecolor": "0.8"}
 
 NAMES = {
@@ -74,10 +77,16 @@ def new_figure(width: float, height: float) -> Any:
     return figure
 
 
-def clean(ax: Any) -> None:
-    """Remove the upper and right side of the frame."""
+def clean(ax: Any, *, title: str = "", x: str = "", y: str = "") -> None:
+    """Remove the upper and right side of the frame; write the title and the axes' names."""
     ax.spines[["top", "right"]].set_visible(False)
     ax.tick_params(labelsize=8)
+    if title:
+        ax.set_title(title, loc="left", fontsize=10)
+    if x:
+        ax.set_xlabel(x, fontsize=9)
+    if y:
+        ax.set_ylabel(y, fontsize=9)
 
 
 def mark_boundaries(ax: Any, places: Iterable[float]) -> None:
@@ -89,15 +98,9 @@ def mark_boundaries(ax: Any, places: Iterable[float]) -> None:
 def draw_band(
     ax: Any, times: Any, mean: Any, ends: tuple[Any, Any], *, alpha: float = 0.2, **line: Any
 ) -> None:
-    """Draw a line and a band around it.
+    """Draw a line, ``(n,)``, and a band from the lower to the upper of its ends, ``(n,)`` each.
 
-    Args:
-        ax: The axes.
-        times: Horizontal coordinates, ``(n,)``.
-        mean: The line, ``(n,)``.
-        ends: The lower and the upper end of the band, ``(n,)`` each.
-        alpha: Opacity of the band.
-        **line: Properties of the line, its ``color`` among them.
+    ``line`` are properties of the line, its ``color`` among them; ``alpha`` is the band's opacity.
     """
     ax.plot(times, mean, **line)
     ax.fill_between(times, *ends, color=line["color"], alpha=alpha, linewidth=0)
@@ -106,13 +109,8 @@ def draw_band(
 def save(figure: Any, stem: Path, *, dpi: int = 150) -> list[Path]:
     """Write a figure as PNG, PDF and SVG, without dates: the same numbers give the same files.
 
-    Args:
-        figure: The figure.
-        stem: The files without their endings.
-        dpi: Dots per inch of the PNG and of raster images in the others.
-
-    Returns:
-        The files.
+    ``stem`` is the files without their endings; the PNG and raster images in the others have
+    ``dpi`` dots per inch.
     """
     import matplotlib as mpl
 

@@ -13,9 +13,13 @@ from ocar.errors import ConfigError, InputError
 from ocar_lab.paper.figures import landscape
 from ocar_lab.paper.figures.landscape import LandscapeFigure
 from ocar_lab.paper.figures.plane import plane_through
-from ocar_lab.paper.figures.setup import Setup, quiet
+from ocar_lab.paper.figures.setup import Setup
 
 DIGITS = LandscapeFigure(batches=4, samples=30, resolution=5, every=2, dense=1)
+
+
+def quiet(done: int, total: int) -> None:
+    pass
 
 
 @pytest.fixture(autouse=True)

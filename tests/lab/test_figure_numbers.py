@@ -17,8 +17,14 @@ from ocar.events import Finished
 from ocar.methods.ocar import OCARTransform
 from ocar.streams import ConvexStream, make_stream
 from ocar_lab.paper.figures import convex, curves, grid, ratio, setup, spectrum
-from ocar_lab.paper.figures.setup import Setup, Shortened, quiet
+from ocar_lab.paper.figures.setup import Setup, Shortened
 from ocar_lab.paper.figures.steps import StepsFigure, effective_step
+from ocar_lab.runs.columns import Columns
+from ocar_lab.runs.timeline import STEPS, sampled
+
+
+def quiet(done: int, total: int) -> None:
+    pass
 
 
 @pytest.fixture(autouse=True)
@@ -203,12 +209,12 @@ def test_a_run_of_one_task_is_stretched(tmp_path: Path) -> None:
     events = history(np.random.default_rng(0), [2], size=10)
     columns = write_run(tmp_path, events).columns
     first, second = (event.accuracy for event in events)
-    times = np.array([1.0, 2.0, 3.9, 4.0])
-    found = curves.accuracy_at(times, columns, tasks=4)
-    np.testing.assert_allclose(found, [first, first, first, second])
+    times, (found,) = sampled("er", [columns], Columns.accuracy, tasks=4)
+    np.testing.assert_allclose(times, np.arange(1, 4 * STEPS + 1) / STEPS)
+    np.testing.assert_allclose(found, np.where(times < 4, first, second))
     empty = write_run(tmp_path, [], seed=1, finished=False).columns
     with pytest.raises(InputError, match="no evaluation"):
-        curves.accuracy_at(times, empty, tasks=4)
+        sampled("er", [columns, empty], Columns.accuracy, tasks=4)
 
 
 def test_a_curve_is_the_mean_and_spread_over_seeds(tmp_path: Path) -> None:

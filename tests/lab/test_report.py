@@ -11,8 +11,8 @@ from stored_runs import small
 
 import ocar_lab
 from ocar.errors import InputError
-from ocar_lab.report.curves import STEPS, accuracy_curves, curve, draw_accuracy
-from ocar_lab.runs.timeline import times_in_tasks
+from ocar_lab.report.curves import accuracy_curves, curve, draw_accuracy
+from ocar_lab.runs.timeline import STEPS, times_in_tasks
 
 
 def test_each_time_has_the_last_evaluation_of_each_seed(tmp_path: Path) -> None:

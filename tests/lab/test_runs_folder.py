@@ -21,8 +21,8 @@ DOCUMENT = {"config": {"benchmark": "b", "lr": 0.1}, "seed": 3, "label": "er", "
 HOLD = """
 import sys, time
 from pathlib import Path
-from ocar_lab.runs.lock import FolderLock
-with FolderLock(Path(sys.argv[1])):
+from ocar_lab.runs.folder import folder_lock
+with folder_lock(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)
 """

@@ -24,36 +24,24 @@ def choose(
     It follows the protocol and has the selected settings; any settings, where none were selected
     for the benchmark. The number of columns in the sketch of the Fisher may differ: all of them
     estimate the paper's exact Fisher. Among several, the default Fisher comes first, then the most
-    seeds, then the most metrics.
-
-    Args:
-        together: Stored runs by configuration.
-        benchmark: Name of the benchmark.
-        label: Name of the method, ``er-iid`` for the i.i.d. row.
-        metrics: The metrics of the table.
-        allowed: Names in ``PROTOCOL`` that may differ, because the metrics do not depend on them.
+    seeds, then the most metrics. Names in ``PROTOCOL`` are ``allowed`` to differ where the metrics
+    do not depend on them.
 
     Returns:
         The configuration, None if there is none, and the method's other configurations.
     """
     mine = [g for g in together if (g.benchmark, g.label) == (benchmark, label) and g.seeds]
     tuned = label.removesuffix("-iid") in PRESETS.get(benchmark, {})
-    fitting = [g for g in mine if _fits(g, tuned=tuned, allowed=allowed)]
-    if not fitting:
-        return None, mine
+
+    def fits(g: Group) -> bool:
+        differing = g.changed.keys() - {*allowed, *(("fisher",) if _estimates_fisher(g) else ())}
+        return not (differing if tuned else differing & PROTOCOL)
 
     def rank(g: Group) -> tuple[int, ...]:
         return -int(_estimates_fisher(g)), len(g.seeds), len(set(metrics) & g.metrics.keys())
 
-    best = max(fitting, key=rank)
+    best = max(filter(fits, mine), key=rank, default=None)
     return best, [g for g in mine if g is not best]
-
-
-def _fits(group: Group, *, tuned: bool, allowed: Collection[str]) -> bool:
-    differing = group.changed.keys() - set(allowed)
-    if _estimates_fisher(group):
-        differing = differing - {"fisher"}
-    return not (differing if tuned else differing & PROTOCOL)
 
 
 def _estimates_fisher(group: Group) -> bool:

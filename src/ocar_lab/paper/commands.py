@@ -34,11 +34,11 @@ def make_command(
     flags: Sequence[str] = (),
 ) -> Command:
     """The command that completes a row; ``settings`` are those of existing seeds."""
-    method = label.removesuffix("-iid")
-    missing = [name for name in needed_settings(benchmark, method) if name not in (settings or {})]
+    method, given = label.removesuffix("-iid"), settings or {}
+    missing = [name for name in needed_settings(benchmark, method) if name not in given]
     words = ["ocar", "run", benchmark, method, "--seeds", *map(str, seeds)]
     words += ["--iid"] if method != label else []
-    for name, value in {**{name: name.upper() for name in missing}, **(settings or {})}.items():
+    for name, value in {**{name: name.upper() for name in missing}, **given}.items():
         words += flag_words(name, value)
     return Command(
         method=label,
@@ -52,12 +52,7 @@ def make_command(
 def needed_settings(benchmark: str, method: str) -> tuple[str, ...]:
     """Settings of a method that have neither a default nor a value from the benchmark."""
     kinds = (METHODS[method].settings, METHODS[method].transform)
+    fields = [field for kind in kinds if kind is not None for field in dataclasses.fields(kind)]
+    needed = [f.name for f in fields if f.default is MISSING and f.default_factory is MISSING]
     given = base_settings(benchmark, method)
-    needed = [
-        field.name
-        for kind in kinds
-        if kind is not None
-        for field in dataclasses.fields(kind)
-        if field.default is MISSING and field.default_factory is MISSING and field.name not in given
-    ]
-    return tuple(dict.fromkeys(needed))
+    return tuple(dict.fromkeys(name for name in needed if name not in given))

@@ -89,10 +89,8 @@ def _difference_notes(table: PaperTable) -> list[str]:
 def verdict_text(verdict: Verdict, *, others: str = "every baseline", of: str | None = None) -> str:
     """A verdict on a claim of the paper, in one line.
 
-    Args:
-        verdict: The verdict.
-        others: The methods that the leaders are compared with, in words.
-        of: The benchmark of the claim, if it is another.
+    ``others`` are the methods that the leaders are compared with, in words; ``of`` is the
+    benchmark of the claim, if it is another.
     """
     claim, values = verdict.claim, verdict.values
     what = "The paper's claim" if of is None else f"The paper's claim about {of}, tested here"
@@ -123,24 +121,19 @@ def _choice_notes(rows: Sequence[Row]) -> list[str]:
         if not group.is_part
     ]
     parts = sum(group.is_part for group in left_out)
-    notes = []
-    if ours:
-        notes.append(f"No settings were published for these; ours are: {_settings(ours)}.")
-    if roots:
-        notes.append(f"With another Fisher than the default: {_settings(roots)}.")
-    if others:
-        notes.append(
-            "Left out, because they have other settings than the published or fewer seeds: "
-            f"{'; '.join(others)}."
-        )
-    if parts:
-        notes.append(f"Left out, because they saw part of the stream: {parts} configuration(s).")
-    return notes
+    notes = {
+        f"No settings were published for these; ours are: {_settings(ours)}.": ours,
+        f"With another Fisher than the default: {_settings(roots)}.": roots,
+        "Left out, because they have other settings than the published or fewer seeds: "
+        f"{'; '.join(others)}.": others,
+        f"Left out, because they saw part of the stream: {parts} configuration(s).": parts,
+    }
+    return [text for text, about in notes.items() if about]
 
 
 def _settings(rows: Sequence[Row]) -> str:
-    given = (", ".join(f"{name}={value}" for name, value in row.settings.items()) for row in rows)
-    return ", ".join(f"{row.method} ({text})" for row, text in zip(rows, given, strict=True))
+    given = {r.method: ", ".join(f"{n}={v}" for n, v in r.settings.items()) for r in rows}
+    return ", ".join(f"{method} ({text})" for method, text in given.items())
 
 
 def _command_notes(commands: Sequence[Command]) -> list[str]:
@@ -184,7 +177,14 @@ def table_document(tables: Sequence[PaperTable]) -> dict[str, Any]:
     documents = []
     for table in tables:
         rows = [
-            {**vars(row), "cells": _cells(row), "left_out": _left_out(row)} for row in table.rows
+            {
+                **vars(row),
+                "cells": {name: _cell(cell) for name, cell in row.cells.items()},
+                "left_out": [
+                    {"hash": g.hash, "changed": g.changed, "seeds": g.seeds} for g in row.left_out
+                ],
+            }
+            for row in table.rows
         ]
         own = {**vars(table), "rows": rows, "claims": [*map(_verdict, table.verdicts)]}
         own["missing"] = [vars(command) for command in own.pop("commands")]
@@ -193,21 +193,14 @@ def table_document(tables: Sequence[PaperTable]) -> dict[str, Any]:
     return {"unit": "per cent", "deviations": DEFINITION, "tables": documents}
 
 
-def _cells(row: Row) -> dict[str, dict[str, Any]]:
+def _cell(cell: Cell) -> dict[str, Any]:
     return {
-        name: {
-            "paper": None if cell.paper is None else cell.paper._asdict(),
-            "ours": None if cell.ours is None else vars(cell.ours),
-            "deviations": cell.deviations,
-            "paper_alone": cell.paper_alone,
-            "far": cell.far,
-        }
-        for name, cell in row.cells.items()
+        "paper": None if cell.paper is None else cell.paper._asdict(),
+        "ours": None if cell.ours is None else vars(cell.ours),
+        "deviations": cell.deviations,
+        "paper_alone": cell.paper_alone,
+        "far": cell.far,
     }
-
-
-def _left_out(row: Row) -> list[dict[str, Any]]:
-    return [{"hash": g.hash, "changed": g.changed, "seeds": g.seeds} for g in row.left_out]
 
 
 def _verdict(verdict: Verdict) -> dict[str, Any]:

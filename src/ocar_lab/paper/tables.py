@@ -42,14 +42,12 @@ class Cell:
     @property
     def deviations(self) -> float | None:
         """The difference in standard deviations; None if a number is missing."""
-        if self.paper is None or self.ours is None:
-            return None
-        return deviations(self.paper, self.ours)
+        return deviations(self.paper, self.ours) if self.paper and self.ours else None
 
     @property
     def paper_alone(self) -> bool:
         """Whether the difference is in the paper's standard deviations, since ours has none."""
-        return self.deviations is not None and self.ours is not None and self.ours.std is None
+        return bool(self.paper and self.ours and self.ours.std is None)
 
     @property
     def far(self) -> bool:
@@ -145,14 +143,10 @@ class PaperTable:
 
 
 def table1(runs: Sequence[Measured], benchmark: str = "split-cifar100") -> PaperTable:
-    """One half of Table 1.
+    """One half of Table 1, from stored runs or kept results of any benchmark.
 
     The claim: OCAR and OCAR-ACE are above every baseline in AAA and WC-Acc. A baseline is a row of
     another method for which the paper printed the metric; the i.i.d. row is none.
-
-    Args:
-        runs: Stored runs or kept results, of any benchmark.
-        benchmark: Which half.
 
     Raises:
         ConfigError: Table 1 does not have the benchmark.
@@ -209,7 +203,7 @@ def _table(
 def _row(together: Sequence[Group], benchmark: str, method: str, metrics: Sequence[str]) -> Row:
     group, others = choose(together, benchmark, method, metrics=metrics)
     printed = published(benchmark, method)
-    ours = {} if group is None else {name: per_cent(own) for name, own in group.metrics.items()}
+    ours = {} if group is None else {name: _per_cent(own) for name, own in group.metrics.items()}
     return Row(
         method=method,
         cells={name: Cell(paper=printed.get(name), ours=ours.get(name)) for name in metrics},
@@ -220,15 +214,13 @@ def _row(together: Sequence[Group], benchmark: str, method: str, metrics: Sequen
     )
 
 
-def per_cent(fraction: Spread) -> Spread:
-    """A fraction in per cent."""
+def _per_cent(fraction: Spread) -> Spread:
     std = None if fraction.std is None else 100 * fraction.std
     return Spread(mean=100 * fraction.mean, std=std, count=fraction.count)
 
 
 def _means(rows: Sequence[Row], metric: str) -> dict[str, float]:
-    cells = {row.method: row.cells[metric] for row in rows}
-    return {name: cell.ours.mean for name, cell in cells.items() if cell.ours is not None}
+    return {row.method: ours.mean for row in rows if (ours := row.cells[metric].ours)}
 
 
 def _command(benchmark: str, row: Row, *, stand_in: bool) -> Command | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ocar_lab.report.figures import Line, Methods, Timed, line
+from ocar_lab.report.figures import Line, Methods, Timed, bands, lines
 from ocar_lab.runs.columns import Columns, Floats
 from ocar_lab.runs.timeline import band
 
@@ -33,26 +33,20 @@ def window(columns: Columns, firsts: Sequence[int]) -> tuple[int, int]:
 def around(columns: Columns, firsts: Sequence[int], *, before: int, after: int) -> Floats:
     """Change of the accuracy on earlier tasks, mean over boundaries, ``(before + after,)``.
 
-    Changes are against the last evaluation before the boundary, entry ``before - 1``.
-
-    Args:
-        columns: The evaluations of a run.
-        firsts: The first evaluation after each boundary.
-        before: Evaluations before the boundary, at least 1.
-        after: Evaluations after it.
+    ``firsts`` are the first evaluations after each boundary. Changes are against the evaluation
+    before it, entry ``before - 1``.
     """
     changes = []
     for first in firsts:
         rows = slice(first - before, first + after)
         earlier = columns.accuracy_up_to(int(columns.task[first - 1]), rows)
         changes.append(earlier - earlier[before - 1])
-    found: Floats = np.mean(changes, axis=0)
-    return found
+    return np.asarray(np.mean(changes, axis=0))
 
 
 def gap_lines(methods: Methods) -> tuple[Line, ...]:
     """The stability gap: change in points around a boundary, of each method."""
-    found: list[Line] = []
+    found = {}
     for method, runs in enumerate(methods):
         own = [(one.columns, firsts) for one in runs if (firsts := boundaries(one))]
         if own:
@@ -60,26 +54,23 @@ def gap_lines(methods: Methods) -> tuple[Line, ...]:
             before, after = min(w[0] for w in windows), min(w[1] for w in windows)
             offsets = np.arange(1 - before, after + 1, dtype=np.float64)
             changes = [100 * around(*pair, before=before, after=after) for pair in own]
-            found += line(method, band([offsets] * len(changes), changes))
-    return tuple(found)
+            found[method] = band([offsets] * len(changes), changes)
+    return lines(found)
 
 
 def drop_lines(methods: Methods) -> tuple[Line, ...]:
     """The drop in points at each boundary, over the number of the task that begins there."""
-    found: list[Line] = []
-    for method, runs in enumerate(methods):
-        own = [(one.columns, firsts) for one in runs if (firsts := boundaries(one))]
-        if own:
-            tasks = [(columns.task[firsts] + 1).astype(np.float64) for columns, firsts in own]
-            found += line(method, band(tasks, [100 * _drops(*pair) for pair in own]))
-    return tuple(found)
+    return lines(bands(methods, _drops))
 
 
-def _drops(columns: Columns, firsts: Sequence[int]) -> Floats:
-    """How far the accuracy on earlier tasks fell after each boundary; at least 0."""
-    ends = np.searchsorted(columns.task, columns.task[firsts], side="right").tolist()
+def _drops(own: Timed) -> tuple[Floats, Floats] | None:
+    """How far the accuracy on earlier tasks fell after each boundary, in points; at least 0."""
+    columns, firsts = own.columns, boundaries(own)
+    if not firsts:
+        return None
+    begun = columns.task[firsts]
     drops = []
-    for first, end in zip(firsts, ends, strict=True):
+    for first, end in zip(firsts, np.searchsorted(columns.task, begun, side="right"), strict=True):
         earlier = columns.accuracy_up_to(int(columns.task[first - 1]), slice(first - 1, end))
         drops.append(max(0.0, float(earlier[0] - earlier[1:].min())))
-    return np.array(drops)
+    return (begun + 1).astype(np.float64), 100 * np.array(drops)

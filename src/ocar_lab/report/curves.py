@@ -6,16 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
-from ocar.errors import InputError
 from ocar_lab.drawing import draw_band, method_styles, new_figure
 from ocar_lab.runs import Run
 from ocar_lab.runs.columns import Columns, Floats
-from ocar_lab.runs.timeline import last_measured, times_in_tasks
-
-STEPS = 50
-"""Points of a curve for each task."""
+from ocar_lab.runs.timeline import STEPS, sampled
 
 
 class Curve(NamedTuple):
@@ -29,21 +23,13 @@ class Curve(NamedTuple):
 
 
 def curve(label: str, runs: Sequence[Columns], number: Callable[[Columns], Floats]) -> Curve:
-    """A number over time: at each time and for each seed, that of the last evaluation.
-
-    Args:
-        label: Name of the curve.
-        runs: The evaluations of each seed.
-        number: Computes the number, ``(n,)``, of a run.
+    """A number ``(n,)`` of each seed over time: at each time, that of the last evaluation.
 
     Raises:
         InputError: A run has no evaluation.
     """
-    if not runs or not all(map(len, runs)):
-        raise InputError(f"There is nothing to draw of {label}: a run has no evaluation.")
-    ends = min(int(run.task[-1]) + 1 for run in runs)
-    times = np.linspace(0, ends, ends * STEPS + 1)[1:]
-    values = np.stack([last_measured(times, times_in_tasks(run), number(run)) for run in runs])
+    ends = min((int(run.task[-1]) + 1 for run in runs if len(run)), default=0)
+    times, values = sampled(label, runs, number, tasks=ends)
     return Curve(label, times, values.mean(0), values.min(0), values.max(0))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -113,26 +114,35 @@ def timed(methods: Sequence[Sequence[Run]]) -> tuple[list[list[Timed]], int]:
     return [[one(run) for run in own if len(run.columns)] for own in methods], tasks
 
 
-def line(method: int, found: Band, *, most: int = POINTS) -> list[Line]:
-    """A band as a line to draw; none if the band has no number.
+def bands(
+    methods: Methods, series: Callable[[Timed], tuple[Floats, Floats] | None]
+) -> dict[int, Band]:
+    """A number over time, by the place of each method that has it.
 
-    Args:
-        method: Place of the method.
-        found: The band, over time in tasks.
-        most: Most points, see :func:`ocar_lab.runs.timeline.thin`.
+    ``series`` are the times and the numbers of a run; None if the run does not have the number.
     """
-    kept = thin(found.times, found.mean, most)
-    if not len(kept):
-        return []
-    return [
+    found = {}
+    for method, runs in enumerate(methods):
+        pairs = [pair for own in runs if (pair := series(own)) is not None]
+        if pairs:
+            found[method] = band(*zip(*pairs, strict=True))
+    return found
+
+
+def lines(found: Mapping[int, Band], *, most: int = POINTS) -> tuple[Line, ...]:
+    """Bands by method as lines to draw, each of ``most`` points; none for a band without number."""
+    kept = {method: thin(own.times, own.mean, most) for method, own in found.items()}
+    return tuple(
         Line(
             method=method,
-            x=tuple(np.round(found.times[kept], 4).tolist()),
-            mean=numbers(found.mean[kept]),
-            std=numbers(found.std[kept]),
-            seeds=tuple(found.count[kept].tolist()),
+            x=tuple(np.round(own.times[kept[method]], 4).tolist()),
+            mean=numbers(own.mean[kept[method]]),
+            std=numbers(own.std[kept[method]]),
+            seeds=tuple(own.count[kept[method]].tolist()),
         )
-    ]
+        for method, own in found.items()
+        if len(kept[method])
+    )
 
 
 def numbers(values: Floats) -> tuple[Number, ...]:
@@ -142,44 +152,28 @@ def numbers(values: Floats) -> tuple[Number, ...]:
     return tuple(None if v != v else v for v in np.round(values, digits).tolist())
 
 
-def lines_of(methods: Methods, number: Callable[[Timed], Floats | None]) -> tuple[Line, ...]:
-    """A number over time, of each method that has it.
-
-    Args:
-        methods: The runs of each method.
-        number: Computes the number of a run, ``(n,)``; None if the run does not have it.
-    """
-    found: list[Line] = []
-    for method, runs in enumerate(methods):
-        pairs = [(own.times, values) for own in runs if (values := number(own)) is not None]
-        if pairs:
-            found += line(method, band(*zip(*pairs, strict=True)))
-    return tuple(found)
-
-
 def value_lines(methods: Methods, name: str) -> tuple[Line, ...]:
     """A recorded number over time, such as ``l_p`` or ``tau``."""
-    return lines_of(methods, lambda own: own.columns.values.get(name))
+
+    def series(own: Timed) -> tuple[Floats, Floats] | None:
+        values = own.columns.values
+        return (own.times, values[name]) if name in values else None
+
+    return lines(bands(methods, series))
 
 
 def task_bands(methods: Methods, tasks: int) -> list[dict[int, Band]]:
-    """For each task, the accuracy on it over time in per cent, by method."""
-    found: list[dict[int, Band]] = []
-    for task in range(tasks if tasks > 1 else 0):
-        bands = {}
-        for method, runs in enumerate(methods):
-            own = [one for one in runs if not one.iid and one.columns.correct.shape[1] > task]
-            if own:
-                bands[method] = band(*zip(*(_on_task(one, task) for one in own), strict=True))
-        found.append(bands)
-    return found
+    """For each task, the accuracy on it over time in per cent since it began, by method."""
 
+    def series(own: Timed, task: int) -> tuple[Floats, Floats] | None:
+        if own.iid or own.columns.correct.shape[1] <= task:
+            return None
+        values = 100 * own.columns.accuracy_on(task)
+        begun = int((~np.isnan(values)).argmax())
+        return own.times[begun:], values[begun:]
 
-def _on_task(one: Timed, task: int) -> tuple[Floats, Floats]:
-    """Times and accuracies in per cent since a task began."""
-    values = 100 * one.columns.accuracy_on(task)
-    begun = int((~np.isnan(values)).argmax())
-    return one.times[begun:], values[begun:]
+    several = range(tasks if tasks > 1 else 0)
+    return [bands(methods, partial(series, task=task)) for task in several]
 
 
 def accuracy_choices(
@@ -188,23 +182,23 @@ def accuracy_choices(
     """Accuracy over time in per cent: on all tasks so far, on each task, and online."""
     share = min(1.0, LINES / max(1, len(on_tasks) * len(methods)))
     most = max(20, int(share * TASK_POINTS))
-    found = {"All tasks so far": lines_of(methods, _together)}
-    for task, bands in enumerate(on_tasks, start=1):
-        lines = (line(method, own, most=most) for method, own in bands.items())
-        found[f"Task {task}"] = tuple(one for own in lines for one in own)
-    found["Each batch before it is learned"] = lines_of(methods, _online)
-    return tuple(Choice(title=title, lines=lines) for title, lines in found.items() if lines)
+    found = {"All tasks so far": lines(bands(methods, _together))}
+    for task, own in enumerate(on_tasks, start=1):
+        found[f"Task {task}"] = lines(own, most=most)
+    found["Each batch before it is learned"] = lines(bands(methods, _online))
+    return tuple(Choice(title=title, lines=own) for title, own in found.items() if own)
 
 
-def _together(own: Timed) -> Floats | None:
-    return 100 * own.columns.accuracy() if own.columns.has_counts else None
+def _together(own: Timed) -> tuple[Floats, Floats] | None:
+    return (own.times, 100 * own.columns.accuracy()) if own.columns.has_counts else None
 
 
-def _online(own: Timed) -> Floats | None:
+def _online(own: Timed) -> tuple[Floats, Floats] | None:
     values = own.columns.values
     if "online_correct" not in values:
         return None
-    return 100 * values["online_correct"] / np.where(values["seen"], values["seen"], math.nan)
+    seen = np.where(values["seen"], values["seen"], math.nan)
+    return own.times, 100 * values["online_correct"] / seen
 
 
 def milliseconds(columns: Columns) -> Floats:
@@ -218,18 +212,14 @@ def time_lines(methods: Methods, tasks: int) -> tuple[Line, ...]:
     """Milliseconds of a batch over time: the median of each stretch, for each seed."""
     each = max(1, STRETCHES // tasks)
     grid = np.arange(1, tasks * each + 1) / each
-    found: list[Line] = []
-    for method, runs in enumerate(methods):
-        times, values = [], []
-        for own in runs:
-            spent = milliseconds(own.columns)
-            medians = per_stretch(own.times, spent, each=each, count=len(grid), how="median")
-            end = int(np.flatnonzero(~np.isnan(medians))[-1]) + 1
-            times.append(grid[:end])
-            values.append(medians[:end])
-        if times:
-            found += line(method, band(times, values))
-    return tuple(found)
+
+    def series(own: Timed) -> tuple[Floats, Floats]:
+        spent = milliseconds(own.columns)
+        medians = per_stretch(own.times, spent, each=each, count=len(grid), how="median")
+        end = int(np.flatnonzero(~np.isnan(medians))[-1]) + 1
+        return grid[:end], medians[:end]
+
+    return lines(bands(methods, series))
 
 
 def heats(on_tasks: Sequence[Mapping[int, Band]]) -> tuple[Heat, ...]:
@@ -238,13 +228,13 @@ def heats(on_tasks: Sequence[Mapping[int, Band]]) -> tuple[Heat, ...]:
     each = max(1, STRETCHES // max(1, tasks))
     count = tasks * each
     x = tuple(np.round((np.arange(count) + 0.5) / each, 4).tolist())
-    found = []
+    maps = []
     for method in on_tasks[1] if tasks > 1 else ():
-        bands = [bands[method] for bands in on_tasks if method in bands]
-        means = [per_stretch(b.times, b.mean, each=each, count=count, how="mean") for b in bands]
+        own = [found[method] for found in on_tasks if method in found]
+        means = [per_stretch(b.times, b.mean, each=each, count=count, how="mean") for b in own]
         rows = tuple(numbers(np.round(_without_gaps(mean), 1)) for mean in means)
-        found.append(Heat(method=method, x=x, rows=rows))
-    return tuple(found)
+        maps.append(Heat(method=method, x=x, rows=rows))
+    return tuple(maps)
 
 
 def _without_gaps(values: Floats) -> Floats:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ocar_lab.runs import Group, Measured, Run
-from ocar_lab.runs.command import run_command
+from ocar_lab.runs.command import run_command, shell_line
 from ocar_lab.runs.texts import describe, seeds_text
 
 
@@ -63,10 +62,7 @@ def _revision(git: Mapping[str, Any] | None) -> str | None:
 
 def _called(session: Mapping[str, Any]) -> str:
     command = session.get("command") or ""
-    if isinstance(command, str):
-        return command
-    program, *words = map(str, command)
-    return shlex.join(["ocar" if program == "__main__.py" else program, *words])
+    return command if isinstance(command, str) else shell_line(command)
 
 
 def _command(runs: Sequence[Measured]) -> str | None:

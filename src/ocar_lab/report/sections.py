@@ -65,14 +65,7 @@ class Report:
 def make_report(
     runs: Sequence[Measured], *, title: str, created: str, errors: Sequence[str] = ()
 ) -> Report:
-    """A report on some runs.
-
-    Args:
-        runs: Stored runs or kept results; the latter have no numbers over time.
-        title: What the runs are.
-        created: The time.
-        errors: The errors of runs that cannot be read.
-    """
+    """A report on stored runs and kept results; the latter have no numbers over time."""
     together = groups(runs)
     return Report(
         title=title,

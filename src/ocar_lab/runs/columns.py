@@ -101,10 +101,8 @@ def _ratio(correct: npt.NDArray[Any], sizes: npt.NDArray[Any]) -> Floats:
 def summary_of(columns: Columns, result: Mapping[str, Any] | None) -> Summary | None:
     """The metrics of a run, computed from its evaluations as :func:`ocar.evaluate.summarize` does.
 
-    A long stream has rows for some evaluations only; then the metrics are those in the result.
-
-    Returns:
-        None if the run is not finished.
+    A long stream has rows for some evaluations only; then the metrics are those in the result. A
+    run that is not finished has none.
     """
     if result is None or not len(columns):
         return None

@@ -29,7 +29,7 @@ def run_command(
     seeds: Sequence[int],
     threads: int | None = None,
 ) -> str | None:
-    """The command that makes runs of a configuration, at the same revision of the source.
+    """The line for a shell that makes runs of a configuration, at the same revision of the source.
 
     Args:
         config: The identity of the runs.
@@ -38,7 +38,7 @@ def run_command(
         threads: Threads on the CPU, if to be named.
 
     Returns:
-        One line for a shell; None if a setting cannot be written as a flag.
+        None if a setting cannot be written as a flag.
     """
     settings: Mapping[str, Any] = given["settings"]
     if any(isinstance(value, Mapping) for value in settings.values()):
@@ -46,7 +46,12 @@ def run_command(
     words = ["ocar", "run", config["benchmark"], given["method"], *flag_words("seeds", seeds)]
     if given["transform"] is not None:
         words += flag_words("transform", given["transform"])
-    for name, default in (PROTOCOL | {"every": _default_interval(config, given)}).items():
+    every = config["every"]  # the command need not say it
+    if given.get("every", "") is not None:
+        from ocar.methods.registry import usual_interval  # imports PyTorch, which takes seconds
+
+        every = usual_interval(given["method"])
+    for name, default in (PROTOCOL | {"every": every}).items():
         if config[name] != default:
             words += flag_words(name, config[name])
     for name, value in settings.items():
@@ -59,22 +64,14 @@ def run_command(
     return shlex.join(words)
 
 
-def _default_interval(config: Mapping[str, Any], given: Mapping[str, Any]) -> Any:
-    """Batches between evaluations if the command does not say."""
-    if "every" in given and given["every"] is None:  # the command did not say
-        return config["every"]
-    from ocar.methods.registry import usual_interval  # imports PyTorch, which takes seconds
-
-    return usual_interval(given["method"])
+def shell_line(words: Sequence[str]) -> str:
+    """The words of a process as one line; ``python -m ocar_lab`` is ``ocar``."""
+    program, *rest = map(str, words)
+    return shlex.join(["ocar" if program == "__main__.py" else program, *rest])
 
 
 def flag_words(name: str, value: Any) -> list[str]:
-    """An option of ``ocar run`` with its value, as words of a command.
-
-    Args:
-        name: Its name in Python.
-        value: A number, a text, a switch, or several of them.
-    """
+    """An option of ``ocar run`` as words: its name in Python, and one or several values."""
     name = name.replace("_", "-")
     if isinstance(value, bool):
         return [f"--{name}" if value else f"--no-{name}"]

@@ -21,14 +21,15 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from filelock import FileLock, Timeout
+
 from ocar.errors import RunError
 from ocar.files import PARTIAL, naming, write_whole
-from ocar_lab.runs.lock import FolderLock
 from ocar_lab.runs.provenance import now
 from ocar_lab.runs.records import Record, parse_lines, to_line
 
@@ -44,12 +45,40 @@ DAMAGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeErro
 """What Python raises when a file holds values of the wrong type."""
 
 
-class RunFolder:
-    """A run folder to write to; entering it takes the lock.
+@contextmanager
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Let one process at a time work in a folder, by ``filelock`` (which PyTorch installs).
 
-    Args:
-        path: The folder; created when it is entered.
+    The operating system holds the lock and drops it when the process ends, however it ends: a
+    killed run leaves nothing to clean up. The lock file names its holder, for the error of the
+    next process.
+
+    Raises:
+        RunError: Another process holds the lock.
     """
+    path = folder / ".lock"
+    # A generator may be closed by another thread than the one that entered it.
+    lock = FileLock(path, timeout=0, thread_local=False)
+    try:
+        lock.acquire()
+    except Timeout as error:
+        holder = ""
+        with suppress(OSError):  # Windows does not let a locked file be read
+            holder = path.read_text(encoding="utf-8").strip()
+        raise RunError(
+            f"{folder} is in use by {holder or 'another process'}. "
+            "Wait until it ends, or stop it, and start again."
+        ) from error
+    try:
+        with suppress(OSError):
+            path.write_text(f"process {os.getpid()} on {platform.node()}\n", encoding="utf-8")
+        yield
+    finally:
+        lock.release()
+
+
+class RunFolder:
+    """A run folder to write to; entering it creates it and takes the lock."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -60,7 +89,7 @@ class RunFolder:
 
     def __enter__(self) -> RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
-        self._exit.enter_context(FolderLock(self.path))
+        self._exit.enter_context(folder_lock(self.path))
         for left in self.path.glob(f".*{PARTIAL}"):
             left.unlink(missing_ok=True)
         with suppress(RunError):  # the run does not depend on its status
@@ -71,14 +100,11 @@ class RunFolder:
         self._exit.close()
 
     def describe(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Write ``config.json``, unless the folder has one.
+        """Write ``config.json``, unless the folder has one, and return what it says.
 
         Args:
             document: ``config`` and ``seed``, which determine the numbers, and what else is to be
                 recorded.
-
-        Returns:
-            The document that the run was begun with.
 
         Raises:
             RunError: The folder has another configuration or seed.
@@ -153,9 +179,7 @@ class RunFolder:
     def set_status(self, state: str, **values: Any) -> None:
         """Update the status; values that are not given stay.
 
-        Args:
-            state: ``"running"``, ``"stopped"``, ``"failed"`` or ``"finished"``.
-            **values: Other values.
+        The state is ``"running"``, ``"stopped"``, ``"failed"`` or ``"finished"``.
         """
         process = {"pid": os.getpid(), "host": platform.node(), "updated": now()}
         self._status = {**self._status, "state": state, **process, **values}

@@ -29,12 +29,8 @@ class Interval(NamedTuple):
 def mean_interval(values: Sequence[float], *, level: float = 0.95) -> Interval | None:
     """Student's confidence interval of a mean: mean ± t · s / √n, with n - 1 degrees of freedom.
 
-    Args:
-        values: Independent measurements.
-        level: Probability that such an interval contains the true mean.
-
-    Returns:
-        The interval; None for fewer than two values, which have no spread.
+    The values are independent measurements; fewer than two have no spread and no interval. Such
+    an interval contains the true mean with probability ``level``.
     """
     if len(values) < 2:
         return None

@@ -93,11 +93,9 @@ def read_run(path: Path) -> Run:
     missing = sorted({"config", "label", "hash", "seed"} - document.keys())
     if missing:
         raise RunError(f"{path / CONFIG} is not of a run: it lacks {', '.join(missing)}.")
-    metrics = path / METRICS
-    data = metrics.read_bytes() if metrics.exists() else b""
     status = read_json(path / STATUS) if (path / STATUS).exists() else {}
     try:
-        columns, result = read_columns(data, metrics)
+        columns, result = read_columns(_metrics(path), path / METRICS)
         summary = summary_of(columns, result)
         run = Run(
             path=path,
@@ -127,9 +125,12 @@ def is_finished(path: Path) -> bool:
     Raises:
         RunError: The metrics are damaged.
     """
-    metrics = path / METRICS
-    records = parse_lines(metrics.read_bytes(), metrics) if metrics.exists() else []
+    records = parse_lines(_metrics(path), path / METRICS)
     return bool(records) and records[-1]["event"] == FINISHED
+
+
+def _metrics(path: Path) -> bytes:
+    return (path / METRICS).read_bytes() if (path / METRICS).exists() else b""
 
 
 def _sessions(document: Mapping[str, Any], status: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -43,36 +43,24 @@ DEEPEST = 1000
 
 
 def evaluation_record(event: Evaluated, reported: Mapping[str, float]) -> dict[str, Any]:
-    """The line of an evaluation.
-
-    Args:
-        event: The evaluation.
-        reported: What the learner reported of the last batch, such as ``loss``.
-    """
+    """The line of an evaluation, with what the learner reported of the last batch."""
     return {"event": EVALUATED, **_given(event), **reported}
 
 
 def result_record(event: Finished, evaluations: int | None = None) -> dict[str, Any]:
-    """The line of the result.
-
-    Args:
-        event: The result.
-        evaluations: Their number, if not every evaluation has a line.
-    """
+    """The line of the result; it has the number of ``evaluations`` if some have no line."""
     count = {} if evaluations is None else {"evaluations": evaluations}
     return {"event": FINISHED, **_given(event), **count}
 
 
 def _given(event: Evaluated | Finished) -> dict[str, Any]:
     """The fields of an event that were measured."""
-    values = dataclasses.asdict(event)
-    return {name: value for name, value in values.items() if value is not None}
+    return {n: value for n, value in dataclasses.asdict(event).items() if value is not None}
 
 
 def to_line(record: Record) -> bytes:
     """One line of JSON; numbers that are not finite become null, since JSON has none."""
-    text = json.dumps(_finite(record), ensure_ascii=False, allow_nan=False)
-    return text.encode() + b"\n"
+    return json.dumps(_finite(record), ensure_ascii=False, allow_nan=False).encode() + b"\n"
 
 
 def _finite(value: Any) -> Any:
@@ -88,9 +76,7 @@ def _finite(value: Any) -> Any:
 def parse_lines(data: bytes, path: Path) -> list[dict[str, Any]]:
     """Every record of a file that may have been cut anywhere; an incomplete last line is dropped.
 
-    Args:
-        data: Content of the file.
-        path: Its name, for errors.
+    The path is for errors.
 
     Raises:
         RunError: A line before the last is not a record.
@@ -125,7 +111,7 @@ def evaluations(records: Sequence[Record]) -> tuple[Evaluated, ...]:
 
 
 def _frozen(value: Any) -> Any:
-    return tuple(_frozen(item) for item in value) if isinstance(value, list) else value
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
 def read_columns(data: bytes, path: Path) -> tuple[Columns, Record | None]:
@@ -133,10 +119,7 @@ def read_columns(data: bytes, path: Path) -> tuple[Columns, Record | None]:
 
     Polars reads the file at once. Where it refuses, the lines are read one by one: for the number
     of the damaged line, for a last line of rubbish, for NaN. Names outside ``NUMBERS`` are skipped.
-
-    Args:
-        data: Content of the file.
-        path: Its name, for errors.
+    The path is for errors.
 
     Returns:
         The evaluations, and the record of the result; None if the run is not finished.

@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -25,7 +24,7 @@ from ocar.errors import RunError
 from ocar.events import Summary
 from ocar.files import write_whole
 from ocar_lab.runs.columns import read_summary
-from ocar_lab.runs.command import run_command
+from ocar_lab.runs.command import run_command, shell_line
 from ocar_lab.runs.folder import CONFIG, DAMAGE, read_json
 from ocar_lab.runs.reading import Measured, Run
 
@@ -70,13 +69,9 @@ def identity_hash(config: Mapping[str, Any]) -> str:
 
 
 def keep(runs: Sequence[Run], root: Path) -> Result:
-    """Write the results of some runs of one configuration.
+    """Write the results of runs of one benchmark, method and hash into the folder of all results.
 
     Other seeds in the file stay; the same seeds are replaced.
-
-    Args:
-        runs: Finished runs, at least one, all of one benchmark, method and hash.
-        root: Folder of all results.
 
     Raises:
         RunError: A run is not finished or does not describe its process, two runs have the same
@@ -99,8 +94,9 @@ def keep(runs: Sequence[Run], root: Path) -> Result:
         threads=threads.pop() if len(threads) == 1 else None,
     )
     result = Result(path=path, command=command, runs=together)
+    text = json.dumps(_document(result), indent=1, ensure_ascii=False, allow_nan=False)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, _to_json(result))
+    write_whole(path, text.encode() + b"\n")
     return result
 
 
@@ -124,9 +120,7 @@ def _kept(run: Run, path: Path) -> KeptRun:
 
 def _one_line(session: Mapping[str, Any]) -> dict[str, Any]:
     """A session with its command on one line, without the user's folders."""
-    program, *words = session.get("command", [""])
-    if program == "__main__.py":  # python -m ocar
-        program = "ocar"
+    words = list(session.get("command", [""]))
     for option in _FOLDERS:
         while option in words:
             place = words.index(option)
@@ -134,7 +128,7 @@ def _one_line(session: Mapping[str, Any]) -> dict[str, Any]:
     if _FILE in words[:-1]:
         place = words.index(_FILE) + 1
         words[place] = Path(words[place]).name
-    return {**session, "command": shlex.join([program, *words])}
+    return {**session, "command": shell_line(words)}
 
 
 def _wall_seconds(run: Run) -> float | None:
@@ -147,9 +141,9 @@ def _wall_seconds(run: Run) -> float | None:
     return (datetime.fromisoformat(ended) - datetime.fromisoformat(begun)).total_seconds()
 
 
-def _to_json(result: Result) -> bytes:
+def _document(result: Result) -> dict[str, Any]:
     first = result.runs[0]
-    document = {
+    return {
         "format": FORMAT,
         "version": VERSION,
         "label": first.label,
@@ -170,8 +164,6 @@ def _to_json(result: Result) -> bytes:
             for run in result.runs
         ],
     }
-    text = json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False)
-    return text.encode() + b"\n"
 
 
 def read_result(path: Path) -> Result:
@@ -200,10 +192,7 @@ def read_result(path: Path) -> Result:
 def _read_run(run: Mapping[str, Any], document: Mapping[str, Any], path: Path) -> KeptRun:
     return KeptRun(
         path=path,
-        config=document["config"],
-        label=document["label"],
-        hash=document["hash"],
-        changed=document["changed"],
+        **{name: document[name] for name in ("config", "label", "hash", "changed")},
         seed=int(run["seed"]),
         sessions=run["sessions"],
         state="finished",

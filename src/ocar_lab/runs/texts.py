@@ -64,22 +64,16 @@ def other_metrics(together: Sequence[Group]) -> dict[str, str]:
 def group_rows(
     benchmark: str, together: Sequence[Group], metrics: Iterable[str]
 ) -> list[tuple[Group | None, list[str]]]:
-    """The rows of a benchmark's table: method, seeds, and mean ± std of each metric.
+    """The rows of a benchmark's table: group, and texts of method, seeds, mean ± std by metric.
 
-    Args:
-        benchmark: Name of the benchmark.
-        together: The groups.
-        metrics: The columns.
-
-    Returns:
-        Each row as its group and its texts. The paper's numbers follow their method, with None for
-        the group; not for runs of part of a stream.
+    The paper's numbers follow their method, with None for the group; not for runs of part of a
+    stream.
     """
     rows: list[tuple[Group | None, list[str]]] = []
     names = list(metrics)
     for group in together:
-        spreads = [group.metrics.get(name) for name in names]
-        texts = [spread_text(n, s) if s else "" for n, s in zip(names, spreads, strict=True)]
+        own = group.metrics
+        texts = [spread_text(name, own[name]) if name in own else "" for name in names]
         rows.append((group, [describe(group), seeds_text(group), *texts]))
         printed = {} if group.is_part else published(benchmark, group.label)
         numbers = [printed.get(name) for name in names]

@@ -7,16 +7,20 @@ batches in a task; in this unit their boundaries coincide.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from ocar.errors import InputError
 from ocar_lab.optional import needed
 from ocar_lab.runs.columns import Columns, Floats, Ints
 from ocar_lab.runs.reading import Run
+
+STEPS = 50
+"""Points of a curve for each task."""
 
 NEAR = 1e-9
 """Times closer than this are the same."""
@@ -55,11 +59,8 @@ def times_in_tasks(
 ) -> Floats:
     """The time of each evaluation, ``(n,)``: after batch j of m in task t it is t + j/m.
 
-    Args:
-        columns: The evaluations of a run.
-        finished: Whether its last task is complete.
-        lengths: Batches of each task, for a task that is not complete. A task that is not in it
-            counts as long as the longest.
+    The last task of a run that is not finished has as many batches as ``lengths`` says; without a
+    number of its own, as many as the longest.
     """
     known = lengths or {}
     times = np.empty(len(columns))
@@ -74,27 +75,37 @@ def times_in_tasks(
 
 
 def last_measured(grid: Floats, times: Floats, values: Floats) -> Floats:
-    """The number measured last at each time of a grid; before the first one, the first.
+    """The number measured last at each time of a grid, ``(n,)``; before the first one, the first.
 
-    Args:
-        grid: Times, ``(n,)``.
-        times: When the numbers were measured, ascending, ``(m,)``, m ≥ 1.
-        values: The numbers, ``(m,)``.
+    The times, ascending, and the values are ``(m,)``, m ≥ 1.
     """
     index = np.searchsorted(times, grid + NEAR, side="right") - 1
-    found: Floats = values[np.maximum(index, 0)]
-    return found
+    return np.asarray(values[np.maximum(index, 0)])
+
+
+def sampled(
+    label: str, runs: Sequence[Columns], number: Callable[[Columns], Floats], *, tasks: int
+) -> tuple[Floats, Floats]:
+    """``STEPS`` times a task, ``(n,)``, and a number of each run measured last then, ``(runs, n)``.
+
+    A run of one task is stretched over all ``tasks``. The label is for errors.
+
+    Raises:
+        InputError: A run has no evaluation.
+    """
+    if not runs or not all(map(len, runs)):
+        raise InputError(f"There is nothing to draw of {label}: a run has no evaluation.")
+    grid = np.linspace(0, tasks, tasks * STEPS + 1)[1:]
+    times = [times_in_tasks(run) * (tasks if run.task[-1] == 0 else 1) for run in runs]
+    pairs = zip(times, map(number, runs), strict=True)
+    return grid, np.stack([last_measured(grid, *pair) for pair in pairs])
 
 
 def band(times: Sequence[Floats], values: Sequence[Floats]) -> Band:
     """A number over time: at each time and for each seed, the number measured last.
 
     The times are those of the seed that has got furthest. A seed counts from its first number to
-    its last evaluation.
-
-    Args:
-        times: When each seed was measured, ascending.
-        values: The numbers; NaN where there is none.
+    its last evaluation; its times ascend, and a value is NaN where there is none.
     """
     grid = max(times, key=lambda own: (own[-1] if len(own) else -1.0, len(own)))
     stacked = np.stack([_on_grid(grid, *pair) for pair in zip(times, values, strict=True)])
@@ -154,12 +165,7 @@ def per_stretch(
 ) -> Floats:
     """Mean or median over each stretch of time, ``(count,)``; NaN where there is no number.
 
-    Args:
-        times: Times in tasks, ascending, ``(n,)``.
-        values: The numbers, ``(n,)``; NaN is left out.
-        each: Stretches of a task.
-        count: Stretches in all.
-        how: What to compute.
+    Times in tasks and values are ``(n,)``; a task has ``each`` stretches.
     """
     with needed("A report", "polars", extra="cli"):
         import polars as pl

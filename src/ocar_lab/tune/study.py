@@ -30,8 +30,7 @@ from ocar_lab.experiment.executors import Executor, Stop, WorkError
 from ocar_lab.experiment.executors.base import never
 from ocar_lab.optional import needed
 from ocar_lab.runs import describe_process
-from ocar_lab.runs.folder import read_json
-from ocar_lab.runs.lock import FolderLock
+from ocar_lab.runs.folder import folder_lock, read_json
 from ocar_lab.tune.config import STARTUP, TuneConfig
 from ocar_lab.tune.events import Ended, Moved, SearchEvent, State, Trial
 from ocar_lab.tune.preset import Preset, write_preset
@@ -85,7 +84,7 @@ class Study:
     def __enter__(self) -> Study:
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
-            self._exit.enter_context(FolderLock(self.folder))
+            self._exit.enter_context(folder_lock(self.folder))
             self._describe()
             self._open()
         except BaseException:

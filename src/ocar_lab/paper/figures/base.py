@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from ocar_lab.drawing import save
+from ocar_lab.experiment import RunConfig
 from ocar_lab.paper.figures.setup import Listen, Setup
 from ocar_lab.paper.figures.store import Wanted, gather
 
@@ -45,21 +46,19 @@ class PaperFigure(ABC):
         return {self.name: self.draw(parts)}
 
     def produce(self, command: str, progress: Callable[[str], Listen]) -> list[Path]:
-        """Make the missing parts, write them and draw the figure.
+        """Make the missing parts, write them and draw the figure; the files, numbers first.
 
-        Args:
-            command: The command line, for the file.
-            progress: Called with the name of each part before it is made; returns its listener.
-
-        Returns:
-            The files: numbers, then pictures.
+        ``progress`` is called with each part's name before it is made, and returns its listener;
+        the command line is for the file.
         """
-
-        def make(part: str) -> Any:
-            return self.make(part, progress(part))
-
         file = self.out / f"{self.name}.json"  # a name may have a point
-        parts = gather(file, self.wanted(), self.kind, make, command=command)
+        parts = gather(
+            file,
+            self.wanted(),
+            self.kind,
+            lambda part: self.make(part, progress(part)),
+            command=command,
+        )
         saved = [save(figure, self.out / name) for name, figure in self.pictures(parts).items()]
         return [file, *(path for paths in saved for path in paths)]
 
@@ -72,3 +71,12 @@ class RunFigure(Setup, PaperFigure):
     def name(self) -> str:
         """Name of the files, without their endings."""
         return f"{self.title}-{self.benchmark}"
+
+    @abstractmethod
+    def configs(self) -> dict[str, RunConfig]:
+        """The run of each part."""
+
+    def wanted(self) -> Wanted:
+        """The runs, and what they have in common."""
+        parts = {name: self.describe_run(config) for name, config in self.configs().items()}
+        return Wanted(settings=self.describe(), parts=parts)

@@ -70,15 +70,14 @@ class ConvexFigure(PaperFigure):
 
     def wanted(self) -> Wanted:
         """A run for each method and seed."""
-        configs = {
-            part_name(method, seed): self.setup(seed).config(method)
-            for method in self.methods
-            for seed in self.seeds
-        }
-        setup = self.setup()
+        setups = {seed: self.setup(seed) for seed in self.seeds}
         return Wanted(
-            settings={**setup.describe(), "every": EVERY},
-            parts={name: setup.describe_run(config) for name, config in configs.items()},
+            settings={**self.setup().describe(), "every": EVERY},
+            parts={
+                part_name(method, seed): setup.describe_run(setup.config(method))
+                for method in self.methods
+                for seed, setup in setups.items()
+            },
         )
 
     def make(self, part: str, listen: Listen) -> Sums:
@@ -106,35 +105,31 @@ class ConvexFigure(PaperFigure):
         ends = next(iter(parts.values())).boundaries
         figure = drawing.new_figure(12, 3.8)
         *axes, summed = figure.subplots(1, 3, width_ratios=(3, 3, 2))
+        error = "squared error, summed over batches"
         titles = ("L_p: each batch before it is learned", "L_s: all data so far, after each step")
+        lines = drawing.method_styles(totals)
         for ax, key, title in zip(axes, ("l_p", "l_s"), titles, strict=True):
-            for method, (colour, line, _) in drawing.method_styles(totals).items():
+            for method, (colour, line, _) in lines.items():
                 own = curves[method].select("time", key, f"{key}_std")
                 time, mean, std = (column.to_numpy() for column in own)
                 label = f"{drawing.shown(method)}: {mean[-1]:.1f} ± {std[-1]:.1f}"
                 properties = {"color": colour, "linestyle": line, "linewidth": 1.5, "label": label}
                 drawing.draw_band(ax, time, mean, (mean - std, mean + std), **properties)
             drawing.mark_boundaries(ax, ends[:-1])
-            drawing.clean(ax)
             ax.set_xlim(0, ends[-1])
             ax.set_ylim(0, None)
-            ax.set_title(title, loc="left", fontsize=10)
-            ax.set_xlabel("batches learned; grey lines are task boundaries", fontsize=9)
-            ax.set_ylabel("squared error, summed over batches", fontsize=9)
+            x = "batches learned; grey lines are task boundaries"
+            drawing.clean(ax, title=title, x=x, y=error)
             ax.legend(**drawing.LEGEND, loc="upper left", title="at the end", handlelength=3.5)
-        for place, (method, (colour, _, marker)) in enumerate(
-            drawing.method_styles(totals).items()
-        ):
+        for place, (method, (colour, _, marker)) in enumerate(lines.items()):
             marks = totals[method]
             spots = place + np.linspace(-0.2, 0.2, len(marks))
             summed.plot(spots, marks, marker, color=colour, markersize=4)
             summed.hlines(np.mean(marks), place - 0.35, place + 0.35, color="black", linewidth=1.5)
-        drawing.clean(summed)
         names = [f"{drawing.shown(name)}\n{np.mean(each):.0f}" for name, each in totals.items()]
         summed.set_xticks(range(len(totals)), names)
-        summed.set_ylabel("squared error, summed over batches", fontsize=9)
-        summed.set_title("L_p + L_s at the end", loc="left", fontsize=10)
-        summed.set_xlabel("a mark for each seed, and their mean", fontsize=9)
+        x = "a mark for each seed, and their mean"
+        drawing.clean(summed, title="L_p + L_s at the end", x=x, y=error)
         return figure
 
 

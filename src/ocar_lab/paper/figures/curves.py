@@ -13,15 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from ocar.errors import InputError
 from ocar_lab import drawing
 from ocar_lab.paper.figures.store import Wanted
 from ocar_lab.runs import Run
-from ocar_lab.runs.columns import Columns, Floats
-from ocar_lab.runs.timeline import last_measured, times_in_tasks
-
-STEPS = 50
-"""Points of a curve for each task."""
+from ocar_lab.runs.columns import Columns
+from ocar_lab.runs.timeline import STEPS, sampled
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,13 +88,7 @@ def wanted(benchmark: str, chosen: Mapping[str, Sequence[Run]]) -> Wanted:
 def choose(runs: Sequence[Run], benchmark: str, label: str, seeds: Sequence[int]) -> list[Run]:
     """The finished runs of a method: of the configuration with the most of the seeds.
 
-    Among equals, a configuration without changed settings comes first.
-
-    Args:
-        runs: Stored runs, of any benchmark.
-        benchmark: Name of the benchmark.
-        label: Name of the method, ``er-iid`` for all classes in one task.
-        seeds: The seeds; all if empty.
+    Among equals, a configuration without changed settings comes first. Without ``seeds`` all count.
     """
     together: dict[str, dict[int, Run]] = {}
     for run in runs:
@@ -114,8 +104,8 @@ def choose(runs: Sequence[Run], benchmark: str, label: str, seeds: Sequence[int]
 
 def make_curve(runs: Sequence[Run], *, tasks: int) -> Curve:
     """The curve of one method."""
-    times = np.linspace(0, tasks, tasks * STEPS + 1)[1:]
-    values = np.stack([accuracy_at(times, run.columns, tasks=tasks) for run in runs])
+    columns = [run.columns for run in runs]
+    times, values = sampled(runs[0].label, columns, Columns.accuracy, tasks=tasks)
     std = values.std(0, ddof=1) if len(runs) > 1 else np.zeros(len(times))
     return Curve(
         seeds=tuple(run.seed for run in runs),
@@ -124,23 +114,6 @@ def make_curve(runs: Sequence[Run], *, tasks: int) -> Curve:
         mean=tuple(values.mean(0).tolist()),
         std=tuple(std.tolist()),
     )
-
-
-def accuracy_at(times: Floats, columns: Columns, *, tasks: int) -> Floats:
-    """The accuracy at some times: that of the last evaluation, ``(n,)``.
-
-    Args:
-        times: Times in tasks, ``(n,)``; before the first evaluation its accuracy counts.
-        columns: The evaluations of a run.
-        tasks: Tasks of the benchmark, over which a run of one task is stretched.
-
-    Raises:
-        InputError: There is no evaluation.
-    """
-    if not len(columns):
-        raise InputError("There is nothing to draw: a run has no evaluation.")
-    measured = times_in_tasks(columns) * (tasks if columns.task[-1] == 0 else 1)
-    return last_measured(times, measured, columns.accuracy())
 
 
 def draw_curves(benchmark: str, curves: Mapping[str, Curve]) -> Any:
@@ -166,12 +139,11 @@ def draw_curves(benchmark: str, curves: Mapping[str, Curve]) -> Any:
             label=f"{drawing.shown(label)}, {count} seed{'s' if count > 1 else ''}",
         )
     drawing.mark_boundaries(ax, range(1, tasks))
-    drawing.clean(ax)
     ax.set_xlim(0, tasks)
     ax.set_ylim(0, 102)
     ax.set_xticks(range(0, tasks + 1, max(1, tasks // 10)))
-    ax.set_xlabel("tasks learned", fontsize=9)
-    ax.set_ylabel("validation accuracy on all tasks so far (%)", fontsize=9)
-    ax.set_title(f"{benchmark}: mean, and one standard deviation", loc="left", fontsize=10)
+    title = f"{benchmark}: mean, and one standard deviation"
+    y = "validation accuracy on all tasks so far (%)"
+    drawing.clean(ax, title=title, x="tasks learned", y=y)
     ax.legend(**drawing.LEGEND, handlelength=4)
     return figure

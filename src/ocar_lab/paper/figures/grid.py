@@ -14,9 +14,9 @@ import numpy as np
 from ocar.errors import NumericalError
 from ocar.events import Finished, TaskEnded
 from ocar_lab import drawing
+from ocar_lab.experiment import RunConfig
 from ocar_lab.paper.figures.base import RunFigure
 from ocar_lab.paper.figures.setup import Listen, task_accuracy
-from ocar_lab.paper.figures.store import Wanted
 from ocar_lab.runs.columns import Floats
 
 METHOD = "ocar"
@@ -61,37 +61,33 @@ class GridFigure(RunFigure):
         lrs = self.lrs or centred(self.config(METHOD).resolve()[0].lr, 5, factor=10**0.5)
         return {f"α {a:.6g}, α/τ {r:.6g}": (a, r) for a in lrs for r in self.ratios}
 
-    def wanted(self) -> Wanted:
+    def configs(self) -> dict[str, RunConfig]:
         """A run for each pair."""
-        configs = {n: self.config(METHOD, **cell_settings(*p)) for n, p in self.pairs().items()}
-        return Wanted(
-            settings={**self.describe(), "seed": self.seed},
-            parts={name: self.describe_run(config) for name, config in configs.items()},
-        )
+        return {
+            name: self.config(METHOD, lr=lr, tau=lr / ratio, tau_step=0.0)
+            for name, (lr, ratio) in self.pairs().items()
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """What all runs have in common, in plain values."""
+        return {**super().describe(), "seed": self.seed}
 
     def make(self, part: str, listen: Listen) -> Cell:
         """One run."""
         lr, ratio = self.pairs()[part]
-        config = self.config(METHOD, **cell_settings(lr, ratio))
-        learner, stream, events = self.run(config, listen)
-        before, end = 0.0, None
+        learner, stream, events = self.run(self.configs()[part], listen)
+        before = 0.0
+        average = forgetting = last = None
         try:
             for event in events:
                 if isinstance(event, TaskEnded) and event.task == 0:
                     before = task_accuracy(learner, stream.test(0))
                 elif isinstance(event, Finished):
-                    end = event
+                    average, last = event.accuracy, event.accuracies[-1]
+                    forgetting = before - event.accuracies[0]
         except NumericalError:  # a pair that diverges is a result too
-            end = None
-        if end is None:
-            return Cell(lr=lr, ratio=ratio, average=None, forgetting=None, last=None)
-        return Cell(
-            lr=lr,
-            ratio=ratio,
-            average=end.accuracy,
-            forgetting=before - end.accuracies[0],
-            last=end.accuracies[-1],
-        )
+            pass
+        return Cell(lr=lr, ratio=ratio, average=average, forgetting=forgetting, last=last)
 
     def draw(self, parts: Mapping[str, Cell]) -> Any:
         """A square for each pair, with its number, once for each metric."""
@@ -112,21 +108,15 @@ class GridFigure(RunFigure):
                 ax.text(column, row, text, ha="center", va="center", fontsize=8, color=colour)
             ax.set_xticks(range(len(lrs)), [f"{lr:.2g}" for lr in lrs])
             ax.set_yticks(range(len(ratios)), [f"{ratio:.2g}" for ratio in ratios])
-            ax.tick_params(labelsize=8, length=0)
+            title, x, y = f"{about} (%)", "α (learning rate)", "α/τ (largest step size)"
+            drawing.clean(ax, title=title, x=x, y=y)
+            ax.tick_params(length=0)
             ax.spines[:].set_visible(False)
-            ax.set_xlabel("α (learning rate)", fontsize=9)
-            ax.set_ylabel("α/τ (largest step size)", fontsize=9)
-            ax.set_title(f"{about} (%)", loc="left", fontsize=10)
             figure.colorbar(image, ax=ax, shrink=0.85).ax.tick_params(labelsize=8)
         return figure
 
 
 FIGURE = GridFigure
-
-
-def cell_settings(lr: float, ratio: float) -> dict[str, Any]:
-    """The settings of a pair."""
-    return {"lr": lr, "tau": lr / ratio, "tau_step": 0.0}
 
 
 def matrix(cells: Mapping[str, Cell], metric: str) -> tuple[list[float], list[float], Floats]:
@@ -135,9 +125,7 @@ def matrix(cells: Mapping[str, Cell], metric: str) -> tuple[list[float], list[fl
     ratios = sorted({cell.ratio for cell in cells.values()})
     values = np.full((len(ratios), len(lrs)), np.nan)
     for cell in cells.values():
-        value = getattr(cell, metric)
-        if value is not None:
-            values[ratios.index(cell.ratio), lrs.index(cell.lr)] = value
+        values[ratios.index(cell.ratio), lrs.index(cell.lr)] = getattr(cell, metric)  # None is NaN
     return lrs, ratios, values
 
 

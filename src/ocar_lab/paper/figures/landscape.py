@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import itertools
 import operator
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call
 from torch.nn import functional
 from torch.nn.utils import parameters_to_vector
@@ -25,17 +25,11 @@ from ocar.augment import scale_to_unit
 from ocar.errors import ConfigError
 from ocar.learner import Learner
 from ocar.streams.base import TaskStream, concatenate
+from ocar_lab.experiment import RunConfig
 from ocar_lab.paper.figures.base import RunFigure
-from ocar_lab.paper.figures.landscape_drawing import (
-    Row,
-    Trajectory,
-    draw_all,
-    draw_learning,
-    draw_surfaces,
-)
+from ocar_lab.paper.figures.landscape_drawing import Row, Trajectory, draw_learning, draw_surfaces
 from ocar_lab.paper.figures.plane import plane_through
 from ocar_lab.paper.figures.setup import Listen
-from ocar_lab.paper.figures.store import Wanted
 
 MARGIN = 0.15
 """How far the surfaces extend beyond the path on each side, as a fraction of its extent."""
@@ -67,13 +61,14 @@ class LandscapeFigure(RunFigure):
     dense: int = 40
     """Batches after a boundary that are all points of the path."""
 
-    def wanted(self) -> Wanted:
+    def configs(self) -> dict[str, RunConfig]:
         """A path for each method."""
-        names = ("samples", "resolution", "every", "dense")
-        return Wanted(
-            settings={**self.describe(), **{name: getattr(self, name) for name in names}},
-            parts={method: self.describe_run(self.config(method)) for method in self.methods},
-        )
+        return {method: self.config(method) for method in self.methods}
+
+    def describe(self) -> dict[str, Any]:
+        """What all runs have in common, in plain values."""
+        own = ("samples", "resolution", "every", "dense")
+        return super().describe() | {name: getattr(self, name) for name in own}
 
     def make(self, part: str, listen: Listen) -> Trajectory:
         """Train a method on the stream, then compute the landscape around its path.
@@ -89,42 +84,27 @@ class LandscapeFigure(RunFigure):
                 "are not part of the plane; split-mnist and split-digits have none."
             )
         tests = [_some(stream.test(task), self.samples) for task in range(stream.tasks)]
-        path = self._walk(stream, learner, tests, listen)
+        samples = Samples(*concatenate(tests), [len(y) for _, y in tests])
+        path = self._walk(stream, learner, samples, listen)
         if len({len(w) for w in path.weights}) > 1:
             raise ConfigError(
                 f"Invalid benchmark={self.benchmark!r}. Its head grows during the run."
             )
-        x, y = concatenate(tests)
-        normalize = learner.settings.normalize or scale_to_unit
-        unit_of = {label: unit for unit, label in enumerate(learner.classes)}
-        losses = Losses(
-            model=learner.model,
-            x=normalize(x).float(),
-            units=torch.tensor([unit_of[label] for label in y.tolist()]),
-            sizes=[len(part) for _, part in tests],
-            classes=len(learner.classes),
-        )
-        return _landscape(path, losses, self.resolution)
+        return _landscape(path, losses_of(learner, samples), self.resolution)
 
     def _walk(
-        self,
-        stream: TaskStream,
-        learner: Learner,
-        tests: list[tuple[Tensor, Tensor]],
-        listen: Listen,
+        self, stream: TaskStream, learner: Learner, samples: Samples, listen: Listen
     ) -> _Walk:
         """Train, and record points of the path."""
         total = operator.length_hint(stream)
-        x, y = concatenate(tests)
-        counts = [len(part) for _, part in tests]
-        walk = _Walk([0], [], [_weights(learner)], [(0.0,) * len(tests)])
+        walk = _Walk([0], [], [_weights(learner)], [(0.0,) * len(samples.sizes)])
         since = 0
         for batch in stream:
             (learner.learn if batch.complete else learner.remember)(batch.x, batch.y)
             since += 1
             if since <= self.dense or since % self.every == 0 or batch.last:
-                labels = torch.tensor(learner.classes)[learner.predict(x).argmax(1)]
-                hits = (labels == y).double().split(counts)
+                labels = torch.tensor(learner.classes)[learner.predict(samples.x).argmax(1)]
+                hits = (labels == samples.y).double().split(samples.sizes)
                 walk.times.append(batch.index + 1)
                 walk.weights.append(_weights(learner))
                 walk.accuracies.append(tuple(float(part.mean()) for part in hits))
@@ -136,13 +116,13 @@ class LandscapeFigure(RunFigure):
 
     def draw(self, parts: Mapping[str, Trajectory]) -> Any:
         """The surfaces of the first two tasks and of the mean, with the paths."""
-        return draw_surfaces(parts)
+        return draw_surfaces(parts, most=2)
 
     def pictures(self, parts: Mapping[str, Trajectory]) -> dict[str, Any]:
         """These surfaces, all surfaces, the accuracies over time."""
         return {
             self.name: self.draw(parts),
-            f"landscape-tasks-{self.benchmark}": draw_all(parts),
+            f"landscape-tasks-{self.benchmark}": draw_surfaces(parts),
             f"learning-{self.benchmark}": draw_learning(parts),
         }
 
@@ -161,53 +141,55 @@ def _weights(learner: Learner) -> Tensor:
     return parameters_to_vector(learner.model.parameters()).detach().clone()
 
 
-class Losses(NamedTuple):
-    """Test samples of all tasks, and the model to evaluate on them."""
+class Samples(NamedTuple):
+    """Test samples of all tasks."""
 
-    model: nn.Module
-    x: Tensor  # normalised samples of all tasks, (n, ...)
-    units: Tensor  # unit of the head for each sample, (n,)
+    x: Tensor  # (n, ...)
+    y: Tensor  # (n,)
     sizes: list[int]  # samples of each task
-    classes: int  # units that stand for a class
+
+
+def losses_of(learner: Learner, samples: Samples) -> Callable[[Tensor], Row]:
+    """A function of weights ``(d,)``: mean cross-entropy on each task, over all classes."""
+    classes, named = learner.classes, dict(learner.model.named_parameters())
+    unit_of = {label: unit for unit, label in enumerate(classes)}
+    units = torch.tensor([unit_of[label] for label in samples.y.tolist()])
+    x = (learner.settings.normalize or scale_to_unit)(samples.x).float()
 
     @torch.no_grad()
-    def at(self, weights: Tensor) -> Row:
-        """Mean cross-entropy on each task, over all classes, with weights ``(d,)``."""
-        named, start = {}, 0
-        for name, parameter in self.model.named_parameters():
-            part = weights[start : start + parameter.numel()]
-            named[name] = part.view_as(parameter).to(parameter.dtype)
-            start += parameter.numel()
-        logits = functional_call(self.model, named, (self.x,))[:, : self.classes]
-        each = functional.cross_entropy(logits, self.units, reduction="none")
-        return tuple(float(part.double().mean()) for part in each.split(self.sizes))
+    def losses(weights: Tensor) -> Row:
+        parts = zip(named, weights.split([p.numel() for p in named.values()]), strict=True)
+        own = {name: part.view_as(named[name]).to(named[name].dtype) for name, part in parts}
+        logits = functional_call(learner.model, own, (x,))[:, : len(classes)]
+        each = functional.cross_entropy(logits, units, reduction="none")
+        return tuple(float(part.double().mean()) for part in each.split(samples.sizes))
+
+    return losses
 
 
-def _landscape(walk: _Walk, losses: Losses, resolution: int) -> Trajectory:
+def _landscape(walk: _Walk, losses: Callable[[Tensor], Row], resolution: int) -> Trajectory:
     """Coordinates of the path in its plane, and the losses on a grid of it."""
     weights = torch.stack(walk.weights)
     plane = plane_through(weights[0], weights[walk.boundaries[0]], weights[-1])
     places = torch.stack([plane.coordinates(w) for w in weights])
-    off = [float(plane.distances(w)) for w in weights]
     low, high = places.amin(0), places.amax(0)
     extent = MARGIN * (high - low)
     grids = [
         torch.linspace(float(a), float(b), resolution, dtype=torch.float64)
         for a, b in zip(low - extent, high + extent, strict=True)
     ]
-    found = [[losses.at(plane.points(torch.stack([gx, gy]))) for gx in grids[0]] for gy in grids[1]]
+    found = [[losses(plane.points(torch.stack([gx, gy]))) for gx in grids[0]] for gy in grids[1]]
     surfaces = np.array(found).transpose(2, 0, 1).tolist()
-    marks = [0, *walk.boundaries]
     steps = torch.linalg.vector_norm(weights.diff(dim=0), dim=1).tolist()
-    spans = list(itertools.pairwise(marks))
+    spans = list(itertools.pairwise([0, *walk.boundaries]))
     return Trajectory(
         times=tuple(walk.times),
         boundaries=tuple(walk.boundaries),
         x=tuple(places[:, 0].tolist()),
         y=tuple(places[:, 1].tolist()),
-        off_plane=tuple(off),
+        off_plane=tuple(float(plane.distances(w)) for w in weights),
         accuracies=tuple(walk.accuracies),
-        losses=tuple(losses.at(weights[i]) for i in (0, walk.boundaries[0], -1)),
+        losses=tuple(losses(weights[i]) for i in (0, walk.boundaries[0], -1)),
         grid_x=tuple(grids[0].tolist()),
         grid_y=tuple(grids[1].tolist()),
         surfaces=tuple(tuple(tuple(row) for row in one) for one in surfaces),

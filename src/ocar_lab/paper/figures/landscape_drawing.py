@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ocar_lab import drawing
+from ocar_lab.runs.columns import Floats
 
 Row = tuple[float, ...]
 
 LEVELS = 14
+TICKS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20, 50)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,61 +41,47 @@ class Trajectory:
         return tuple(tuple(row) for row in rows)
 
 
-def draw_surfaces(paths: Mapping[str, Trajectory], *, tasks: tuple[int, ...] = (0, 1)) -> Any:
-    """A row for each method: the loss of some tasks and of the mean, with the path on each."""
-    there = len(next(iter(paths.values())).surfaces)
-    tasks = tuple(task for task in tasks if task < there)
+def draw_surfaces(paths: Mapping[str, Trajectory], *, most: int | None = None) -> Any:
+    """A row for each method: the loss of the first tasks and of the mean, with the path on each."""
+    tasks = range(len(next(iter(paths.values())).surfaces))[:most]
     columns = len(tasks) + 1
     figure = drawing.new_figure(3.3 * columns + 0.7, 3.1 * len(paths) + 0.3)
     axes = figure.subplots(len(paths), columns, squeeze=False)
-    levels = _levels(paths, tasks)
+    shown = {
+        method: [np.array(path.surfaces[task]) for task in tasks] + [np.array(path.mean_surface)]
+        for method, path in paths.items()
+    }
+    levels = _levels([surface for own in shown.values() for surface in own])
+    names = [f"task {task + 1}" for task in tasks] + ["mean of all tasks"]
     drawn = None
     for row, (method, path) in zip(axes, paths.items(), strict=True):
-        shown = [np.array(path.surfaces[task]) for task in tasks] + [np.array(path.mean_surface)]
-        names = [f"task {task + 1}" for task in tasks] + ["mean of all tasks"]
-        for ax, surface, name in zip(row, shown, names, strict=True):
+        for ax, surface, name in zip(row, shown[method], names, strict=True):
             drawn = _surface(ax, path, surface, levels)
             ax.set_title(f"{drawing.shown(method)}: {name}", loc="left", fontsize=10)
-        row[0].set_ylabel("distance along v̄", fontsize=9)
-        for ax in row:
             ax.set_xlabel("distance along ū", fontsize=9)
+        row[0].set_ylabel("distance along v̄", fontsize=9)
     bar = figure.colorbar(drawn, ax=axes, shrink=0.7, pad=0.015, label="cross-entropy (nats)")
-    ticks = [
-        t
-        for t in (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 1, 1.5, 2, 3, 5, 10, 20, 50)
-        if levels[0] <= t <= levels[-1]
-    ]
+    ticks = [tick for tick in TICKS if levels[0] <= tick <= levels[-1]]
     bar.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
     axes[0][0].legend(fontsize=7.5, frameon=True, framealpha=0.9, edgecolor="0.8")
     return figure
 
 
-def draw_all(paths: Mapping[str, Trajectory]) -> Any:
-    """:func:`draw_surfaces` with the loss of every task."""
-    tasks = len(next(iter(paths.values())).surfaces)
-    return draw_surfaces(paths, tasks=tuple(range(tasks)))
-
-
-def _levels(paths: Mapping[str, Trajectory], tasks: tuple[int, ...]) -> Any:
+def _levels(surfaces: Sequence[Floats]) -> Floats:
     """Common levels, evenly spread on a logarithmic scale."""
-    values = [np.array(path.surfaces[task]) for path in paths.values() for task in tasks]
-    values += [np.array(path.mean_surface) for path in paths.values()]
-    low = max(0.05, min(float(v.min()) for v in values))
-    high = max(float(np.quantile(v, 0.98)) for v in values)
+    low = max(0.05, min(float(surface.min()) for surface in surfaces))
+    high = max(float(np.quantile(surface, 0.98)) for surface in surfaces)
     return np.geomspace(low, max(high, 2 * low), LEVELS)
 
 
-def _surface(ax: Any, path: Trajectory, surface: Any, levels: Any) -> Any:
+def _surface(ax: Any, path: Trajectory, surface: Floats, levels: Floats) -> Any:
     from matplotlib.colors import LogNorm
 
-    norm = LogNorm(levels[0], levels[-1])
-    clipped = np.clip(surface, levels[0], levels[-1])
-    options = {"levels": levels, "norm": norm}
-    filled = ax.contourf(path.grid_x, path.grid_y, clipped, cmap="cividis", **options)
+    where = (path.grid_x, path.grid_y, np.clip(surface, levels[0], levels[-1]))
+    options = {"levels": levels, "norm": LogNorm(levels[0], levels[-1])}
+    filled = ax.contourf(*where, cmap="cividis", **options)
     filled.set_rasterized(True)
-    ax.contour(
-        path.grid_x, path.grid_y, clipped, colors="white", linewidths=0.4, alpha=0.6, **options
-    )
+    ax.contour(*where, colors="white", linewidths=0.4, alpha=0.6, **options)
     x, y = np.array(path.x), np.array(path.y)
     # A white line under the path keeps it visible on light and dark surfaces.
     ax.plot(x, y, color="white", linewidth=2.4)
@@ -120,20 +108,11 @@ def draw_learning(paths: Mapping[str, Trajectory]) -> Any:
         for method, (colour, line, _) in drawing.method_styles(paths).items():
             path = paths[method]
             values = 100 * np.array(path.accuracies)
-            chosen = values.mean(1) if number == 0 else values[:, number - 1]
-            ax.plot(
-                path.times,
-                chosen,
-                color=colour,
-                linestyle=line,
-                linewidth=1.2,
-                label=drawing.shown(method),
-            )
+            chosen = values[:, number - 1] if number else values.mean(1)
+            style = {"color": colour, "linestyle": line, "linewidth": 1.2}
+            ax.plot(path.times, chosen, label=drawing.shown(method), **style)
             drawing.mark_boundaries(ax, [path.times[i] for i in path.boundaries[:-1]])
-        drawing.clean(ax)
-        ax.set_title(
-            "mean of all tasks" if number == 0 else f"task {number}", loc="left", fontsize=10
-        )
+        drawing.clean(ax, title=f"task {number}" if number else "mean of all tasks")
         ax.set_ylim(0, 103)
         ax.set_xlim(0, max(path.times[-1] for path in paths.values()))
     for ax in axes[tasks + 1 :]:

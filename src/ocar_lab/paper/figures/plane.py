@@ -42,12 +42,7 @@ class Plane(NamedTuple):
 
 
 def plane_through(start: Tensor, first: Tensor, last: Tensor) -> Plane:
-    """The plane through three points.
-
-    Args:
-        start: w₀, ``(d,)``; the origin.
-        first: w₁, ``(d,)``; lies on the first axis.
-        last: The third point, ``(d,)``.
+    """The plane through three points ``(d,)``: the origin w₀, w₁ on the first axis, and a third.
 
     Raises:
         InputError: The points lie on one line.

@@ -18,7 +18,6 @@ from ocar_lab import drawing
 from ocar_lab.experiment import RunConfig
 from ocar_lab.paper.figures.base import RunFigure
 from ocar_lab.paper.figures.setup import Listen
-from ocar_lab.paper.figures.store import Wanted
 
 METHOD = "ocar"
 
@@ -48,18 +47,12 @@ class RatioFigure(RunFigure):
     ema: float | None = None
     """Weight of a new estimate in the average of the curvature; by default the selected one."""
 
-    def own_config(self) -> RunConfig:
-        """The configuration of the run: τ = α/100 at all times."""
+    def configs(self) -> dict[str, RunConfig]:
+        """One run, with τ = α/100 at all times."""
         lr = self.config(METHOD).resolve()[0].lr if self.lr is None else self.lr
-        own = {} if self.ema is None else {"ema": self.ema}
-        return self.config(
-            METHOD, lr=lr, tau=lr / LR_OVER_TAU, tau_step=0.0, track_norms=True, **own
-        )
-
-    def wanted(self) -> Wanted:
-        """One run."""
-        parts = {METHOD: self.describe_run(self.own_config())}
-        return Wanted(settings=self.describe(), parts=parts)
+        own = {"lr": lr, "tau": lr / LR_OVER_TAU, "tau_step": 0.0, "track_norms": True}
+        own |= {} if self.ema is None else {"ema": self.ema}
+        return {METHOD: self.config(METHOD, **own)}
 
     def make(self, part: str, listen: Listen) -> Ratios:
         """The run.
@@ -67,7 +60,7 @@ class RatioFigure(RunFigure):
         Raises:
             NumericalError: The run diverged.
         """
-        config = self.own_config()
+        config = self.configs()[part]
         ratios: list[float] = []
         ends: list[int] = []
         try:
@@ -97,11 +90,13 @@ class RatioFigure(RunFigure):
         ax.set_ylim(0.6 * min(found.ratios[1:]), 3 * top)
         marks = [top * 1.6] * len(found.boundaries)
         ax.plot(found.boundaries, marks, "v", color=drawing.RED, markersize=6)
-        drawing.clean(ax)
         ax.set_xlim(0, len(times))
-        ax.set_xlabel("batches learned; triangles and grey lines are task boundaries", fontsize=9)
-        ax.set_ylabel("‖preconditioned gradient‖ / ‖gradient‖", fontsize=9)
-        ax.set_title(f"OCAR with α = {found.lr:.3g} and τ = α/100", loc="left", fontsize=10)
+        drawing.clean(
+            ax,
+            title=f"OCAR with α = {found.lr:.3g} and τ = α/100",
+            x="batches learned; triangles and grey lines are task boundaries",
+            y="‖preconditioned gradient‖ / ‖gradient‖",
+        )
         return figure
 
 

@@ -28,10 +28,6 @@ Listen = Callable[[int, int], object]
 """Called with the number of batches done and their total; 0 if the total is unknown."""
 
 
-def quiet(done: int, total: int) -> None:
-    """Ignore progress."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Setup:
     """What the runs of a figure have in common."""
@@ -117,8 +113,11 @@ class Setup:
 
     def describe(self) -> dict[str, Any]:
         """What all runs have in common, in plain values."""
-        kept = {"tasks": self.tasks, "batches of each task": self.batches}
-        return {"benchmark": self.benchmark, **kept}
+        return {
+            "benchmark": self.benchmark,
+            "tasks": self.tasks,
+            "batches of each task": self.batches,
+        }
 
     def describe_run(self, config: RunConfig) -> dict[str, Any]:
         """What else determines the numbers of one run, in plain values."""
@@ -132,17 +131,10 @@ class Setup:
 
 
 class Shortened:
-    """A stream with the first complete batches of each task.
-
-    Args:
-        stream: The whole stream, which answers everything else.
-        batches: Batches of each task to keep.
-    """
+    """A stream with the first complete batches of each task; the whole one answers all else."""
 
     def __init__(self, stream: TaskStream, batches: int) -> None:
-        self.stream = stream
-        self.batches = batches
-        self.tasks = stream.tasks
+        self.stream, self.batches, self.tasks = stream, batches, stream.tasks
         self.training, self.validation, self.test = stream.training, stream.validation, stream.test
         self.state_dict, self.load_state_dict = stream.state_dict, stream.load_state_dict
 

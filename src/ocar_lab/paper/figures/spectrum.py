@@ -17,9 +17,9 @@ from ocar.events import TaskEnded
 from ocar.learner import Learner
 from ocar.methods.ocar import OCARTransform
 from ocar_lab import drawing
+from ocar_lab.experiment import RunConfig
 from ocar_lab.paper.figures.base import RunFigure
 from ocar_lab.paper.figures.setup import Listen
-from ocar_lab.paper.figures.store import Wanted
 
 METHOD = "ocar"
 
@@ -59,10 +59,9 @@ class SpectrumFigure(RunFigure):
     title = "spectrum"
     kind = Spectra
 
-    def wanted(self) -> Wanted:
+    def configs(self) -> dict[str, RunConfig]:
         """One run."""
-        parts = {METHOD: self.describe_run(self.config(METHOD))}
-        return Wanted(settings=self.describe(), parts=parts)
+        return {METHOD: self.config(METHOD)}
 
     def make(self, part: str, listen: Listen) -> Spectra:
         """The run."""
@@ -89,16 +88,13 @@ class SpectrumFigure(RunFigure):
             )
         last = found.ends[-1]
         layers = [name for name in last.layers if name != WHOLE]
-        shapes = zip(
-            (drawing.BLUE, drawing.RED, drawing.GREEN, drawing.PURPLE) * 9, "osD^" * 9, strict=True
-        )
-        for name, (colour, marker) in zip(layers, shapes, strict=False):
+        for place, name in enumerate(layers):
             own = last.layers[name]
             axes[1].loglog(
                 own.ranks,
                 own.values,
-                color=colour,
-                marker=marker,
+                color=drawing.COLOURS[place % 4],
+                marker="osD^"[place % 4],
                 markevery=15,
                 markersize=4,
                 linewidth=1.3,
@@ -108,10 +104,8 @@ class SpectrumFigure(RunFigure):
         axes[1].text(1, last.tau, " τ", va="bottom", fontsize=9, color="0.3")
         titles = ("all layers, after each task", "by layer, at the end")
         for ax, title in zip(axes, titles, strict=True):
-            drawing.clean(ax)
+            drawing.clean(ax, title=title, x="rank, the largest first")
             ax.grid(color="0.92", linewidth=0.6)
-            ax.set_xlabel("rank, the largest first", fontsize=9)
-            ax.set_title(title, loc="left", fontsize=10)
             ax.legend(**drawing.LEGEND, loc="upper right", handlelength=4)
         axes[0].set_ylabel("eigenvalue of the damped curvature", fontsize=9)
         return figure

@@ -62,29 +62,23 @@ class StepsFigure(PaperFigure):
         ax = figure.subplots()
         lrs = sorted({line.lr for line in parts.values()})
         taus = sorted({line.tau for line in parts.values()})
-        colours = dict(
-            zip(lrs, (drawing.BLUE, drawing.RED, drawing.GREEN, drawing.PURPLE) * 9, strict=False)
-        )
-        dashes = dict(
-            zip(taus, ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2))) * 9, strict=False)
-        )
-        markers = dict(zip(lrs, "osD^v" * 9, strict=False))
+        dashes = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
         for line in parts.values():
+            place = lrs.index(line.lr)
             ax.loglog(
                 line.eigenvalues,
                 line.steps,
-                color=colours[line.lr],
-                linestyle=dashes[line.tau],
-                marker=markers[line.lr],
+                color=drawing.COLOURS[place % 4],
+                linestyle=dashes[taus.index(line.tau) % 4],
+                marker="osD^v"[place % 5],
                 markevery=(6, 18),
                 markersize=4,
                 linewidth=1.5,
                 label=f"α = {line.lr:g}, τ = {line.tau:g}: at most {line.lr / line.tau:g}",
             )
-        drawing.clean(ax)
+        about = {"x": "σ, eigenvalue of the curvature", "y": "effective step size α / (σ + τ)"}
+        drawing.clean(ax, **about)
         ax.grid(color="0.92", linewidth=0.6)
-        ax.set_xlabel("σ, eigenvalue of the curvature", fontsize=9)
-        ax.set_ylabel("effective step size α / (σ + τ)", fontsize=9)
         ax.legend(**drawing.LEGEND, loc="lower left", handlelength=5)
         return figure
 
@@ -96,11 +90,6 @@ def effective_step(eigenvalues: npt.ArrayLike, *, lr: float, tau: float) -> Floa
     """The factor that multiplies the gradient in each eigendirection.
 
     It tends to α/τ, its maximum, where σ is far below τ, and to α/σ far above it.
-
-    Args:
-        eigenvalues: σ, not negative, of any shape.
-        lr: α.
-        tau: τ.
 
     Raises:
         ConfigError: α or τ is not positive.

@@ -29,6 +29,7 @@ import torch
 
 from ocar.errors import RunError
 from ocar.files import write_whole
+from ocar_lab.runs.folder import read_json
 from ocar_lab.runs.provenance import describe_device, versions
 
 P = TypeVar("P")
@@ -47,24 +48,16 @@ class Wanted:
 
 
 def gather(
-    path: Path,
-    wanted: Wanted,
-    kind: type[P],
-    make: Callable[[str], P],
-    *,
-    command: str = "",
+    path: Path, wanted: Wanted, kind: type[P], make: Callable[[str], P], *, command: str = ""
 ) -> dict[str, P]:
-    """The parts of a figure: from its file where they are there, else made now.
+    """The parts of a figure: from its file where they are there, else made now by their names.
 
     Args:
         path: The file; it is written after each part that is made.
-        wanted: The parts.
+        wanted: The parts, and their order.
         kind: The dataclass of a part.
-        make: Makes a part by its name.
-        command: The command line that makes the file.
-
-    Returns:
-        The parts as the file has them, in the order of ``wanted``.
+        make: Makes a part.
+        command: The command line, for the file.
 
     Raises:
         RunError: The file exists and is not of a figure.
@@ -96,14 +89,10 @@ def read_document(path: Path) -> dict[str, Any]:
     Raises:
         RunError: The file cannot be read, or is not of a figure.
     """
-    try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError) as error:
-        raise RunError(f"{path} cannot be read: {error}") from error
-    found = document if isinstance(document, dict) else {}
-    if found.get("format") != FORMAT or found.get("version") != VERSION:
+    document = read_json(path)
+    if document.get("format") != FORMAT or document.get("version") != VERSION:
         raise RunError(f"{path} does not hold the numbers of a figure; move it elsewhere.")
-    return found
+    return document
 
 
 def _rounded(value: Any) -> Any:
