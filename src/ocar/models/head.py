@@ -67,14 +67,7 @@ class GrowingHead:
         return self._active
 
     def register(self, labels: Sequence[int]) -> list[int]:
-        """The unit of each label; a new label gets the next free unit.
-
-        Args:
-            labels: Any integers.
-
-        Returns:
-            One unit for each label.
-        """
+        """The unit of each label, any integer; a new label gets the next free unit."""
         known = len(self.classes)
         self.seen.update(labels)
         for label in labels:
@@ -86,18 +79,6 @@ class GrowingHead:
             weight = self.layer.weight
             self._active = torch.arange(self.capacity, device=weight.device) < len(self.classes)
         return [self._unit[label] for label in labels]
-
-    def restore(self, classes: Sequence[int], *, seen: Iterable[int]) -> None:
-        """Replace all labels by the labels of a checkpoint.
-
-        Args:
-            classes: The label of each unit in use.
-            seen: Labels that have appeared.
-        """
-        self.classes, self._unit = [], {}
-        self._active = torch.zeros(0, dtype=torch.bool)
-        self.register(classes)
-        self.seen = set(seen)
 
     def fit_checkpoint(
         self,
@@ -130,7 +111,10 @@ class GrowingHead:
                 f"here {self.capacity}."
             )
         self.reserve(weight.shape[0])
-        self.restore(classes, seen=seen)
+        self.classes, self._unit = [], {}
+        self._active = torch.zeros(0, dtype=torch.bool)
+        self.register(classes)
+        self.seen = set(seen)
 
     def reserve(self, units: int) -> None:
         """Double the capacity until there are at least ``units``."""
@@ -175,12 +159,7 @@ def find_linear_head(model: nn.Module, name: str | None = None) -> tuple[str, nn
 def enlarge_linear_(layer: nn.Linear, outputs: int, *, generator: torch.Generator) -> None:
     """Give a linear layer more outputs; present outputs keep their weights.
 
-    New weights are drawn as ``nn.Linear`` draws its own, uniformly within ±1/√inputs.
-
-    Args:
-        layer: The layer, changed in place.
-        outputs: The new number of outputs.
-        generator: Draws the new weights, on the host.
+    New weights are drawn on the host, as ``nn.Linear`` draws its own: uniformly within ±1/√inputs.
     """
     bound = 1 / math.sqrt(layer.in_features)
     for parameter in layer.parameters(recurse=False):
