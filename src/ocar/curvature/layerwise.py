@@ -88,14 +88,12 @@ class LayerCurvature(Curvature):
                 "layer to take the curvature of."
             )
         reject_shared_parameters({name: layer.module for name, layer in layers.items()})
-        warn_uncovered(uncovered, stacklevel=6)
+        warn_uncovered(uncovered, stacklevel=8)
         return layers
 
     def _make_blocks(self) -> list[Blocks[Any]]:
-        self._head: Head | None = None
-        if self.head is not None:
-            active = torch.full((), -1, dtype=torch.int64, device=self.device)
-            self._head = Head(name=self.head, active=active)
+        active = torch.full((), -1, dtype=torch.int64, device=self.device)
+        self._head = None if self.head is None else Head(name=self.head, active=active)
         self.layers = self._find_layers()
         blocks = []
         for kind, make in self.kinds().items():
@@ -146,20 +144,20 @@ class LayerCurvature(Curvature):
             self._head.active.copy_(count)
 
     def _pull_back(self, outputs: Tensor, columns: Tensor) -> dict[str, Tensor]:
-        if self._batched:
-            try:
-                return self._recorder.pull_back(outputs, columns)
-            except RuntimeError as error:
-                # If one after another fails too, batching was not the reason.
-                gradients = self._recorder.pull_back(outputs, columns, batched=False)
-                warnings.warn(
-                    "The backward pass of this model cannot be batched; the columns of the "
-                    f"Fisher are computed one after another, which is slower: {error}",
-                    stacklevel=4,
-                )
-                self._batched = False
-                return gradients
-        return self._recorder.pull_back(outputs, columns, batched=False)
+        if not self._batched:
+            return self._recorder.pull_back(outputs, columns, batched=False)
+        try:
+            return self._recorder.pull_back(outputs, columns)
+        except RuntimeError as error:
+            # If one after another fails too, batching was not the reason.
+            gradients = self._recorder.pull_back(outputs, columns, batched=False)
+            self._batched = False
+            warnings.warn(
+                "The backward pass of this model cannot be batched; the columns of the Fisher are "
+                f"computed one after another, which is slower: {error}",
+                stacklevel=4,
+            )
+            return gradients
 
     def tensors(self) -> list[Tensor]:
         """Averages, counts, and the number of active outputs."""

@@ -32,8 +32,8 @@ class GrowingHead:
         generator: Draws the weights of units that are added.
 
     Attributes:
-        classes: The label of each unit in use.
         seen: Labels that have appeared; other labels in ``classes`` were given at the start.
+        active: Which units stand for a class, ``(capacity,)`` of bool.
 
     Raises:
         ModelError: There is no such linear layer, or it does not train.
@@ -49,35 +49,32 @@ class GrowingHead:
     ) -> None:
         self.name, self.layer = find_linear_head(model, name)
         self.generator = generator
-        self.classes: list[int] = []
         self.seen: set[int] = set()
         self._unit: dict[int, int] = {}
-        self._active = torch.zeros(0, dtype=torch.bool)
+        self.active = torch.zeros(0, dtype=torch.bool)
         self.register(classes)
         self.seen.clear()
+
+    @property
+    def classes(self) -> list[int]:
+        """The label of each unit in use."""
+        return list(self._unit)
 
     @property
     def capacity(self) -> int:
         """Units of the layer, used or not."""
         return self.layer.out_features
 
-    @property
-    def active(self) -> Tensor:
-        """Which units stand for a class, ``(capacity,)`` of bool."""
-        return self._active
-
     def register(self, labels: Sequence[int]) -> list[int]:
         """The unit of each label, any integer; a new label gets the next free unit."""
-        known = len(self.classes)
+        known = len(self._unit)
         self.seen.update(labels)
         for label in labels:
-            if label not in self._unit:
-                self._unit[label] = len(self.classes)
-                self.classes.append(label)
-        self.reserve(len(self.classes))
-        if len(self.classes) != known or self._active.shape[0] != self.capacity:
+            self._unit.setdefault(label, len(self._unit))
+        self.reserve(len(self._unit))
+        if len(self._unit) != known or self.active.shape[0] != self.capacity:
             weight = self.layer.weight
-            self._active = torch.arange(self.capacity, device=weight.device) < len(self.classes)
+            self.active = torch.arange(self.capacity, device=weight.device) < len(self._unit)
         return [self._unit[label] for label in labels]
 
     def fit_checkpoint(
@@ -111,8 +108,7 @@ class GrowingHead:
                 f"here {self.capacity}."
             )
         self.reserve(weight.shape[0])
-        self.classes, self._unit = [], {}
-        self._active = torch.zeros(0, dtype=torch.bool)
+        self._unit, self.active = {}, torch.zeros(0, dtype=torch.bool)
         self.register(classes)
         self.seen = set(seen)
 
