@@ -27,7 +27,6 @@ from torch.nn import functional
 from ocar import accel
 from ocar.accel import linalg
 from ocar.curvature.layers import EmbeddingLayer, Layer, NormLayer
-from ocar.errors import CheckpointError
 
 Sharing = Literal["expand", "reduce"]
 
@@ -212,9 +211,10 @@ class Blocks(ABC, Generic[L]):
         for parameter in parameters:
             dtype = torch.promote_types(dtype, parameter.dtype)
         like = torch.empty(0, dtype=dtype, device=parameters[0].device)
-        self.buffer = accel.FactorBuffer(self._shapes(), like=like)
+        self.buffer = accel.FactorBuffer(self.shapes(), like=like)
 
-    def _shapes(self) -> dict[str, tuple[int, ...]]:
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of the statistics of all layers as they are now, by name."""
         return {
             f"{name}.{key}": tuple(shape)
             for name, layer in self.layers.items()
@@ -229,7 +229,7 @@ class Blocks(ABC, Generic[L]):
     def fit(self) -> None:
         """Make room where a layer has got more outputs; their statistics start at zero."""
         old = self.buffer
-        if self._shapes() == old.shapes:
+        if self.shapes() == old.shapes:
             return
         self.allocate()
         self.buffer.counts.copy_(old.counts)
@@ -254,27 +254,8 @@ class Blocks(ABC, Generic[L]):
         state = {name: self._saved(name, self.buffer.average(name)) for name in names}
         return state | {f"{name}.count": counts[self.buffer.index(name)] for name in names}
 
-    def check_state(self, state: Mapping[str, Tensor]) -> None:
-        """Raise if a state does not fit.
-
-        Raises:
-            CheckpointError: A statistic or its count is missing, unknown or of another shape.
-        """
-        known: dict[str, tuple[int, ...]] = {}
-        for name, shape in self._shapes().items():
-            known |= {name: shape, f"{name}.count": ()}
-        given = {name: tuple(t.shape) for name, t in state.items()}
-        wrong = {name: shape for name, shape in given.items() if known.get(name) != shape}
-        layers = {layer_of(name) for name in given}
-        missing = [n for n in known if layer_of(n) in layers and n not in given]
-        if wrong or missing:
-            raise CheckpointError(
-                f"The checkpoint has other curvature: {wrong or missing}. "
-                f"Here: { ({n: known.get(n) for n in wrong or missing}) }."
-            )
-
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Take what :meth:`state` gave and :meth:`check_state` has checked."""
+        """Take what :meth:`state` gave, once its names and shapes are checked."""
         self.fit()
         self.buffer.averages.zero_()
         self.buffer.counts.zero_()

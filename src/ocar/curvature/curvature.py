@@ -154,7 +154,7 @@ class Curvature(ABC):
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "model"}
 
     def bind(self, model: nn.Module, **arguments: Any) -> Self:
-        """The same kind of curvature for a model, with some arguments in place of the present."""
+        """The same kind of curvature for a model; ``arguments`` replace those it has."""
         return replace(self, model=model, **arguments)
 
     def __repr__(self) -> str:
@@ -240,7 +240,7 @@ class Curvature(ABC):
         self.rewrite_()
         self.step += 1
 
-    # The parts of a step, of which some may be recorded as a CUDA graph
+    # The parts of a step, as a learner calls them. All but begin may be part of a CUDA graph.
 
     def begin(self) -> None:
         """Called before the steps on a batch, outside any recording."""
@@ -330,8 +330,7 @@ class Curvature(ABC):
     def check(self) -> None:
         """Raise a ``NumericalError`` if anything went wrong since the last call.
 
-        On a GPU this waits. An inverse that was not found where nothing is known of the reason is
-        a warning.
+        On a GPU this waits, and an inverse that was not found is only warned of.
         """
         ok, failed = bool(self.ok), int(self._not_inverted)
         self.ok.fill_(True)
@@ -423,18 +422,24 @@ class Curvature(ABC):
 
     def _load_averages(self, averages: Mapping[str, Tensor]) -> None:
         """Check and take what :meth:`_averages` gave."""
-        names = {name for block in self.blocks for name in block.layers}
-        unknown = sorted({layer_of(name) for name in averages} - names)
+        shapes = {name: shape for block in self.blocks for name, shape in block.shapes().items()}
+        shapes |= dict.fromkeys([f"{name}.count" for name in shapes], ())
+        given = {name: tuple(average.shape) for name, average in averages.items()}
+        layers = {layer_of(name) for name in given}
+        unknown = sorted(layers - {layer_of(name) for name in shapes})
         if unknown:
             raise CheckpointError(f"The checkpoint has curvature of {unknown[0]!r}, no layer here.")
-        states = [
-            {name: value for name, value in averages.items() if layer_of(name) in block.layers}
-            for block in self.blocks
-        ]
-        for block, state in zip(self.blocks, states, strict=True):
-            block.check_state(state)
-        for block, state in zip(self.blocks, states, strict=True):
-            block.load(state)
+        wrong = {name: shape for name, shape in given.items() if shapes.get(name) != shape}
+        missing = [name for name in shapes if layer_of(name) in layers and name not in given]
+        if wrong or missing:
+            raise CheckpointError(
+                f"The checkpoint has other curvature: {wrong or missing}. "
+                f"Here: { ({name: shapes.get(name) for name in wrong or missing}) }."
+            )
+        for block in self.blocks:
+            block.load(
+                {n: average for n, average in averages.items() if layer_of(n) in block.layers}
+            )
 
 
 def check_schedule(

@@ -77,7 +77,7 @@ class DenseBlocks(Blocks[WholeModel]):
 
     def fit(self) -> None:
         """A model that has grown starts again."""
-        if self._shapes() != self.buffer.shapes:
+        if self.shapes() != self.buffer.shapes:
             self.allocate()
             self.ready.clear()
 

@@ -65,7 +65,7 @@ class BatchGuard:
 
     @torch.no_grad()
     def trust(self, x: Tensor) -> Tensor:
-        """Whether raw samples ``(n, ...)`` on the model's device are of a sane scale, a bool."""
+        """Whether raw samples, ``(n, ...)``, are of a sane scale, a scalar of bool."""
         scale = None if self.settings is None else self.settings.scale
         if scale is None or not x.is_floating_point():  # uint8 has one scale
             return self._yes
