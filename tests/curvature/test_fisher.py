@@ -102,7 +102,7 @@ def expected_moment(
     root.columns(likelihood, generator())
 
     samples, draws = asked.get("labels", (0, 0))
-    classes = likelihood.shape[1]
+    classes = likelihood.outputs.shape[1]
     total, mass = torch.zeros(()), 0.0
     for labels in product(range(classes), repeat=samples * draws):
         chance = 1.0

@@ -12,7 +12,8 @@ from tolerances import EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from ocar.curvature.blocks import KroneckerBlocks, Seen
+from ocar.curvature.blocks import Seen
+from ocar.curvature.kfac import KroneckerBlocks
 from ocar.curvature.layers import EmbeddingLayer, MatrixLayer, NormLayer, make_layer
 from ocar.errors import ModelError
 

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from ocar.accel import RowRecorder
 from ocar.curvature import KFAC
-from ocar.curvature.blocks import KroneckerBlocks
+from ocar.curvature.kfac import KroneckerBlocks
 
 EXACT: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-12}
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import wraps
 from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
@@ -31,7 +31,9 @@ from torch import Tensor, nn
 
 from ocar import accel
 from ocar.config import require, require_one_of
-from ocar.curvature.fisher import Categorical, FisherRoot, Gaussian, parse_root
+from ocar.curvature.blocks import Blocks, Seen, layer_of
+from ocar.curvature.fisher import Categorical, FisherRoot, Gaussian, Likelihood, parse_root
+from ocar.curvature.recorder import Recorder
 from ocar.errors import CheckpointError, ConfigError, InputError, ModelError, NumericalError
 from ocar.rng import make_generator
 from ocar.state import with_prefix, without_prefix
@@ -71,6 +73,7 @@ class Curvature(ABC):
     """Base of the preconditioners.
 
     Attributes:
+        blocks: The statistics, and how they solve.
         step: Gradient steps taken: calls of :meth:`precondition_`.
         norm_ratio: ‖gradient after‖ / ‖gradient before‖ of the last step, with ``track_norms``.
         ok: Whether all estimates since :meth:`begin` were finite, a scalar of bool.
@@ -126,25 +129,32 @@ class Curvature(ABC):
         """Set up what needs the model."""
         trainable = [p for p in self.model.parameters() if p.requires_grad]
         if not trainable:
-            name = type(self.model).__name__
-            raise ModelError(f"{name} has no parameter that requires a gradient.")
+            kind = type(self.model).__name__
+            raise ModelError(f"{kind} has no parameter that requires a gradient.")
         self.device = trainable[0].device
         self.head = self._find_head()
         self.generator = make_generator(self.seed, "fisher", self.device)
         self.ok = torch.ones((), dtype=torch.bool, device=self.device)
         self._not_inverted = torch.zeros((), dtype=torch.int64, device=self.device)
+        self._recorder = Recorder({}, self.model)
+        self._seen: dict[str, Seen] = {}
+        self._batches = 0
+        self.blocks = self._make_blocks()
+
+    def _require_model(self) -> None:
+        if not hasattr(self, "generator"):
+            name = type(self).__name__
+            raise ConfigError(
+                f"{name} has no model. Give it one, {name}(model, ...), or give it to a learner: "
+                "OCAR(model, curvature=...)."
+            )
 
     def arguments(self) -> dict[str, Any]:
         """The arguments that make it again, without the model."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "model"}
 
     def bind(self, model: nn.Module, **arguments: Any) -> Self:
-        """The same kind of curvature for a model.
-
-        Args:
-            model: The model.
-            **arguments: Arguments in place of the present ones.
-        """
+        """The same kind of curvature for a model; ``arguments`` replace those it has."""
         return replace(self, model=model, **arguments)
 
     def __repr__(self) -> str:
@@ -166,79 +176,21 @@ class Curvature(ABC):
     # What a kind of curvature implements
 
     @abstractmethod
-    def record(self) -> AbstractContextManager[object]:
-        """A context for the forward pass that :meth:`update` will use."""
+    def _make_blocks(self) -> list[Blocks[Any]]:
+        """The blocks of the model."""
 
     @abstractmethod
-    def estimate(
-        self,
-        outputs: Tensor,
-        *,
-        weights: Tensor | None = None,
-        targets: Tensor | None = None,
-        active: Tensor | None = None,
-    ) -> None:
-        """Estimate the curvature of a batch; see :meth:`update`. It must be renewed afterwards."""
-
-    @abstractmethod
-    def renew(self, damping: Tensor | float, ema: Tensor | float) -> None:
-        """Take the last estimate into the averages, and derive the inverse from them.
-
-        An estimate that is not finite makes :attr:`ok` false and changes nothing.
+    def _see(
+        self, outputs: Tensor, columns: Tensor, weights: Tensor | None, active: Tensor | None
+    ) -> dict[str, Seen]:
+        """What each layer of the blocks saw.
 
         Args:
-            damping: τ.
-            ema: Weight of the new estimate.
+            outputs: What the model returned, ``(n, outputs)``, with its graph.
+            columns: The Fisher's root with √weight multiplied in, ``(columns, n, outputs)``.
+            weights: One weight a sample, ``(n,)``; None for equal ones.
+            active: Which outputs stand for a class, ``(outputs,)`` of bool; None for all.
         """
-
-    @abstractmethod
-    def apply_(self) -> None:
-        """Apply the inverse to the gradients, in place."""
-
-    @abstractmethod
-    def tensors(self) -> list[Tensor]:
-        """Tensors that :meth:`renew` changes, for a roll back."""
-
-    @abstractmethod
-    def eigenvalues(self) -> dict[str, Tensor]:
-        """Eigenvalues of the damped curvature, ascending, for each block."""
-
-    @abstractmethod
-    def memory_usage(self) -> int:
-        """Bytes of all statistics and inverses."""
-
-    @abstractmethod
-    def _averages(self) -> dict[str, Tensor]:
-        """The averages by name, for a checkpoint."""
-
-    @abstractmethod
-    def _load_averages(self, averages: Mapping[str, Tensor]) -> None:
-        """Check and take what :meth:`_averages` gave."""
-
-    @abstractmethod
-    def _invert(self, damping: float) -> None:
-        """Derive the inverse from the averages as they are."""
-
-    def follow(self) -> AbstractContextManager[None]:
-        """A context for the forward pass of the loss; with it :meth:`apply_` may be faster."""
-        return nullcontext()
-
-    def begin(self) -> None:
-        """Called before the steps on a batch, outside any recording.
-
-        Raises:
-            ConfigError: This is a specification without a model.
-        """
-        self._require_model()
-        self.ok.fill_(True)
-
-    def _require_model(self) -> None:
-        if not hasattr(self, "generator"):
-            name = type(self).__name__
-            raise ConfigError(
-                f"{name} has no model. Give it one, {name}(model, ...), or give it to a learner: "
-                "OCAR(model, curvature=...)."
-            )
 
     # What it offers
 
@@ -288,65 +240,41 @@ class Curvature(ABC):
         self.rewrite_()
         self.step += 1
 
-    @full_precision
-    def rewrite_(self) -> None:
-        """:meth:`precondition_` without counting a step, which a recording could not."""
-        if self.track_norms:
-            before = self._gradient_norm()
-            self.apply_()
-            self.norm_ratio = self._gradient_norm() / before
-        else:
-            self.apply_()
+    # The parts of a step, as a learner calls them. All but begin may be part of a CUDA graph.
 
-    def check(self) -> None:
-        """Say what went wrong since the last call, if anything. On a GPU this waits.
-
-        Raises:
-            NumericalError: The curvature of the last batch was not finite, or nothing could be
-                inverted.
-        """
-        ok, failed = bool(self.ok), int(self._not_inverted)
+    def begin(self) -> None:
+        """Called before the steps on a batch, outside any recording."""
+        self._require_model()
         self.ok.fill_(True)
-        self._not_inverted.zero_()
-        if not ok:
-            raise NumericalError(
-                f"The curvature of a batch was not finite{self._where()}, by step {self.step}. "
-                "Nothing was changed. Check the inputs for extreme values, or try a smaller "
-                "learning rate."
-            )
-        if failed:
-            reason = self._reason()
-            if reason is not None:
-                raise NumericalError(reason)
-            warnings.warn(
-                f"{failed} time(s) by step {self.step} a layer's curvature could not be inverted "
-                "in single precision; the inverse before was used again. A larger damping helps.",
-                stacklevel=2,
-            )
+        for block in self.blocks:
+            block.fit()
+            block.refresh(self._batches)
+        self._batches += 1
 
-    def check_at_once(self) -> None:
-        """:meth:`check` unless that would wait for the device."""
-        if accel.known(self.ok) is not None:
-            self.check()
+    def record(self) -> Recorder:
+        """A context for the forward pass that :meth:`update` will use."""
+        self._require_model()
+        return self._recorder
 
-    def _where(self) -> str:
-        """In which layers an estimate was not finite, where that is known."""
-        return ""
+    def follow(self) -> AbstractContextManager[object]:
+        """A context for the forward pass of the loss; with it :meth:`apply_` may be faster."""
+        stack = ExitStack()
+        for block in self.blocks:
+            stack.enter_context(block.following())
+        return stack
 
-    def _reason(self) -> str | None:
-        """Why there is no inverse, where that is known."""
-        return None
-
-    def _gradient_norm(self) -> Tensor:
-        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
-        if not grads:
-            return torch.zeros((), device=self.device)
-        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
-
-    def _columns(
-        self, outputs: Tensor, weights: Tensor | None, targets: Tensor | None, active: Tensor | None
-    ) -> Tensor:
-        """The Fisher's root for a batch with √weight multiplied in, ``(columns, n, outputs)``."""
+    @full_precision
+    def estimate(
+        self,
+        outputs: Tensor,
+        *,
+        weights: Tensor | None = None,
+        targets: Tensor | None = None,
+        active: Tensor | None = None,
+    ) -> None:
+        """Estimate the curvature of a batch; see :meth:`update`. It must be renewed afterwards."""
+        if self._recorder.layers and not self._recorder.inputs:
+            raise ModelError("No forward pass was recorded. Call the model inside record().")
         if outputs.dim() != 2:
             raise InputError(f"outputs must have shape (n, outputs); given {tuple(outputs.shape)}.")
         if weights is not None and weights.shape != outputs.shape[:1]:
@@ -359,15 +287,102 @@ class Curvature(ABC):
                 f"active must have one entry for each of the {outputs.shape[1]} outputs; "
                 f"given shape {tuple(active.shape)}."
             )
+        likelihood: Likelihood
         if self.likelihood == "gaussian":
-            root = self.root.columns(Gaussian(outputs, self.variance), self.generator, targets)
+            likelihood = Gaussian(outputs, self.variance)
         else:
-            root = self.root.columns(
-                Categorical(outputs, active, most=self.most_classes), self.generator, targets
+            likelihood = Categorical(outputs, active, most=self.most_classes)
+        columns = self.root.columns(likelihood, self.generator, targets)
+        if weights is not None:
+            columns = columns * weights.to(columns.dtype).sqrt().view(1, -1, 1)
+        self._seen = self._see(outputs, columns, weights, active)
+
+    @full_precision
+    def renew(self, damping: Tensor | float, ema: Tensor | float) -> None:
+        """Take the last estimate into the averages with weight ``ema``, and derive the inverse.
+
+        An estimate that is not finite makes :attr:`ok` false and changes nothing.
+        """
+        for block in self.blocks:
+            seen = {name: self._seen[name] for name in block.layers if name in self._seen}
+            if seen:
+                block.estimate(seen)
+                ok, inverted = block.renew(seen, ema, damping).unbind()
+                self.ok &= ok
+                self._not_inverted += ok & ~inverted
+        self._seen = {}
+
+    def apply_(self) -> None:
+        """Apply the inverse to the gradients, in place; see :meth:`rewrite_`."""
+        for block in self.blocks:
+            block.precondition_()
+
+    @full_precision
+    def rewrite_(self) -> None:
+        """:meth:`precondition_` without counting a step, which a recording could not."""
+        if self.track_norms:
+            before = self._gradient_norm()
+            self.apply_()
+            self.norm_ratio = self._gradient_norm() / before
+        else:
+            self.apply_()
+
+    def check(self) -> None:
+        """Raise a ``NumericalError`` if anything went wrong since the last call.
+
+        On a GPU this waits, and an inverse that was not found is only warned of.
+        """
+        ok, failed = bool(self.ok), int(self._not_inverted)
+        self.ok.fill_(True)
+        self._not_inverted.zero_()
+        if not ok:
+            listed = ", ".join(name for block in self.blocks for name in block.infinite())
+            where = f" in layer(s) {listed}" if listed else ""
+            raise NumericalError(
+                f"The curvature of a batch was not finite{where}, by step {self.step}. "
+                "Nothing was changed. Check the inputs for extreme values, or try a smaller "
+                "learning rate."
             )
-        if weights is None:
-            return root
-        return root * weights.to(root.dtype).sqrt().view(1, -1, 1)
+        if failed:
+            for block in self.blocks:
+                if (reason := block.buffer.derived.pop("reason", None)) is not None:
+                    raise NumericalError(reason)
+            warnings.warn(
+                f"{failed} time(s) by step {self.step} a layer's curvature could not be inverted "
+                "in single precision; the inverse before was used again. A larger damping helps.",
+                stacklevel=2,
+            )
+
+    def check_at_once(self) -> None:
+        """:meth:`check` unless that would wait for the device."""
+        if accel.known(self.ok) is not None:
+            self.check()
+
+    def _gradient_norm(self) -> Tensor:
+        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+        if not grads:
+            return torch.zeros((), device=self.device)
+        return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+
+    def eigenvalues(self) -> dict[str, Tensor]:
+        """Eigenvalues of the damped curvature, ascending, for each layer."""
+        damping = at_step(self.damping, self.step)
+        return {
+            name: block.eigenvalues(layer, damping)
+            for block in self.blocks
+            for name, layer in block.layers.items()
+            if name in block.ready
+        }
+
+    def memory_usage(self) -> int:
+        """Bytes of all statistics and inverses."""
+        return sum(block.memory_usage() for block in self.blocks)
+
+    # State
+
+    def tensors(self) -> list[Tensor]:
+        """Tensors that :meth:`renew` changes, for a roll back."""
+        return [tensor for block in self.blocks for tensor in block.tensors()]
 
     def state_dict(self) -> dict[str, Tensor]:
         """Averages, step, generator, and the damping from which the inverse can be derived."""
@@ -393,8 +408,38 @@ class Curvature(ABC):
         self.generator.set_state(state["generator"].cpu())
         self.step = int(state["step"])
         self._inverse_damping = float(state["inverse_damping"])
-        if self._inverse_damping > 0:
-            self._invert(self._inverse_damping)
+        for block in self.blocks:
+            if self._inverse_damping > 0 and block.ready:
+                block.prepare(self._inverse_damping)
+
+    def _averages(self) -> dict[str, Tensor]:
+        """The averages by name, for a checkpoint."""
+        state: dict[str, Tensor] = {}
+        for block in self.blocks:
+            block.fit()
+            state |= block.state()
+        return state
+
+    def _load_averages(self, averages: Mapping[str, Tensor]) -> None:
+        """Check and take what :meth:`_averages` gave."""
+        shapes = {name: shape for block in self.blocks for name, shape in block.shapes().items()}
+        shapes |= dict.fromkeys([f"{name}.count" for name in shapes], ())
+        given = {name: tuple(average.shape) for name, average in averages.items()}
+        layers = {layer_of(name) for name in given}
+        unknown = sorted(layers - {layer_of(name) for name in shapes})
+        if unknown:
+            raise CheckpointError(f"The checkpoint has curvature of {unknown[0]!r}, no layer here.")
+        wrong = {name: shape for name, shape in given.items() if shapes.get(name) != shape}
+        missing = [name for name in shapes if layer_of(name) in layers and name not in given]
+        if wrong or missing:
+            raise CheckpointError(
+                f"The checkpoint has other curvature: {wrong or missing}. "
+                f"Here: { ({name: shapes.get(name) for name in wrong or missing}) }."
+            )
+        for block in self.blocks:
+            block.load(
+                {n: average for n, average in averages.items() if layer_of(n) in block.layers}
+            )
 
 
 def check_schedule(

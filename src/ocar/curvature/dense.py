@@ -3,21 +3,83 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ocar import accel
 from ocar.accel import linalg
-from ocar.curvature.curvature import Curvature, at_step, full_precision
+from ocar.curvature.blocks import Blocks, Seen
+from ocar.curvature.curvature import Curvature
 from ocar.curvature.fisher import FisherRoot, separate
-from ocar.curvature.recorder import Recorder, pull_back
+from ocar.curvature.layers import Layer
+from ocar.curvature.recorder import pull_back
 from ocar.errors import CheckpointError, ModelError
 
 MAX_PARAMETERS = 20_000
 """Above this the matrix would take more than 3 GiB."""
+
+
+class WholeModel(Layer):
+    """All trainable parameters of a model, as if they were one layer."""
+
+    def __str__(self) -> str:
+        return "the model"
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The trainable parameters, in the order of the rows of the Fisher."""
+        return [p for p in self.module.parameters() if p.requires_grad]
+
+    @property
+    def size(self) -> int:
+        """How many numbers they are."""
+        return sum(p.numel() for p in self.parameters)
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """One matrix."""
+        return {"F": (1, self.size, self.size)}
+
+
+class DenseBlocks(Blocks[WholeModel]):
+    """The Fisher of a whole model."""
+
+    def estimate(self, seen: Mapping[str, Seen]) -> None:
+        """1/n Σ s sᵀ with the scores s, ``(scores, parameters)``."""
+        for name, own in seen.items():
+            place = self.buffer.estimate(f"{name}.F")[0]
+            score = own.g.to(place.dtype)
+            torch.mm(score.mT, score / len(own.x), out=place)
+
+    def prepare(self, damping: Tensor | float) -> Tensor:
+        """Invert the damped Fisher."""
+        return self._invert_averages("F", damping)
+
+    def precondition_(self) -> None:
+        """Multiply all gradients with the inverse; a missing one counts as zero."""
+        for name, inverse in self.buffer.derived.get("inverses", {}).items():
+            parameters = self.layers[name].parameters
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+            result = inverse[0] @ torch.cat([grad.flatten() for grad in grads])
+            parts = result.split([p.numel() for p in parameters])
+            for parameter, part in zip(parameters, parts, strict=True):
+                parameter.grad = part.view_as(parameter).clone()
+
+    def eigenvalues(self, layer: WholeModel, damping: float) -> Tensor:
+        """Eigenvalues of the damped Fisher."""
+        values, _ = linalg.eigen(self.buffer.average(f"{layer.name}.F"), name=str(layer))
+        return values[0] + damping
+
+    def infinite(self) -> list[str]:
+        """No layer can be named."""
+        return []
+
+    def fit(self) -> None:
+        """A model that has grown starts again."""
+        if self.shapes() != self.buffer.shapes:
+            self.allocate()
+            self.ready.clear()
 
 
 @dataclass(eq=False, repr=False)
@@ -32,133 +94,42 @@ class DenseFisher(Curvature):
     fisher: str | FisherRoot = field(default="exact", kw_only=True)
     """Root of the Fisher, see :mod:`ocar.curvature.fisher`."""
 
-    def _start(self) -> None:
-        super()._start()
-        size = sum(p.numel() for p in self.parameters)
-        if size > MAX_PARAMETERS:
+    def _make_blocks(self) -> list[Blocks[Any]]:
+        self._whole = WholeModel("model", self.model)
+        if self._whole.size > MAX_PARAMETERS:
             raise ModelError(
-                f"{type(self.model).__name__} has {size:,} trainable parameters; the full Fisher "
-                f"is for at most {MAX_PARAMETERS:,}. Use KFAC."
+                f"{type(self.model).__name__} has {self._whole.size:,} trainable parameters; the "
+                f"full Fisher is for at most {MAX_PARAMETERS:,}. Use KFAC."
             )
-        self.buffer = self._new_buffer()
-        self._inverse: Tensor | None = None
-
-    def _new_buffer(self) -> accel.FactorBuffer:
-        size = sum(p.numel() for p in self.parameters)
-        return accel.FactorBuffer({"model": (1, size, size)}, like=self.parameters[0].detach())
+        return [DenseBlocks({"model": self._whole})]
 
     @property
     def average(self) -> Tensor:
         """The averaged Fisher, ``(parameters, parameters)``."""
-        return self.buffer.average("model")[0]
+        return self.blocks[0].buffer.average("model.F")[0]
 
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """The trainable parameters, in the order of the rows of the Fisher."""
-        return [p for p in self.model.parameters() if p.requires_grad]
-
-    def begin(self) -> None:
-        """Called before the steps on a batch; a model that has grown starts again."""
-        super().begin()
-        if len(self.average) != sum(p.numel() for p in self.parameters):
-            self.buffer, self._inverse = self._new_buffer(), None
-
-    def record(self) -> AbstractContextManager[object]:
-        """A context for the forward pass; nothing is hooked."""
-        self._require_model()
-        return Recorder({}, self.model)
-
-    @full_precision
-    def estimate(
-        self,
-        outputs: Tensor,
-        *,
-        weights: Tensor | None = None,
-        targets: Tensor | None = None,
-        active: Tensor | None = None,
-    ) -> None:
-        """The Fisher of a batch, 1/n Σ wᵢFᵢ."""
-        columns = separate(self._columns(outputs, weights, targets, active))
-        parameters = self.parameters
-        gradients = pull_back(outputs, parameters, columns)
+    def _see(
+        self, outputs: Tensor, columns: Tensor, weights: Tensor | None, active: Tensor | None
+    ) -> dict[str, Seen]:
+        """The score of every sample and column."""
+        columns, parameters = separate(columns), self._whole.parameters
         scores = [
             columns.new_zeros(len(columns), p.numel()) if g is None else g.flatten(1)
-            for p, g in zip(parameters, gradients, strict=True)
+            for p, g in zip(parameters, pull_back(outputs, parameters, columns), strict=True)
         ]
-        score = torch.cat(scores, dim=1)
-        torch.mm(score.mT, score / outputs.shape[0], out=self.buffer.estimate("model")[0])
-
-    @full_precision
-    def renew(self, damping: Tensor | float, ema: Tensor | float) -> None:
-        """Average the Fisher and invert it."""
-        estimate, average = self.buffer.estimate("model"), self.buffer.average("model")
-        finite = estimate.diagonal(dim1=-2, dim2=-1).sum().isfinite()
-        one = torch.ones((), dtype=torch.float64, device=self.device)
-        rate = torch.where(self.buffer.counts[0] == 0, one, ema).to(average.dtype)
-        average.lerp_(torch.where(finite, estimate, average), rate)
-        self.buffer.counts += finite
-        self.ok &= finite
-        self._invert(damping)
-
-    def _invert(self, damping: Tensor | float) -> None:
-        average = self.buffer.average("model")
-        inverse, failed = linalg.inverse(linalg.add_to_diagonal(average, damping))
-        before = torch.zeros_like(inverse[0]) if self._inverse is None else self._inverse
-        self._inverse = torch.where(failed, before, inverse[0])
-        self._not_inverted += failed
-        if accel.known(failed):
-            self.buffer.derived["reason"] = linalg.not_invertible(
-                average, damping, name="the model"
-            )
-
-    def _reason(self) -> str | None:
-        reason: str | None = self.buffer.derived.pop("reason", None)
-        return reason
-
-    @full_precision
-    def apply_(self) -> None:
-        """Apply the inverse to all gradients, in place."""
-        if self._inverse is None:
-            return
-        parameters = self.parameters
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-        result = self._inverse @ torch.cat([grad.flatten() for grad in grads])
-        parts = result.split([p.numel() for p in parameters])
-        for parameter, part in zip(parameters, parts, strict=True):
-            parameter.grad = part.view_as(parameter).clone()
-
-    def tensors(self) -> list[Tensor]:
-        """The average and its count."""
-        return [self.buffer.averages, self.buffer.counts]
-
-    def eigenvalues(self) -> dict[str, Tensor]:
-        """Eigenvalues of the damped Fisher, ascending."""
-        if not int(self.buffer.counts):
-            return {}
-        values, _ = linalg.eigen(self.buffer.average("model"), name="the model")
-        return {"model": values[0] + at_step(self.damping, self.step)}
-
-    def memory_usage(self) -> int:
-        """Bytes of the Fisher and its inverse."""
-        tensors = [self.buffer.averages, self.buffer.estimates]
-        tensors += [] if self._inverse is None else [self._inverse]
-        return sum(t.element_size() * t.numel() for t in tensors)
+        return {"model": Seen(outputs.detach(), torch.cat(scores, dim=1), None)}
 
     def _averages(self) -> dict[str, Tensor]:
-        if not int(self.buffer.counts):
-            return {}
-        return {"model": self.average, "count": self.buffer.counts[0]}
+        counts = self.blocks[0].buffer.counts
+        return {"model": self.average, "count": counts[0]} if int(counts) else {}
 
     def _load_averages(self, averages: Mapping[str, Tensor]) -> None:
-        size = sum(p.numel() for p in self.parameters)
+        size = (self._whole.size,) * 2
         given = {name: tuple(value.shape) for name, value in averages.items()}
-        if given not in ({}, {"model": (size, size), "count": ()}):
+        if given not in ({}, {"model": size, "count": ()}):
             raise CheckpointError(
-                f"The full Fisher needs one matrix of size {(size, size)}; "
-                f"the checkpoint has {given}."
+                f"The full Fisher needs one matrix of size {size}; the checkpoint has {given}."
             )
-        self.buffer = self._new_buffer()
-        self._inverse = None
-        if given:
-            self.average.copy_(averages["model"])
-            self.buffer.counts.fill_(int(averages["count"]))
+        names = {"model": "model.F", "count": "model.F.count"}
+        state = {names[name]: value for name, value in averages.items()}
+        self.blocks[0].load(state | ({"model.F": averages["model"][None]} if state else {}))

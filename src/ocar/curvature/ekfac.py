@@ -27,12 +27,13 @@ from torch import Tensor
 
 from ocar.accel import linalg
 from ocar.config import require
-from ocar.curvature.blocks import Blocks, DiagonalBlocks, KroneckerBlocks, Seen, UnitBlocks
+from ocar.curvature.blocks import DiagonalBlocks, Seen, UnitBlocks
+from ocar.curvature.kfac import FactorBlocks, divide_in_basis_
 from ocar.curvature.layers import EmbeddingLayer, Layer, MatrixLayer, NormLayer
 from ocar.curvature.layerwise import LayerCurvature
 
 
-class EigenBlocks(KroneckerBlocks):
+class EigenBlocks(FactorBlocks):
     """A and G for the basis, and the second moments S in it.
 
     The buffer holds the basis as UA and UG minus the identity, so that zeros are the identity.
@@ -87,12 +88,6 @@ class EigenBlocks(KroneckerBlocks):
             moments = (g @ a.mT).square().sum(0).mean(0)
             self.buffer.estimate(f"{name}.S").copy_(moments)
 
-    def renew(
-        self, seen: Mapping[str, Seen], ema: Tensor | float, damping: Tensor | float
-    ) -> Tensor:
-        """Average A, G and S."""
-        return Blocks.renew(self, seen, ema, damping)
-
     def restart_head(self, when: Tensor) -> None:
         """The head's G and S start again."""
         super().restart_head(when)
@@ -101,18 +96,13 @@ class EigenBlocks(KroneckerBlocks):
 
     def prepare(self, damping: Tensor | float) -> Tensor:
         """The denominators S + τ."""
-        place = self.buffer.derived.setdefault("damped", torch.empty_like(self.buffer.averages))
-        torch.add(self.buffer.averages, damping, out=place)
-        return torch.zeros((), dtype=torch.int64, device=place.device)
+        return self._damp_averages(damping)
 
     def precondition_(self) -> None:
         """Divide the gradients in the eigenbasis."""
         for name in self.ready:
-            layer, (u_a, u_g) = self.layers[name], self.basis(name)
-            if layer.has_gradient:
-                denominator = self.buffer.view(self.buffer.derived["damped"], f"{name}.S")
-                rotated = u_g.mT @ layer.gradient().to(u_g.dtype) @ u_a / denominator
-                layer.replace_gradient(u_g @ rotated @ u_a.mT)
+            denominator = self.buffer.view(self.buffer.derived["damped"], f"{name}.S")
+            divide_in_basis_(self.layers[name], *self.basis(name), denominator)
 
     def eigenvalues(self, layer: MatrixLayer, damping: float) -> Tensor:
         """The damped second moments."""

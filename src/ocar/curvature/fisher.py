@@ -41,7 +41,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
 import torch
@@ -51,21 +51,22 @@ from ocar.errors import ConfigError, InputError
 
 
 class Likelihood(ABC):
-    """The distribution that the outputs of the model describe, one a sample."""
+    """The distribution that the outputs of the model describe, one a sample.
 
-    def __init__(self, outputs: Tensor) -> None:
+    Args:
+        outputs: Shape ``(n, outputs)``.
+        most: Only this many first outputs have a basis vector; None for all.
+    """
+
+    def __init__(self, outputs: Tensor, *, most: int | None = None) -> None:
         # Half-precision outputs (autocast) are too coarse for probabilities.
         self.outputs = outputs.detach().to(torch.promote_types(outputs.dtype, torch.float32))
+        self.most = most
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Samples and outputs."""
-        samples, outputs = self.outputs.shape
-        return samples, outputs
-
-    @abstractmethod
     def basis(self) -> Tensor:
         """The basis vectors that matter, ``(columns, outputs)``."""
+        size = self.outputs.shape[1]
+        return torch.eye(size, dtype=self.outputs.dtype, device=self.outputs.device)[: self.most]
 
     @abstractmethod
     def root(self, vectors: Tensor) -> Tensor:
@@ -76,8 +77,8 @@ class Likelihood(ABC):
         """Scores of labels drawn from the prediction, ``(draws, n, outputs)``."""
 
     @abstractmethod
-    def residual(self, targets: Tensor) -> Tensor:
-        """The score of the true targets, ``(n, outputs)``."""
+    def score(self, targets: Tensor) -> Tensor:
+        """The score ∂ log p(target) / ∂ outputs, ``(..., n, outputs)`` for targets ``(..., n)``."""
 
 
 class Categorical(Likelihood):
@@ -85,29 +86,20 @@ class Categorical(Likelihood):
 
     Args:
         outputs: Logits, ``(n, classes)``.
-        active: Which classes exist, ``(classes,)`` of bool; all by default.
+        active: Which classes exist, ``(classes,)`` of bool; all by default. Another class has
+            probability 0, and so a column of zeros: to leave it out would mean to wait for a
+            device.
         most: Only this many first outputs can stand for a class; None for all.
     """
 
     def __init__(
         self, outputs: Tensor, active: Tensor | None = None, *, most: int | None = None
     ) -> None:
-        super().__init__(outputs)
-        self.most = most
+        super().__init__(outputs, most=most)
         logits = self.outputs
         if active is not None:
             logits = logits.masked_fill(~active, float("-inf"))
-        self.active = active
         self.probabilities = logits.softmax(dim=-1)
-
-    def basis(self) -> Tensor:
-        """One vector for each class that may exist.
-
-        A class that does not exist has probability 0, and so a column of zeros. Leaving these out
-        would mean to wait for a device.
-        """
-        eye = torch.eye(self.shape[1], dtype=self.outputs.dtype, device=self.outputs.device)
-        return eye[: self.most]
 
     def root(self, vectors: Tensor) -> Tensor:
         """S = diag(√p) − p√pᵀ, which has SSᵀ = diag(p) − ppᵀ."""
@@ -120,14 +112,11 @@ class Categorical(Likelihood):
         # A prediction that is NaN may be drawn as anything: its columns stay NaN.
         p = self.probabilities.nan_to_num(nan=1.0)
         labels = p.multinomial(draws, replacement=True, generator=generator)
-        return self._score(labels.T)
+        return self.score(labels.T)
 
-    def residual(self, targets: Tensor) -> Tensor:
-        """e_y − p of the true labels."""
-        return self._score(targets)
-
-    def _score(self, labels: Tensor) -> Tensor:
-        hot = torch.nn.functional.one_hot(labels, self.shape[1])
+    def score(self, targets: Tensor) -> Tensor:
+        """e_y − p."""
+        hot = torch.nn.functional.one_hot(targets, self.outputs.shape[1])
         return hot.to(self.outputs.dtype) - self.probabilities
 
 
@@ -145,30 +134,40 @@ class Gaussian(Likelihood):
         super().__init__(outputs)
         self.deviation = variance**0.5
 
-    def basis(self) -> Tensor:
-        """One vector for each output."""
-        return torch.eye(self.shape[1], dtype=self.outputs.dtype, device=self.outputs.device)
-
     def root(self, vectors: Tensor) -> Tensor:
         """S = I/σ."""
-        return (vectors / self.deviation).expand(-1, *self.shape)
+        return (vectors / self.deviation).expand(-1, *self.outputs.shape)
 
     def sampled(self, draws: int, generator: torch.Generator) -> Tensor:
         """(y − f)/σ² with y drawn from the prediction."""
-        noise = self.outputs.new_empty(draws, *self.shape).normal_(generator=generator)
+        noise = self.outputs.new_empty(draws, *self.outputs.shape).normal_(generator=generator)
         return noise / self.deviation
 
-    def residual(self, targets: Tensor) -> Tensor:
-        """(y − f)/σ² of the true targets."""
+    def score(self, targets: Tensor) -> Tensor:
+        """(y − f)/σ²."""
         return (targets.to(self.outputs.dtype) - self.outputs) / self.deviation**2
 
 
 @dataclass(frozen=True)
 class FisherRoot(ABC):
-    """A way to choose the columns; ``str()`` gives the text that :func:`parse_root` takes."""
+    """A way to choose the columns; ``str()`` gives the text that :func:`parse_root` takes.
+
+    Its fields are what the text has in parentheses: a number, and the word of a flag that is set.
+    """
 
     grows: ClassVar[bool] = False
     """Whether there are more columns for more classes."""
+
+    def __post_init__(self) -> None:
+        if any(value < 1 for value in vars(self).values() if value is not False):
+            raise ConfigError(f"Invalid fisher={str(self)!r}. The number must be at least 1.")
+
+    def __str__(self) -> str:
+        given = [(f.name, getattr(self, f.name)) for f in fields(self)]
+        shown = [
+            name if value is True else str(value) for name, value in given if value is not False
+        ]
+        return type(self).__name__.lower() + (f"({', '.join(shown)})" if shown else "")
 
     @abstractmethod
     def columns(
@@ -187,10 +186,7 @@ class Exact(FisherRoot):
 
     grows = True
 
-    independent: bool = False
-
-    def __str__(self) -> str:
-        return "exact(independent)" if self.independent else "exact"
+    independent: bool = field(default=False, kw_only=True)
 
     def columns(
         self, likelihood: Likelihood, generator: torch.Generator, targets: Tensor | None = None
@@ -208,19 +204,13 @@ class Sketched(FisherRoot):
     """
 
     size: int
-    independent: bool = False
-
-    def __post_init__(self) -> None:
-        _at_least_one("sketched", self.size)
-
-    def __str__(self) -> str:
-        return f"sketched({self.size}{', independent' if self.independent else ''})"
+    independent: bool = field(default=False, kw_only=True)
 
     def columns(
         self, likelihood: Likelihood, generator: torch.Generator, targets: Tensor | None = None
     ) -> Tensor:
         """``size`` columns, whatever the number of classes."""
-        samples, outputs = likelihood.shape
+        samples, outputs = likelihood.outputs.shape
         shape = (self.size, samples if self.independent else 1, outputs)
         return likelihood.root(random_signs(shape, likelihood.outputs, generator) / self.size**0.5)
 
@@ -230,12 +220,6 @@ class Sampled(FisherRoot):
     """Labels drawn from the prediction, the usual Monte-Carlo Fisher."""
 
     draws: int = 1
-
-    def __post_init__(self) -> None:
-        _at_least_one("sampled", self.draws)
-
-    def __str__(self) -> str:
-        return f"sampled({self.draws})"
 
     def columns(
         self, likelihood: Likelihood, generator: torch.Generator, targets: Tensor | None = None
@@ -254,12 +238,6 @@ class Top(FisherRoot):
     """
 
     classes: int
-
-    def __post_init__(self) -> None:
-        _at_least_one("top", self.classes)
-
-    def __str__(self) -> str:
-        return f"top({self.classes})"
 
     def columns(
         self, likelihood: Likelihood, generator: torch.Generator, targets: Tensor | None = None
@@ -280,15 +258,12 @@ class Top(FisherRoot):
         labels = torch.cat([order, drawn], dim=-1).T
         scale = torch.cat([p.gather(-1, order), mass], dim=-1).T.sqrt()
         signs = random_signs(scale.shape, p, generator)
-        return likelihood._score(labels) * (scale * signs).unsqueeze(-1)
+        return likelihood.score(labels) * (scale * signs).unsqueeze(-1)
 
 
 @dataclass(frozen=True)
 class Empirical(FisherRoot):
     """The gradient of the true labels, which is not the Fisher; for comparison."""
-
-    def __str__(self) -> str:
-        return "empirical"
 
     def columns(
         self, likelihood: Likelihood, generator: torch.Generator, targets: Tensor | None = None
@@ -296,7 +271,7 @@ class Empirical(FisherRoot):
         """One column."""
         if targets is None:
             raise InputError("fisher='empirical' needs the labels: update(outputs, targets=y).")
-        return likelihood.residual(targets).unsqueeze(0)
+        return likelihood.score(targets).unsqueeze(0)
 
 
 def separate(columns: Tensor) -> Tensor:
@@ -320,6 +295,7 @@ def random_signs(
     return like.new_empty(shape).bernoulli_(0.5, generator=generator).mul_(2).sub_(1)
 
 
+_ROOTS = {kind.__name__.lower(): kind for kind in (Exact, Sketched, Sampled, Top, Empirical)}
 _ROOT_TEXT = re.compile(r"(\w+)(?:\( *(?:(\d+)|(?:(\d+), *)?(independent)) *\))?")
 _ALLOWED = (
     "'exact', 'exact(independent)', 'sketched(r)', 'sketched(r, independent)', "
@@ -336,22 +312,11 @@ def parse_root(text: str | FisherRoot) -> FisherRoot:
     if isinstance(text, FisherRoot):
         return text
     match = _ROOT_TEXT.fullmatch(text.strip())
-    name, alone, first, independent = match.groups() if match else (None,) * 4
-    number = alone or first
-    flag = independent is not None
-    if name == "exact" and number is None:
-        return Exact(independent=flag)
-    if name == "sketched" and number is not None:
-        return Sketched(int(number), independent=flag)
-    if name == "sampled" and not flag:
-        return Sampled(int(number or 1))
-    if name == "top" and number is not None and not flag:
-        return Top(int(number))
-    if name == "empirical" and number is None and not flag:
-        return Empirical()
-    raise ConfigError(f"Invalid fisher={text!r}. Must be one of {_ALLOWED}.")
-
-
-def _at_least_one(name: str, number: int) -> None:
-    if number < 1:
-        raise ConfigError(f"Invalid fisher='{name}({number})'. The number must be at least 1.")
+    name, alone, first, independent = match.groups() if match else ("",) * 4
+    numbers = [int(number) for number in (alone or first,) if number]
+    flags = {"independent": True} if independent else {}
+    try:
+        root: FisherRoot = _ROOTS[name](*numbers, **flags)
+    except (KeyError, TypeError):
+        raise ConfigError(f"Invalid fisher={text!r}. Must be one of {_ALLOWED}.") from None
+    return root

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -30,17 +31,18 @@ class InputBlocks(Blocks[MatrixLayer]):
 
     def estimate_inputs(self, seen: Mapping[str, Seen]) -> None:
         """A of a batch."""
-        operands = [lambda n=n, s=s: self._inputs(n, s) for n, s in seen.items()]
-        scales = [1 / s.x.shape[0] for s in seen.values()]
+        operands = [partial(self._inputs, self.layers[name], own) for name, own in seen.items()]
+        scales = [1 / own.x.shape[0] for own in seen.values()]
         accel.gram(operands, scales, [self.buffer.estimate(f"{name}.A") for name in seen])
 
-    def _inputs(self, name: str, seen: Seen) -> Tensor:
-        a = self.layers[name].inputs(seen.x)
+    def _inputs(self, layer: MatrixLayer, own: Seen) -> Tensor:
+        """The terms of A, ``(n, groups, d_in, L)``; L is 1 with ``"reduce"``."""
+        a = layer.inputs(own.x)
         a = a.mean(-1, keepdim=True) if self.sharing == "reduce" else a
-        if seen.weights is not None:
-            share = seen.weights * (len(a) / seen.weights.sum())
-            a = a * share.sqrt().view(-1, 1, 1, 1)
-        return a
+        if own.weights is None:
+            return a
+        share = own.weights * (len(a) / own.weights.sum())
+        return a * share.sqrt().view(-1, 1, 1, 1)
 
     def estimate(self, seen: Mapping[str, Seen]) -> None:
         """Nothing needs gradients."""
@@ -62,7 +64,8 @@ class InputBlocks(Blocks[MatrixLayer]):
         return (values + damping).repeat_interleave(layer.d_out, dim=-1).flatten().sort().values
 
     def _saved(self, name: str, average: Tensor, *, back: bool = False) -> Tensor:
-        return self.layers[name.rpartition(".")[0]].to_saved(average, back=back)
+        layer, _, key = name.rpartition(".")
+        return self.layers[layer].to_saved(average, back=back) if key == "A" else average
 
 
 @dataclass(eq=False, repr=False)

@@ -10,19 +10,158 @@ moments of its inputs and of its output gradients, so that
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
+import torch
+from torch import Tensor
+
+from ocar import accel
+from ocar.accel import linalg
 from ocar.config import require_one_of
-from ocar.curvature.blocks import (
-    Blocks,
-    DiagonalBlocks,
-    ExactKroneckerBlocks,
-    KroneckerBlocks,
-    UnitBlocks,
-)
+from ocar.curvature.blocks import Blocks, DiagonalBlocks, Seen, UnitBlocks
+from ocar.curvature.foof import InputBlocks
 from ocar.curvature.layers import EmbeddingLayer, Layer, MatrixLayer, NormLayer
 from ocar.curvature.layerwise import LayerCurvature
+
+
+class FactorBlocks(InputBlocks):
+    """A as in FOOF, and G, for linear layers and convolutions."""
+
+    def statistics(self, layer: MatrixLayer) -> dict[str, tuple[int, ...]]:
+        """A and G."""
+        return layer.shapes()
+
+    def estimate(self, seen: Mapping[str, Seen]) -> None:
+        """G of a batch."""
+        gradients = [self.layers[name].gradients(own.g) for name, own in seen.items()]
+        if self.sharing == "reduce":
+            gradients = [g.sum(-1, keepdim=True) for g in gradients]
+        scales = [1 / (g.shape[1] * g.shape[-1]) for g in gradients]
+        operands = [partial(torch.flatten, g, 0, 1) for g in gradients]
+        accel.gram(operands, scales, [self.buffer.estimate(f"{name}.G") for name in seen])
+
+    def restart_head(self, when: Tensor) -> None:
+        """The head's G starts again; its A goes on."""
+        if self.head is not None:
+            self._restart(f"{self.head.name}.G", when)
+
+    def factor_eigenvalues(self, layer: MatrixLayer) -> tuple[Tensor, Tensor]:
+        """Those of A, ``(groups, d_in)``, and of G, ``(groups, outputs with a class)``."""
+        values_a, _ = linalg.eigen(self.buffer.average(f"{layer.name}.A"), name=layer.name)
+        values_g, _ = linalg.eigen(self.buffer.average(f"{layer.name}.G"), name=layer.name)
+        if self.head is not None and layer.name == self.head.name:
+            # Spare outputs have zero curvature and come first in ascending order.
+            values_g = values_g[:, values_g.shape[1] - int(self.head.active) :]
+        return values_a, values_g
+
+
+class KroneckerBlocks(FactorBlocks):
+    """A ⊗ G, each factor damped, balanced by π."""
+
+    def allocate(self) -> None:
+        """Make an empty buffer, and the tables of the operations on it."""
+        super().allocate()
+        self.rows = accel.RowRecorder({name: own.module for name, own in self.layers.items()})
+        self._pairs = {
+            name: accel.Pair(name, layer.groups, layer.d_in, layer.d_out, layer.is_linear)
+            for name, layer in self.layers.items()
+        }
+        like = self.buffer.averages
+        sizes = [shape[-1] for shape in self.buffer.shapes.values()]
+        self._dims = torch.tensor(sizes, dtype=like.dtype, device=like.device)
+
+    def following(self) -> AbstractContextManager[None]:
+        """Record the rows of linear layers where that makes :meth:`precondition_` faster."""
+        return self.rows.recording()
+
+    def renew(
+        self, seen: Mapping[str, Seen], ema: Tensor | float, damping: Tensor | float
+    ) -> Tensor:
+        """Average, damp and invert all factors."""
+        pairs = tuple(self._pairs[name] for name in self.layers if name in seen)
+        rates = self._rates(ema)
+        ok = accel.mix_and_damp(self.buffer, pairs, rates, self._current_dims(), damping)
+        self._count(seen, ok)
+        return torch.stack([ok, accel.invert(self.buffer, pairs) == 0])
+
+    def _current_dims(self) -> Tensor:
+        """The dimension of each factor; of the head's G only outputs that stand for a class."""
+        if self.head is not None:
+            self._dims[self.buffer.index(f"{self.head.name}.G")].copy_(self.head.active)
+        return self._dims
+
+    def prepare(self, damping: Tensor | float) -> Tensor:
+        """Damp and invert the averages as they are."""
+        pairs = tuple(self._pairs[name] for name in self.layers if name in self.ready)
+        self.buffer.estimates.copy_(self.buffer.averages)
+        rates = torch.ones(len(self.buffer.shapes), dtype=torch.float64, device=self._dims.device)
+        accel.mix_and_damp(self.buffer, pairs, rates, self._current_dims(), damping)
+        return accel.invert(self.buffer, pairs)
+
+    def precondition_(self) -> None:
+        """Multiply the gradients with the inverses of A and G."""
+        layers = {n: m for n, m in self.layers.items() if n in self.ready and m.has_gradient}
+        if not layers:
+            return
+        results = accel.precondition(
+            self.buffer,
+            tuple(self._pairs[name] for name in layers),
+            [layer.gradient for layer in layers.values()],
+            [self.rows.rows(name) for name in layers],
+        )
+        for layer, result in zip(layers.values(), results, strict=True):
+            layer.replace_gradient(result)
+
+    def eigenvalues(self, layer: MatrixLayer, damping: float) -> Tensor:
+        """Products of the eigenvalues of A and G, each damped."""
+        values_a, values_g = self.factor_eigenvalues(layer)
+        mean_a, mean_g = values_a.sum(-1) / layer.d_in, values_g.mean(-1)
+        balanced = (mean_a > 0) & (mean_g > 0)
+        pi = torch.where(balanced, mean_a / mean_g, 1.0).sqrt().unsqueeze(-1)
+        values_a, values_g = values_a + pi * damping**0.5, values_g + damping**0.5 / pi
+        return (values_g.unsqueeze(-1) * values_a.unsqueeze(-2)).flatten().sort().values
+
+
+class ExactKroneckerBlocks(FactorBlocks):
+    """A ⊗ G + τI, inverted in the eigenbases of A and G; it cannot be recorded as a CUDA graph."""
+
+    def prepare(self, damping: Tensor | float) -> Tensor:
+        """Decompose the averages."""
+        solved = self.buffer.derived.setdefault("solved", {})
+        for name in self.ready:
+            parts = (self.buffer.average(f"{name}.{key}") for key in ("A", "G"))
+            (values_a, a), (values_g, g) = (linalg.eigen(p, name=f"layer {name!r}") for p in parts)
+            solved[name] = a, g, values_g.unsqueeze(-1) * values_a.unsqueeze(-2) + damping
+        bad = [(denominator <= 0).any() for _, _, denominator in solved.values()]
+        return torch.stack(bad).sum()
+
+    def precondition_(self) -> None:
+        """Divide the gradients in the eigenbases."""
+        for name, (u_a, u_g, denominator) in self.buffer.derived.get("solved", {}).items():
+            divide_in_basis_(self.layers[name], u_a, u_g, denominator)
+
+    def eigenvalues(self, layer: MatrixLayer, damping: float) -> Tensor:
+        """Products of the eigenvalues of A and G, damped."""
+        values_a, values_g = self.factor_eigenvalues(layer)
+        products = values_g.unsqueeze(-1) * values_a.unsqueeze(-2) + damping
+        return products.flatten().sort().values
+
+
+def divide_in_basis_(layer: MatrixLayer, u_a: Tensor, u_g: Tensor, denominator: Tensor) -> None:
+    """∇ ← U_G ((U_Gᵀ ∇ U_A) / denominator) U_Aᵀ, if the layer has a gradient.
+
+    Args:
+        layer: The layer whose gradient is rewritten.
+        u_a: Basis of its inputs, ``(groups, d_in, d_in)``.
+        u_g: Basis of its outputs, ``(groups, d_out, d_out)``.
+        denominator: Shape ``(groups, d_out, d_in)``.
+    """
+    if layer.has_gradient:
+        rotated = u_g.mT @ layer.gradient().to(u_g.dtype) @ u_a / denominator
+        layer.replace_gradient(u_g @ rotated @ u_a.mT)
 
 
 @dataclass(eq=False, repr=False)

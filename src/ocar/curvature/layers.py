@@ -41,6 +41,9 @@ class Layer(ABC):
         self.name = name
         self.module = module
 
+    def __str__(self) -> str:
+        return f"layer {self.name!r}"
+
     @property
     def parameters(self) -> list[nn.Parameter]:
         """Its trainable weight and bias."""
@@ -57,11 +60,7 @@ class Layer(ABC):
         """Shapes of its usual statistics, by name."""
 
     def by_sample(self, x: Tensor, g: Tensor, samples: int) -> tuple[Tensor, Tensor]:
-        """Inputs and output gradients with the samples first, in float32 at least.
-
-        Raises:
-            ModelError: The layer sees other rows than samples.
-        """
+        """Input ``(n, ...)`` and output gradients ``(columns, n, ...)``, in float32 at least."""
         wide = torch.promote_types(g.dtype, torch.float32)
         x, g = x.to(wide) if x.is_floating_point() else x, g.to(wide)
         if x.shape[0] == samples:
@@ -73,18 +72,13 @@ class Layer(ABC):
 
 
 class MatrixLayer(Layer):
-    """A linear layer or a convolution: its weight and bias are a matrix for each group.
-
-    Args:
-        name: Its name within the model.
-        module: A Linear, Conv1d or Conv2d.
-    """
+    """A linear layer or a convolution: its weight and bias are a matrix for each group."""
 
     module: nn.Linear | nn.Conv1d | nn.Conv2d
 
     @property
     def is_linear(self) -> bool:
-        """Whether it is a linear layer."""
+        """Not a convolution."""
         return isinstance(self.module, nn.Linear)
 
     @property
@@ -162,13 +156,7 @@ class MatrixLayer(Layer):
         weight.grad.copy_(accel.from_weight_matrix(matrix[..., :-1], like=weight))
 
     def to_saved(self, t: Tensor, dims: Sequence[int] = (1, 2), *, back: bool = False) -> Tensor:
-        """A statistic of the inputs with the inputs channels first, as it is saved; or back again.
-
-        Args:
-            t: The statistic.
-            dims: Its dimensions that are inputs.
-            back: From the saved form to the present one.
-        """
+        """A statistic with the inputs, its ``dims``, channels first as it is saved; or back."""
         order = accel.saved_order(self.module.weight)
         if order is None:
             return t
@@ -205,12 +193,7 @@ class NormLayer(Layer):
         return functional.batch_norm(x, norm.running_mean, norm.running_var, eps=norm.eps)
 
     def scores(self, x: Tensor, g: Tensor) -> Tensor:
-        """Scores of scale and shift, ``(columns, n, units, trained)``.
-
-        Args:
-            x: Input of the layer, ``(n, ...)``.
-            g: Output gradients, ``(columns, n, ...)``.
-        """
+        """Scores of scale and shift, ``(columns, n, units, trained)``."""
         both = {"weight": g * self.normalized(x), "bias": g}
         trained = [t for key, t in both.items() if self.trains(key)]
         if isinstance(self.module, nn.LayerNorm):
@@ -233,9 +216,7 @@ class EmbeddingLayer(Layer):
     def diagonal(self, indices: Tensor, g: Tensor) -> Tensor:
         """1/n Σ_c Σ_n (Σ of g where the index is the row)², ``(rows, d)``.
 
-        Args:
-            indices: Shape ``(n, ...)``.
-            g: Output gradients, ``(columns, n, ..., d)``.
+        Indices are ``(n, ...)``, output gradients ``(columns, n, ..., d)``.
         """
         rows, samples, columns, d = len(self.module.weight), len(indices), g.shape[0], g.shape[-1]
         flat = indices.reshape(samples, -1)

@@ -9,13 +9,12 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from types import TracebackType
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.utils.hooks import RemovableHandle
 
 from ocar import accel
 from ocar.errors import ModelError
@@ -37,44 +36,35 @@ class Recorder:
         self.model = model
         self.inputs: dict[str, Tensor] = {}
         self._edges: dict[str, GradientEdge] = {}
-        self._handles: list[RemovableHandle] = []
         self._context = ExitStack()
 
     def __enter__(self) -> Recorder:
         self.clear()
         self._context.enter_context(accel.batched_backward(self.model))
         for name, layer in self.layers.items():
-            self._handles.append(layer.register_forward_hook(self._hook(name)))
+            handle = layer.register_forward_hook(partial(self._record, name))
+            self._context.callback(handle.remove)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
+    def __exit__(self, *error: object) -> None:
         self._context.close()
 
-    def _hook(self, name: str) -> Any:
-        def record(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-            if name in self._edges:
-                raise ModelError(
-                    f"Layer {name!r} ({type(module).__name__}) was called twice in one recording. "
-                    "Curvature of a layer that is shared within a model is not supported: give "
-                    f"each use a layer of its own, or leave it out with exclude=[{name!r}]."
-                )
-            if not output.requires_grad:
-                raise ModelError(
-                    f"Layer {name!r} was called without gradients. "
-                    "Call the model outside torch.no_grad() and torch.inference_mode()."
-                )
-            self.inputs[name] = inputs[0].detach()
-            self._edges[name] = get_gradient_edge(output)
-
-        return record
+    def _record(
+        self, name: str, module: nn.Module, inputs: tuple[Any, ...], output: Tensor
+    ) -> None:
+        if name in self._edges:
+            raise ModelError(
+                f"Layer {name!r} ({type(module).__name__}) was called twice in one recording. "
+                "Curvature of a layer that is shared within a model is not supported: give "
+                f"each use a layer of its own, or leave it out with exclude=[{name!r}]."
+            )
+        if not output.requires_grad:
+            raise ModelError(
+                f"Layer {name!r} was called without gradients. "
+                "Call the model outside torch.no_grad() and torch.inference_mode()."
+            )
+        self.inputs[name] = inputs[0].detach()
+        self._edges[name] = get_gradient_edge(output)
 
     def clear(self) -> None:
         """Drop the records, and with them the graph."""
@@ -84,21 +74,9 @@ class Recorder:
     def pull_back(
         self, outputs: Tensor, columns: Tensor, *, batched: bool = True
     ) -> dict[str, Tensor]:
-        """Gradients of ⟨column, outputs⟩ at the output of each layer, for all columns.
-
-        The graph is kept, so that the loss can be differentiated afterwards.
-
-        Args:
-            outputs: What the model returned, ``(n, outputs)``.
-            columns: Shape ``(columns, n, outputs)``.
-            batched: All columns in one backward pass; otherwise one after another.
-
-        Returns:
-            For each layer that the outputs depend on, ``(columns, *shape of its output)``.
-        """
-        edges = list(self._edges.values())
+        """:func:`pull_back` to the output of each recorded layer that the outputs depend on."""
         with accel.inputs_only():
-            gradients = pull_back(outputs, edges, columns, batched=batched)
+            gradients = pull_back(outputs, list(self._edges.values()), columns, batched=batched)
         return {n: g for n, g in zip(self._edges, gradients, strict=True) if g is not None}
 
 
@@ -110,6 +88,8 @@ def pull_back(
     batched: bool = True,
 ) -> list[Tensor | None]:
     """Vector-Jacobian products of ``outputs`` with each column at each point of the graph.
+
+    The graph is kept, so that the loss can be differentiated afterwards.
 
     Args:
         outputs: Shape ``(n, outputs)``.
@@ -143,11 +123,7 @@ def pull_back(
 
 
 def reject_shared_parameters(layers: Mapping[str, nn.Module]) -> None:
-    """Raise if two layers share a parameter.
-
-    Raises:
-        ModelError: Two layers share a parameter.
-    """
+    """Raise a ``ModelError`` if two layers share a parameter."""
     owners: dict[int, str] = {}
     for name, layer in layers.items():
         for parameter in layer.parameters(recurse=False):

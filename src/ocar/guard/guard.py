@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -18,19 +18,6 @@ from torch.nn.modules.dropout import _DropoutNd
 from ocar import accel
 from ocar.guard.settings import Guard, GuardCounts, GuardWarning
 from ocar.models.modes import evaluating
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Question:
-    """What the model is asked before and after the steps."""
-
-    x: Tensor
-    """Inputs of the joint batch, the replayed samples last."""
-
-    replayed: int
-    active: Tensor | None
-    before: Tensor
-    """The predictions on the replayed samples before the steps."""
 
 
 class BatchGuard:
@@ -72,17 +59,13 @@ class BatchGuard:
         self._is_random = any(isinstance(m, _DropoutNd) for m in modules)
         self._is_coupled = any(isinstance(m, _BatchNorm) for m in modules)
         self._snapshot: accel.Snapshot | None = None
-        self._asked: _Question | None = None
+        self._divergences: Callable[[], Tensor | None] = _nobody_asked
         self._copied: Tensor | None = None
         self._warn_at, self._reported = 1, 0
 
     @torch.no_grad()
     def trust(self, x: Tensor) -> Tensor:
-        """Whether the inputs of a new batch are of a sane scale, a scalar of bool.
-
-        Args:
-            x: Raw samples on the model's device, ``(n, ...)``.
-        """
+        """Whether raw samples, ``(n, ...)``, are of a sane scale, a scalar of bool."""
         scale = None if self.settings is None else self.settings.scale
         if scale is None or not x.is_floating_point():  # uint8 has one scale
             return self._yes
@@ -95,11 +78,7 @@ class BatchGuard:
         return trusted
 
     def refuse(self, trusted: Tensor) -> None:
-        """No step is taken on a batch; it is skipped if its inputs are not trusted.
-
-        Args:
-            trusted: What :meth:`trust` said.
-        """
+        """No step is taken on a batch; it is skipped if :meth:`trust` said so."""
         self.verdict.accepted.copy_(trusted)
         self.kept.copy_(trusted)
         self.verdict.counts[1] += ~trusted
@@ -122,7 +101,7 @@ class BatchGuard:
             others: What is only rolled back.
             new: Raw samples that may be remembered afterwards; None if there are none.
         """
-        self._asked, self._copied = None, self._copies(new)
+        self._divergences, self._copied = _nobody_asked, self._copies(new)
         if self.settings is not None:
             tensors = accel.Tensors(weights=weights, statistics=statistics, others=others)
             self._snapshot = accel.snapshot(tensors)
@@ -140,9 +119,14 @@ class BatchGuard:
         """
         if self._bound is None or outputs is None or not replayed:
             return
-        rows = self._answer(x[-replayed:]) if self._is_random else outputs.detach()[-replayed:]
-        before = accel.predictions(rows, active)
-        self._asked = _Question(x=x, replayed=replayed, active=active, before=before)
+        old = x[-replayed:]
+        if self._is_random:
+            before = accel.predictions(self._answer(old), active)
+            self._divergences = partial(self._diverged, old, active, before)
+        else:
+            before = accel.predictions(outputs.detach()[-replayed:], active)
+            asked = x if self._is_coupled else old
+            self._divergences = partial(accel.divergence, self.model, asked, active, before)
 
     @torch.no_grad()
     def commit(self, loss: Tensor, ok: Tensor | None, trusted: Tensor) -> None:
@@ -185,12 +169,7 @@ class BatchGuard:
 
     @torch.no_grad()
     def remembers(self, x: Tensor, accepted: Tensor) -> Tensor:
-        """Whether a batch is worth a place in the memory, a scalar of bool.
-
-        Args:
-            x: Its raw samples.
-            accepted: Whether it is not skipped.
-        """
+        """Whether a batch with raw samples x is worth a place in the memory, a scalar of bool."""
         self._keep(accepted, self._copies(x))
         return self.kept
 
@@ -210,19 +189,12 @@ class BatchGuard:
             self.verdict.counts[3] += accepted & copies
         self._report()
 
-    def _divergences(self) -> Tensor | None:
-        """How far the predictions on each replayed sample have moved; None if nobody asked."""
-        asked = self._asked
-        if asked is None:
-            return None
-        replayed = asked.x[-asked.replayed :]
-        if not self._is_random:
-            x = asked.x if self._is_coupled else replayed
-            return accel.divergence(self.model, x, asked.active, asked.before)
-        now = accel.predictions(self._answer(replayed), asked.active)
-        if asked.active is None:
-            return (now - asked.before).square().sum(-1) / 2
-        return (asked.before.exp() * (asked.before - now)).sum(-1)
+    def _diverged(self, x: Tensor, active: Tensor | None, before: Tensor) -> Tensor:
+        """:func:`accel.divergence` of a model that draws at random."""
+        now = accel.predictions(self._answer(x), active)
+        if active is None:
+            return (now - before).square().sum(-1) / 2
+        return (before.exp() * (before - now)).sum(-1)
 
     def _answer(self, x: Tensor) -> Tensor:
         with evaluating(self.model):
@@ -275,3 +247,7 @@ class BatchGuard:
             self.verdict.counts.copy_(state["counts"])
             self.verdict.largest.copy_(state["largest_kl"])
             self._largest_square.copy_(state["largest_square"])
+
+
+def _nobody_asked() -> None:
+    """No divergence is measured."""

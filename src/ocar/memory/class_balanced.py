@@ -83,10 +83,8 @@ class ClassBalancedMemory(Memory):
         """Restore what :meth:`policy_state` gave."""
         classes, priorities = state["classes"].tolist(), state["priorities"].tolist()
         occupied = [slot for slot, label in enumerate(labels) if label >= 0]
-        fits = len(priorities) == self.capacity and all(
-            (priorities[slot] >= 0) == (labels[slot] >= 0) for slot in range(self.capacity)
-        )
-        if not fits:
+        with_priority = [slot for slot, priority in enumerate(priorities) if priority >= 0]
+        if len(priorities) != self.capacity or with_priority != occupied:
             raise CheckpointError("Invalid priorities. Must be one for each occupied slot.")
         heaps: dict[int, list[tuple[float, int]]] = {label: [] for label in classes}
         for slot in occupied:

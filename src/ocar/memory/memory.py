@@ -22,6 +22,7 @@ from torch import Tensor
 from ocar import accel
 from ocar.errors import CheckpointError, ConfigError, InputError
 from ocar.rng import make_generator
+from ocar.state import with_prefix, without_prefix
 
 
 @dataclass(frozen=True, eq=False)
@@ -147,22 +148,13 @@ class Memory(ABC):
         return {}
 
     def load_policy_state(self, state: Mapping[str, Tensor], labels: list[int]) -> None:  # noqa: B027
-        """Restore what :meth:`policy_state` gave.
+        """Restore what :meth:`policy_state` gave, or change nothing and raise a CheckpointError.
 
-        Args:
-            state: What it gave.
-            labels: The label that each slot holds, −1 for an empty one.
-
-        Raises:
-            CheckpointError: The state does not fit; nothing has changed.
+        ``labels`` has the label that each slot holds, −1 for an empty one.
         """
 
     def relabel(self, labels: list[int]) -> Sequence[int]:
-        """Learn which labels the slots really hold; return slots to be emptied.
-
-        Args:
-            labels: The label that each slot holds, −1 for an empty one.
-        """
+        """Learn which label each slot really holds, −1 for none; return slots to be emptied."""
         return ()
 
     # What every memory offers
@@ -183,7 +175,7 @@ class Memory(ABC):
             x: Inputs of any dtype, ``(n, *item)``, on any device.
             y: Units of the head, int64 of shape ``(n,)``, or float targets where allowed.
             extras: Exactly the declared extras, each ``(n, *item)``.
-            labels: A host copy of integer ``y``; without it ``y`` is copied to the host.
+            labels: A host copy of integer ``y``, which need not be copied then.
             known: At least what the policy uses, see :attr:`uses`.
             accepted: A scalar of bool on the memory's device: where it is False, the slots keep
                 what they hold. The host does not learn of it before :meth:`reconcile`.
@@ -211,13 +203,11 @@ class Memory(ABC):
             }
         placement = self.place(Offer(x=x, y=y, labels=host, known=known))
         self.seen += len(host)
-        writes, freed = placement.writes, list(placement.freed)
-        if freed:
-            self._labels[freed] = -1
-        slots, rows = list(writes), list(writes.values())
+        slots, rows = list(placement.writes), list(placement.writes.values())
+        self._labels[list(placement.freed)] = -1
         self._labels[slots] = np.array(host)[rows]
-        if freed or len(self) < self.capacity:
-            self._slots = torch.from_numpy(np.flatnonzero(self._labels >= 0))
+        if placement.freed or len(self) < self.capacity:
+            self._find_slots()
         if slots:
             accel.write_rows(self._columns, columns, slots, rows, accepted)
 
@@ -231,6 +221,9 @@ class Memory(ABC):
         held = self._columns["y"].cpu().numpy()
         self._labels = np.where(self._labels >= 0, held, -1)
         self._labels[list(self.relabel(self._labels.tolist()))] = -1
+        self._find_slots()
+
+    def _find_slots(self) -> None:
         self._slots = torch.from_numpy(np.flatnonzero(self._labels >= 0))
 
     def sample(self, n: int) -> Batch:
@@ -246,9 +239,7 @@ class Memory(ABC):
     def gather(self, slots: Tensor, *, check: bool = True) -> Batch:
         """The deterministic half of :meth:`sample`: the items in ``slots``, in their order.
 
-        Args:
-            slots: Occupied slots, int64 of shape ``(n,)``.
-            check: Whether to check them, which needs them on the host.
+        Slots are int64 of shape ``(n,)``. Those on another device than the host cannot be checked.
         """
         if check:
             self._check_slots(slots)
@@ -260,12 +251,7 @@ class Memory(ABC):
         return Batch(items.pop("x"), items.pop("y"), extras=items, indices=slots)
 
     def set_extras(self, slots: Tensor, extras: Mapping[str, Tensor]) -> None:
-        """Rewrite extras of stored items.
-
-        Args:
-            slots: Distinct occupied slots, int64 of shape ``(n,)``, on the host.
-            extras: Some or all of the declared extras, each ``(n, *item)``.
-        """
+        """Rewrite some of the declared extras, each ``(n, *item)``, in n distinct slots."""
         self._check_slots(slots)
         if len(set(slots.tolist())) != len(slots):
             raise InputError(f"Invalid slots {slots.tolist()}. Must be distinct.")
@@ -276,13 +262,9 @@ class Memory(ABC):
             accel.write_rows(self._columns, extras, slots.tolist(), range(len(slots)))
 
     def widen_extra(self, name: str, width: int) -> None:
-        """Make items of an extra longer, with zeros at their end; what is stored stays.
+        """Make the first dimension of an extra's items at least ``width``, with zeros at its end.
 
         The column is another tensor afterwards.
-
-        Args:
-            name: A declared extra whose items have at least one dimension.
-            width: Length of that dimension; nothing happens where it is that long already.
         """
         if name not in self.extras:
             raise InputError(f"Invalid extra {name!r}. Must be in {sorted(self.extras)}.")
@@ -327,8 +309,8 @@ class Memory(ABC):
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything that a restored memory needs to go on exactly: copies, on the host."""
-        columns = {f"columns.{k}": c.to("cpu", copy=True) for k, c in self._columns.items()}
-        return self._bookkeeping() | columns
+        columns = {name: c.to("cpu", copy=True) for name, c in self._columns.items()}
+        return self._bookkeeping() | with_prefix("columns", columns)
 
     def _bookkeeping(self) -> dict[str, Tensor]:
         """The state without the columns."""
@@ -337,7 +319,7 @@ class Memory(ABC):
             "seen": torch.tensor(self.seen),
             "generator": self.generator.get_state(),
             "occupied": torch.from_numpy(self._labels >= 0),
-            **{f"policy.{name}": value for name, value in self.policy_state().items()},
+            **with_prefix("policy", self.policy_state()),
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -353,11 +335,9 @@ class Memory(ABC):
         integer = "y" in columns and not columns["y"].is_floating_point()
         stored = columns["y"].numpy() if integer else np.zeros_like(self._labels)
         labels = np.where(given["occupied"].numpy(), stored, -1)
-        prefix = "policy."
-        own = {k.removeprefix(prefix): v for k, v in given.items() if k.startswith(prefix)}
-        self.load_policy_state(own, labels.tolist())
+        self.load_policy_state(without_prefix("policy", given), labels.tolist())
         self._labels = labels
-        self._slots = torch.from_numpy(np.flatnonzero(labels >= 0))
+        self._find_slots()
         self.seen = int(given["seen"])
         self.generator.set_state(given["generator"])
         if not self._columns or not columns:
@@ -372,14 +352,14 @@ class Memory(ABC):
                 raise InputError(f"Invalid shape {shape} of {name}. Must begin with {tuple(rows)}.")
             kept = self._columns.get(name, column)
             if shape[1:] != kept.shape[1:] or dtype != kept.dtype:
-                stored = f"those stored, {tuple(kept.shape[1:])} and {kept.dtype}"
                 raise InputError(
-                    f"Invalid {name}: items {shape[1:]} and {dtype}. Must be as {stored}."
+                    f"Invalid {name}: items {shape[1:]} and {dtype}. Must be as those stored, "
+                    f"{tuple(kept.shape[1:])} and {kept.dtype}."
                 )
-            if name == "y" and not (dtype == torch.int64 and len(shape) == 1):
+            integer = dtype == torch.int64 and len(shape) == 1
+            if name == "y" and not integer and not (self.float_targets and dtype.is_floating_point):
                 allowed = "1-D torch.int64" + (" or floating point" if self.float_targets else "")
-                if not (self.float_targets and dtype.is_floating_point):
-                    raise InputError(f"Invalid y: {len(shape)}-D {dtype}. Must be {allowed}.")
+                raise InputError(f"Invalid y: {len(shape)}-D {dtype}. Must be {allowed}.")
 
     def _check_slots(self, slots: Tensor) -> None:
         if slots.dtype != torch.int64 or slots.ndim != 1 or slots.device.type != "cpu":

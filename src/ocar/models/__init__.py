@@ -1,7 +1,6 @@
 """Networks whose last layer is an ``nn.Linear`` called ``head``, fed by ``features``."""
 
-from ocar.models.linear import LinearModel
-from ocar.models.mlp import MLP
+from ocar.models.mlp import MLP, LinearModel
 from ocar.models.registry import MODELS, make_model
 from ocar.models.resnet import BasicBlock, ResNet, ResNet18, SlimResNet18
 

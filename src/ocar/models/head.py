@@ -32,8 +32,8 @@ class GrowingHead:
         generator: Draws the weights of units that are added.
 
     Attributes:
-        classes: The label of each unit in use.
         seen: Labels that have appeared; other labels in ``classes`` were given at the start.
+        active: Which units stand for a class, ``(capacity,)`` of bool.
 
     Raises:
         ModelError: There is no such linear layer, or it does not train.
@@ -49,55 +49,33 @@ class GrowingHead:
     ) -> None:
         self.name, self.layer = find_linear_head(model, name)
         self.generator = generator
-        self.classes: list[int] = []
         self.seen: set[int] = set()
         self._unit: dict[int, int] = {}
-        self._active = torch.zeros(0, dtype=torch.bool)
+        self.active = torch.zeros(0, dtype=torch.bool)
         self.register(classes)
         self.seen.clear()
+
+    @property
+    def classes(self) -> list[int]:
+        """The label of each unit in use."""
+        return list(self._unit)
 
     @property
     def capacity(self) -> int:
         """Units of the layer, used or not."""
         return self.layer.out_features
 
-    @property
-    def active(self) -> Tensor:
-        """Which units stand for a class, ``(capacity,)`` of bool."""
-        return self._active
-
     def register(self, labels: Sequence[int]) -> list[int]:
-        """The unit of each label; a new label gets the next free unit.
-
-        Args:
-            labels: Any integers.
-
-        Returns:
-            One unit for each label.
-        """
-        known = len(self.classes)
+        """The unit of each label, any integer; a new label gets the next free unit."""
+        known = len(self._unit)
         self.seen.update(labels)
         for label in labels:
-            if label not in self._unit:
-                self._unit[label] = len(self.classes)
-                self.classes.append(label)
-        self.reserve(len(self.classes))
-        if len(self.classes) != known or self._active.shape[0] != self.capacity:
+            self._unit.setdefault(label, len(self._unit))
+        self.reserve(len(self._unit))
+        if len(self._unit) != known or self.active.shape[0] != self.capacity:
             weight = self.layer.weight
-            self._active = torch.arange(self.capacity, device=weight.device) < len(self.classes)
+            self.active = torch.arange(self.capacity, device=weight.device) < len(self._unit)
         return [self._unit[label] for label in labels]
-
-    def restore(self, classes: Sequence[int], *, seen: Iterable[int]) -> None:
-        """Replace all labels by the labels of a checkpoint.
-
-        Args:
-            classes: The label of each unit in use.
-            seen: Labels that have appeared.
-        """
-        self.classes, self._unit = [], {}
-        self._active = torch.zeros(0, dtype=torch.bool)
-        self.register(classes)
-        self.seen = set(seen)
 
     def fit_checkpoint(
         self,
@@ -130,7 +108,9 @@ class GrowingHead:
                 f"here {self.capacity}."
             )
         self.reserve(weight.shape[0])
-        self.restore(classes, seen=seen)
+        self._unit, self.active = {}, torch.zeros(0, dtype=torch.bool)
+        self.register(classes)
+        self.seen = set(seen)
 
     def reserve(self, units: int) -> None:
         """Double the capacity until there are at least ``units``."""
@@ -175,12 +155,7 @@ def find_linear_head(model: nn.Module, name: str | None = None) -> tuple[str, nn
 def enlarge_linear_(layer: nn.Linear, outputs: int, *, generator: torch.Generator) -> None:
     """Give a linear layer more outputs; present outputs keep their weights.
 
-    New weights are drawn as ``nn.Linear`` draws its own, uniformly within ±1/√inputs.
-
-    Args:
-        layer: The layer, changed in place.
-        outputs: The new number of outputs.
-        generator: Draws the new weights, on the host.
+    New weights are drawn on the host, as ``nn.Linear`` draws its own: uniformly within ±1/√inputs.
     """
     bound = 1 / math.sqrt(layer.in_features)
     for parameter in layer.parameters(recurse=False):

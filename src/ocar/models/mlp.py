@@ -1,4 +1,4 @@
-"""A plain multi-layer perceptron."""
+"""A plain multi-layer perceptron, and one linear layer, the model of the convex experiments."""
 
 from __future__ import annotations
 
@@ -35,14 +35,7 @@ class MLP(nn.Module):
         self.head = nn.Linear(widths[-1], classes)
 
     def features(self, x: torch.Tensor) -> torch.Tensor:
-        """Penultimate features.
-
-        Args:
-            x: Inputs of any shape ``(n, ...)`` with ``in_features`` numbers a sample.
-
-        Returns:
-            ``(n, hidden[-1])``, not negative.
-        """
+        """Penultimate features ``(n, hidden[-1])``, not negative, of inputs ``(n, ...)``."""
         x = x.flatten(1)
         for layer in self.hidden:
             x = functional.relu(layer(x), inplace=True)
@@ -52,3 +45,27 @@ class MLP(nn.Module):
         """Logits ``(n, classes)`` of inputs ``(n, ...)``."""
         logits: torch.Tensor = self.head(self.features(x))
         return logits
+
+
+class LinearModel(nn.Module):
+    """``head`` alone: linear regression or a linear classifier.
+
+    Args:
+        in_features: Numbers in one sample.
+        outputs: Numbers predicted for one sample.
+    """
+
+    def __init__(self, in_features: int, *, outputs: int = 1) -> None:
+        super().__init__()
+        if in_features < 1 or outputs < 1:
+            raise ConfigError(f"Invalid {in_features=}, {outputs=}. Must both be at least 1.")
+        self.head = nn.Linear(in_features, outputs)
+
+    def features(self, x: torch.Tensor) -> torch.Tensor:
+        """The flattened input, ``(n, ...)`` to ``(n, in_features)``."""
+        return x.flatten(1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Predictions ``(n, outputs)`` of inputs ``(n, ...)``."""
+        prediction: torch.Tensor = self.head(self.features(x))
+        return prediction

@@ -9,18 +9,13 @@ import torch
 from torch import nn
 
 from ocar.errors import ConfigError
-from ocar.models.linear import LinearModel
-from ocar.models.mlp import MLP
+from ocar.models.mlp import MLP, LinearModel
 from ocar.models.resnet import ResNet18, SlimResNet18
 from ocar.registry import Registry
 from ocar.rng import derive_seed
 
 ImageShape = tuple[int, int, int]
 """Channels, height and width of one image."""
-
-
-def _mlp(image_shape: ImageShape, classes: int) -> nn.Module:
-    return MLP(math.prod(image_shape), classes=classes)
 
 
 def _slim_resnet18(image_shape: ImageShape, classes: int) -> nn.Module:
@@ -30,17 +25,14 @@ def _slim_resnet18(image_shape: ImageShape, classes: int) -> nn.Module:
     return SlimResNet18(height, channels=channels, classes=classes)
 
 
-def _resnet18(image_shape: ImageShape, classes: int) -> nn.Module:
-    return ResNet18(channels=image_shape[0], classes=classes)
-
-
-def _linear(image_shape: ImageShape, classes: int) -> nn.Module:
-    return LinearModel(math.prod(image_shape), outputs=classes)
-
-
 MODELS: Registry[Callable[[ImageShape, int], nn.Module]] = Registry(
     "model",
-    {"mlp": _mlp, "slim-resnet18": _slim_resnet18, "resnet18": _resnet18, "linear": _linear},
+    {
+        "mlp": lambda shape, classes: MLP(math.prod(shape), classes=classes),
+        "slim-resnet18": _slim_resnet18,
+        "resnet18": lambda shape, classes: ResNet18(channels=shape[0], classes=classes),
+        "linear": lambda shape, classes: LinearModel(math.prod(shape), outputs=classes),
+    },
 )
 """Models by name: functions of ``(image_shape, classes)``."""
 

@@ -21,13 +21,7 @@ _POOL = 4  # side of the average pooling of the slim network
 
 
 class BasicBlock(nn.Module):
-    """Two 3×3 convolutions and a shortcut, 1×1 where the shape changes.
-
-    Args:
-        in_channels: Input channels.
-        out_channels: Output channels.
-        stride: Stride of the first convolution, and of the shortcut.
-    """
+    """Two 3×3 convolutions, the first with the stride, and a shortcut, 1×1 if the shape changes."""
 
     def __init__(self, in_channels: int, out_channels: int, *, stride: int = 1) -> None:
         super().__init__()
@@ -111,8 +105,8 @@ accel.register_resnet(ResNet, block=BasicBlock, stem=Stem)
 
 def _leave_out_counts(model: nn.Module, keys: Any) -> None:
     """Accept weights with the batch counts of BatchNorm, which these networks do not have."""
-    counts = {key for key in keys.unexpected_keys if key.endswith("num_batches_tracked")}
-    keys.unexpected_keys[:] = [key for key in keys.unexpected_keys if key not in counts]
+    counted = "num_batches_tracked"
+    keys.unexpected_keys[:] = [key for key in keys.unexpected_keys if not key.endswith(counted)]
 
 
 class SlimResNet18(ResNet):
@@ -121,12 +115,8 @@ class SlimResNet18(ResNet):
     Its stem is 3×3 with stride 1 and has no max-pool; its average pooling has a fixed side of
     4, so the number of features follows the image size: 160 at 32 pixels, 640 at 64.
 
-    Args:
-        image_size: Height and width of the images, at least 25.
-        channels: Channels of the images.
-        width: Channels of the first stage (nf in the literature); the others have 2, 4 and 8
-            times as many.
-        classes: Outputs of ``head``.
+    Images are square, with a side of at least 25. ``width`` is the number of channels of the first
+    stage (nf in the literature); the others have 2, 4 and 8 times as many.
     """
 
     def __init__(
@@ -150,12 +140,7 @@ class SlimResNet18(ResNet):
 
 
 class ResNet18(ResNet):
-    """The standard ImageNet ResNet-18, for images of about 224 pixels.
-
-    Args:
-        channels: Channels of the images.
-        classes: Outputs of ``head``.
-    """
+    """The standard ImageNet ResNet-18, for images of about 224 pixels."""
 
     def __init__(self, *, channels: int = 3, classes: int = 16) -> None:
         _require_positive(channels=channels, classes=classes)
