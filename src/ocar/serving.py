@@ -110,7 +110,7 @@ class Serving:
                 return Answer(logits=logits, classes=learner.classes, batches=learner.batches)
         with self._reading() as own:
             check_samples(x, like=own.item)
-            parts = [own.model(learner.prepare(part)) for part in x.split(chunk)]
+            parts = [own.model(learner.intake.prepare(part)) for part in x.split(chunk)]
             outputs = parts[0] if len(parts) == 1 else torch.cat(parts)
             if learner.head is not None:
                 outputs = outputs[:, : len(own.classes)]

@@ -34,7 +34,7 @@ class Steps:
         objective: The loss.
         transform: What is done to its gradient.
         guard: Decides whether the steps on a batch stand.
-        average: A moving average of the weights, if there is one.
+        average: A moving average of the weights.
         generator: Draws the augmentation.
 
     Attributes:
@@ -49,7 +49,7 @@ class Steps:
         objective: Objective,
         transform: Transform,
         guard: BatchGuard,
-        average: WeightAverage | None,
+        average: WeightAverage,
         generator: torch.Generator,
     ) -> None:
         self.settings = settings
@@ -219,8 +219,7 @@ class Steps:
             grads = [p.grad for p in parameters if p.grad is not None]
             with torch.no_grad():
                 torch._foreach_add_(moved, grads, alpha=-self.settings.lr)
-        if self.average is not None:
-            self.average.follow()
+        self.average.follow()
         return outcome.loss.detach()
 
     def _statistics(self) -> list[Tensor]:
@@ -229,6 +228,6 @@ class Steps:
         tensors = [
             *self.context.model.buffers(),
             *(value for values in states for value in values.values()),
-            *({} if self.average is None else self.average.values).values(),
+            *self.average.values.values(),
         ]
         return [t for t in tensors if isinstance(t, Tensor) and t.is_floating_point()]
