@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
@@ -18,6 +20,8 @@ from ocar.streams.base import StreamBatch, TaskStream
 
 BLOCK = 32
 """Evaluations that are emitted together on a GPU."""
+
+_COUNTS = ("not_finite", "out_of_scale", "shortened", "copies")
 
 
 class OnlineLearner(Predictor, Protocol):
@@ -95,54 +99,45 @@ def evaluate(
     watch = Stopwatch(getattr(learner, "device", None), before)
     if block is None:
         block = BLOCK if watch.asynchronous else 1
-    loop = _Loop(learner, stream, past, watch, online=online)
-    return loop.events(
+    loop = _Loop(
+        learner=learner,
+        stream=stream,
+        history=past,
+        watch=watch,
         every=every,
         block=block,
         flush=flush if block > 1 else None,
         test_batch=test_batch,
+        online=online,
         probe=probe,
         seed=seed,
     )
+    return loop.events()
 
 
-class _Waiting(NamedTuple):
-    """An evaluation that has been started."""
-
-    batch: StreamBatch
-    lap: Lap
-    seen: int
-    result: Result
-
-
+@dataclass(kw_only=True)
 class _Loop:
-    """One pass through the rest of a stream."""
+    """One pass through the rest of a stream, with the arguments of :func:`evaluate`."""
 
-    def __init__(
-        self, learner: Any, stream: TaskStream, history: History, watch: Stopwatch, *, online: bool
-    ) -> None:
-        self.learner = learner
-        self.stream = stream
-        self.history = history
-        self.watch = watch
-        self.online = online
-        self.guarded = _guard_counts(learner)
+    learner: Any
+    stream: TaskStream
+    history: History
+    watch: Stopwatch
+    every: int | Literal["task"]
+    block: int
+    flush: Callable[[int], bool] | None
+    test_batch: int
+    online: bool
+    probe: bool
+    seed: int
 
-    def events(
-        self,
-        *,
-        every: int | Literal["task"],
-        block: int,
-        flush: Callable[[int], bool] | None,
-        test_batch: int,
-        probe: bool,
-        seed: int,
-    ) -> Iterator[Event]:
+    def events(self) -> Iterator[Event]:
         last = self.history.last
         seen = 0 if last is None else last.seen
+        guarded = self._guard_counts()
         measure: Classification | Regression | None = None
-        waiting: list[_Waiting] = []
-        most = block if flush is None else 2 * block
+        waiting: list[Callable[[], Evaluated]] = []  # evaluations that have been started
+        most = self.block if self.flush is None else 2 * self.block
         for batch in self.stream:
             if measure is None:
                 measure = self._measure(batch.y.is_floating_point())
@@ -152,19 +147,23 @@ class _Loop:
                 learned = self._take(batch)
             if learned is not None:
                 yield learned
-            due = every != "task" and (batch.index + 1) % every == 0
+            due = self.every != "task" and (batch.index + 1) % self.every == 0
             if due or batch.last:
                 result = measure.evaluate(batch)
-                waiting.append(_Waiting(batch, self.watch.lap(), seen, result))
+                waiting.append(partial(self._finish, batch, self.watch.lap(), seen, result))
             if waiting and (len(waiting) == most or batch.last):
-                flushed = batch.last or flush is None or flush(batch.index)
+                flushed = batch.last or self.flush is None or self.flush(batch.index)
                 if flushed:
                     getattr(self.learner, "check", _nothing)()
-                count = len(waiting) if flushed else block
-                yield from self._emit(waiting[:count])
+                count = len(waiting) if flushed else self.block
+                for finish in waiting[:count]:
+                    yield finish()
                 del waiting[:count]
                 if flushed:
-                    yield from self._backed_off(batch.index)
+                    before, guarded = guarded, self._guard_counts()
+                    new = {name: guarded[name] - before[name] for name in _COUNTS}
+                    if any(new.values()):
+                        yield Guarded(index=batch.index, **new, in_a_row=guarded["in_a_row"])
                     yield Idle(index=batch.index)
             if batch.last and self.history.last is not None:
                 seconds = self.history.last.seconds
@@ -172,10 +171,10 @@ class _Loop:
         measure = measure or self._measure(last is not None and last.l_s is not None)
         measure.release()
         getattr(self.learner, "release", _nothing)()
-        test = measure.test(test_batch)
+        test = measure.test(self.test_batch)
         probed = None
-        if probe and isinstance(measure, Classification):
-            probed = probe_stream(self.learner, self.stream, seed=seed)
+        if self.probe and isinstance(measure, Classification):
+            probed = probe_stream(self.learner, self.stream, seed=self.seed)
         seconds = self.watch.seconds(self.watch.lap())
         summary = summarize(self.history, test=test, seconds=seconds, probe=probed)
         yield Finished(correct=test.correct, sizes=test.sizes, summary=summary, probe=probed)
@@ -201,28 +200,19 @@ class _Loop:
             self.learner.boundary()
         return learned
 
-    def _emit(self, waiting: list[_Waiting]) -> Iterator[Evaluated]:
-        for batch, lap, seen, result in waiting:
-            seconds = self.watch.seconds(lap)
-            event = Evaluated(
-                index=batch.index, task=batch.task, seconds=seconds, seen=seen, **result()
-            )
-            self.history.add(event)
-            yield event
+    def _finish(self, batch: StreamBatch, lap: Lap, seen: int, result: Result) -> Evaluated:
+        """The event of an evaluation that has been started; it may wait for the device."""
+        seconds = self.watch.seconds(lap)
+        event = Evaluated(
+            index=batch.index, task=batch.task, seconds=seconds, seen=seen, **result()
+        )
+        self.history.add(event)
+        return event
 
-    def _backed_off(self, index: int) -> Iterator[Guarded]:
-        """An event if the learner's guard has done anything since the last flush."""
-        before, self.guarded = self.guarded, _guard_counts(self.learner)
-        new = {name: n - before[name] for name, n in self.guarded.items() if name != "in_a_row"}
-        if any(new.values()):
-            yield Guarded(index=index, **new, in_a_row=self.guarded["in_a_row"])
+    def _guard_counts(self) -> dict[str, int]:
+        """What the learner's guard has done so far; zeros without a guard."""
+        counts = getattr(self.learner, "guarded", None)
+        return {name: getattr(counts, name, 0) for name in (*_COUNTS, "in_a_row")}
 
 
 def _nothing() -> None: ...
-
-
-def _guard_counts(learner: Any) -> dict[str, int]:
-    """What a learner's guard has done so far; zeros without a guard."""
-    counts = getattr(learner, "guarded", None)
-    names = ("not_finite", "out_of_scale", "shortened", "copies", "in_a_row")
-    return {name: getattr(counts, name, 0) for name in names}
