@@ -25,14 +25,9 @@ from ocar.learner import Learner
 class Answer:
     """Predictions of one model, with its classes and its age."""
 
-    logits: Tensor
-    """Shape ``(n, len(classes))``, or the outputs of a regression, ``(n, outputs)``."""
-
-    classes: tuple[int, ...]
-    """The label of each column; empty in regression."""
-
-    batches: int
-    """Stream batches that the model had learned."""
+    logits: Tensor  #: Shape ``(n, len(classes))``, or outputs of a regression, ``(n, outputs)``.
+    classes: tuple[int, ...]  #: The label of each column; empty in regression.
+    batches: int  #: Stream batches that the model had learned.
 
 
 class _Copy:
@@ -71,10 +66,7 @@ class Serving:
 
     Args:
         learner: The learner. It publishes as long as this object exists.
-        every: Stream batches after which the weights are copied.
-
-    Raises:
-        ConfigError: ``every`` is less than 1.
+        every: Stream batches after which the weights are copied, at least 1.
     """
 
     def __init__(self, learner: Learner, *, every: int = 1) -> None:
@@ -94,15 +86,7 @@ class Serving:
 
     @torch.no_grad()
     def predict(self, x: Tensor, *, chunk: int = 1024) -> Answer:
-        """As :meth:`Learner.predict`, by the model that was published last.
-
-        Args:
-            x: Raw samples, ``(n, ...)``.
-            chunk: Samples that go through the model at once.
-
-        Raises:
-            InputError: The samples are unlike those that were learned.
-        """
+        """As :meth:`Learner.predict`, by the model that was published last."""
         learner = self.learner
         if self._current is None:
             with learner.lock:
