@@ -98,8 +98,8 @@ class Intake:
 
     def normalize(self, x: Tensor) -> Tensor:
         """From raw samples on the model's device to inputs of the model."""
-        normalize = self._settings.normalize or scale_to_unit
-        return normalize(x).to(self._dtype)
+        normalize = self._settings.normalize
+        return (scale_to_unit(x) if normalize is None else normalize(x)).to(self._dtype)
 
     def augment(self, x: Tensor) -> Tensor:
         """From raw samples to augmented raw samples, another draw each time."""
