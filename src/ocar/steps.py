@@ -94,8 +94,7 @@ class Steps:
         starts = self.optimizer is not None and not self.optimizer.state
         loss: Tensor | tuple[Tensor, ...]
         try:
-            slots = torch.cat(drawn, dim=1)
-            loss = self.graph(x, y, slots, *numbers, active, trusted, key=key)
+            loss = self.graph(x, y, torch.cat(drawn, dim=1), *numbers, active, trusted, key=key)
         except NumericalError:
             if self.guard.settings is None:
                 raise
