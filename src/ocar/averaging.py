@@ -15,24 +15,26 @@ class WeightAverage:
 
     Args:
         model: The model.
-        rate: Weight of the newest weights.
+        rate: Weight of the newest weights; None to average nothing.
 
     Attributes:
         values: The average of each trainable parameter, by name.
     """
 
-    def __init__(self, model: nn.Module, rate: float) -> None:
+    def __init__(self, model: nn.Module, rate: float | None) -> None:
         self.model = model
         self.rate = rate
-        self.values = {name: p.detach().clone() for name, p in self._trainable().items()}
+        self.values = {name: p.detach().clone() for name, p in self._averaged().items()}
 
-    def _trainable(self) -> dict[str, nn.Parameter]:
+    def _averaged(self) -> dict[str, nn.Parameter]:
+        if self.rate is None:
+            return {}
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     @torch.no_grad()
     def fit(self) -> None:
         """Make room for new units of the head, which start with their own weights."""
-        for name, parameter in self._trainable().items():
+        for name, parameter in self._averaged().items():
             average = self.values[name]
             if average.shape != parameter.shape:
                 grown = parameter.detach().clone()
@@ -42,16 +44,13 @@ class WeightAverage:
     @torch.no_grad()
     def follow(self) -> None:
         """Move towards the weights."""
-        weights = self._trainable()
-        averages = [self.values[name] for name in weights]
-        torch._foreach_lerp_(averages, [p.detach() for p in weights.values()], self.rate)
+        if self.rate is not None:
+            weights = self._averaged()
+            averages = [self.values[name] for name in weights]
+            torch._foreach_lerp_(averages, [p.detach() for p in weights.values()], self.rate)
 
     def load(self, values: Mapping[str, Tensor]) -> None:
-        """Take saved averages.
-
-        Raises:
-            CheckpointError: They are of another model.
-        """
-        weights = self._trainable()
+        """Take saved averages; a ``CheckpointError`` if they are of another model."""
+        weights = self._averaged()
         check_names("moving average", values, weights)
         self.values = {n: t.to(weights[n].device, copy=True) for n, t in values.items()}

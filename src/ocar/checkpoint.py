@@ -34,10 +34,9 @@ def load(
 ) -> Learner:
     """The learner that :meth:`Learner.save` wrote; it goes on exactly where that one was.
 
-    A file that is cut short, altered in any byte, of another model, of a newer version or with
-    NaN in it is refused. Where the one that was saved before it is still beside it, under its name
-    and ``.previous``, and is good, that one is used, with a :class:`~ocar.errors.CheckpointWarning`
-    that says so.
+    A file that is cut short, altered in any byte, of another model, of a newer version or with NaN
+    in it is refused. Then the checkpoint before it, ``NAME.previous``, is used if it is good, with
+    a :class:`~ocar.errors.CheckpointWarning`.
 
     Args:
         path: The checkpoint.
@@ -67,19 +66,12 @@ def _load(path: Path, model: nn.Module, given: Mapping[str, Any]) -> Learner:
             kind = TRANSFORMS.find(values["transform"])
             transform = from_plain(kind, values["transform_settings"])
         _check_model(settings, tensors, model)
-        guard = values["guard"]
-        learner = Learner(
-            model,
-            settings,
-            transform=transform,
-            guard=None if guard is None else from_plain(Guard, guard),
-        )
+        guard = None if values["guard"] is None else from_plain(Guard, values["guard"])
+        learner = Learner(model, settings, transform=transform, guard=guard)
         learner.load_state(tensors, values)
-    except OcarError as error:
-        if not isinstance(error, ConfigError):
-            raise
-        raise CheckpointError(f"{str(path)!r} does not describe a learner: {error}") from error
     except Exception as error:  # what torch, numpy and a learner's parts say of damaged values
+        if isinstance(error, OcarError) and not isinstance(error, ConfigError):
+            raise
         raise CheckpointError(f"{str(path)!r} does not describe a learner: {error}") from error
     return learner
 

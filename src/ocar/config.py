@@ -42,12 +42,7 @@ def _plain(value: Any) -> Any:
 
 
 def from_plain(cls: type[T], values: Mapping[str, Any], *, kinds: Iterable[type] = ()) -> T:
-    """The dataclass of a plain form.
-
-    Args:
-        cls: The dataclass to make.
-        values: Its plain form.
-        kinds: Dataclasses that may occur as values.
+    """The dataclass of a plain form; ``kinds`` are dataclasses that may occur as values.
 
     Raises:
         ConfigError: A field or a kind is unknown, or a value is invalid.

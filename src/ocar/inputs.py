@@ -1,16 +1,19 @@
-"""Checks of what a learner is given; anything else raises before something changes."""
+"""What a learner is given: checked before something changes, then made inputs of the model."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from ocar.augment import scale_to_unit
 from ocar.errors import CheckpointError, InputError, ModelError
+from ocar.methods.settings import LearnerSettings
 from ocar.models.head import GrowingHead
 from ocar.models.modes import evaluating
+from ocar.rng import make_generator
 
 
 class Item(NamedTuple):
@@ -21,14 +24,10 @@ class Item(NamedTuple):
 
 
 def check_samples(x: Tensor, *, like: Item | None) -> Item:
-    """Shape and type of samples.
-
-    Args:
-        x: Raw samples, ``(n, ...)``.
-        like: Shape and type of the samples so far; None at the start.
+    """Shape and type of raw samples ``(n, ...)``.
 
     Raises:
-        InputError: They are not finite, of the wrong type, or unlike those before.
+        InputError: They are not finite, of the wrong type, or unlike those before (``like``).
     """
     if not isinstance(x, Tensor) or x.dim() < 2:
         raise InputError(f"x must be a tensor (n, ...) of samples; given {_shown(x)}.")
@@ -46,24 +45,8 @@ def check_samples(x: Tensor, *, like: Item | None) -> Item:
     return item
 
 
-def check_length(x: Tensor, y: Tensor) -> None:
-    """Raise if a batch is empty, or has more or fewer targets than samples.
-
-    Raises:
-        InputError: The lengths do not fit.
-    """
-    if x.shape[0] == 0:
-        raise InputError("The batch is empty; it must have at least one sample.")
-    if not isinstance(y, Tensor) or y.dim() == 0 or y.shape[0] != x.shape[0]:
-        raise InputError(f"y must have one entry for each of {len(x)} samples; given {_shown(y)}.")
-
-
-def check_labels(y: Tensor) -> list[int]:
-    """Labels as integers on the host.
-
-    Raises:
-        InputError: They are not integers of shape ``(n,)``, or one is negative.
-    """
+def _check_labels(y: Tensor) -> list[int]:
+    """Labels as integers on the host."""
     if y.dim() != 1 or y.is_floating_point() or y.is_complex() or y.dtype == torch.bool:
         raise InputError(
             f"y must be integer labels of shape (n,); given {y.dtype} of shape {tuple(y.shape)}."
@@ -74,52 +57,54 @@ def check_labels(y: Tensor) -> list[int]:
     return labels
 
 
-def check_targets(y: Tensor, *, dtype: torch.dtype, outputs: int) -> None:
-    """Raise if regression targets do not fit the model.
-
-    Args:
-        y: Shape ``(n, outputs)``.
-        dtype: Type of the model's parameters.
-        outputs: Outputs of the model.
-
-    Raises:
-        InputError: They are of another type or shape, or not finite.
-    """
-    if y.dtype != dtype or y.shape[1:] != (outputs,):
-        raise InputError(
-            f"y must be {dtype} of shape (n, {outputs}); given {y.dtype} of shape {tuple(y.shape)}."
-        )
-    if not bool(torch.isfinite(y).all()):
-        raise InputError("y must be finite; it holds NaN or Inf.")
-
-
 def _shown(value: object) -> str:
     return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
 
 
 class Intake:
-    """Checks batches, and gives new labels their units.
+    """Checks batches, gives new labels their units, and makes inputs of the model.
 
     Args:
+        settings: Say how samples are normalised and augmented.
         model: The model that learns.
         head: Its output layer; None in regression.
-        normalize: From raw samples to inputs of the model.
+        like: A parameter; inputs have its device and type.
 
     Attributes:
         item: Shape and type of the samples; None before the first.
         outputs: Outputs of the model; 0 before the first sample.
+        generator: Draws the augmentation.
     """
 
     def __init__(
-        self, model: nn.Module, head: GrowingHead | None, normalize: Callable[[Tensor], Tensor]
+        self,
+        settings: LearnerSettings,
+        model: nn.Module,
+        head: GrowingHead | None,
+        *,
+        like: nn.Parameter,
     ) -> None:
         self.item: Item | None = None
         self.outputs = 0
+        self.generator = make_generator(settings.seed, "augment", like.device)
+        self._settings = settings
         self._model = model
         self._head = head
-        self._normalize = normalize
-        parameter = next(model.parameters())
-        self._device, self._dtype = parameter.device, parameter.dtype
+        self._device, self._dtype = like.device, like.dtype
+
+    def prepare(self, x: Tensor) -> Tensor:
+        """From raw samples on any device to inputs of the model."""
+        return self.normalize(x.to(self._device, non_blocking=True))
+
+    def normalize(self, x: Tensor) -> Tensor:
+        """From raw samples on the model's device to inputs of the model."""
+        normalize = self._settings.normalize
+        return (scale_to_unit(x) if normalize is None else normalize(x)).to(self._dtype)
+
+    def augment(self, x: Tensor) -> Tensor:
+        """From raw samples to augmented raw samples, another draw each time."""
+        augment = self._settings.augment
+        return x if augment is None else augment(x, self.generator)
 
     def take(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, list[int]]:
         """Check a whole batch, then give new labels their units.
@@ -131,18 +116,32 @@ class Intake:
             InputError: The batch cannot be learned from. Nothing has changed.
         """
         item = check_samples(x, like=self.item)
-        check_length(x, y)
+        if x.shape[0] == 0:
+            raise InputError("The batch is empty; it must have at least one sample.")
+        if not isinstance(y, Tensor) or y.dim() == 0 or len(y) != len(x):
+            raise InputError(
+                f"y must have one entry for each of {len(x)} samples; given {_shown(y)}."
+            )
         units: list[int] = []
         if self._head is None:
             self._try_model(x)
-            check_targets(y, dtype=self._dtype, outputs=self.outputs)
+            self._check_targets(y)
         else:
-            labels = check_labels(y)
+            labels = _check_labels(y)
             self._try_model(x)
             units = self._head.register(labels)
             y = torch.tensor(units)
         self.item = item
         return x.to(self._device, non_blocking=True), y, units
+
+    def _check_targets(self, y: Tensor) -> None:
+        if y.dtype != self._dtype or y.shape[1:] != (self.outputs,):
+            raise InputError(
+                f"y must be {self._dtype} of shape (n, {self.outputs}); given {y.dtype} of shape "
+                f"{tuple(y.shape)}."
+            )
+        if not bool(torch.isfinite(y).all()):
+            raise InputError("y must be finite; it holds NaN or Inf.")
 
     def _try_model(self, x: Tensor) -> None:
         """Try the first sample ever, so that a model that cannot take it fails at once."""
@@ -150,7 +149,7 @@ class Intake:
             return
         try:
             with evaluating(self._model):
-                outputs = self._model(self._normalize(x[:1].to(self._device)))
+                outputs = self._model(self.normalize(x[:1].to(self._device)))
         except RuntimeError as error:
             raise InputError(
                 f"The model cannot take samples of shape {tuple(x.shape[1:])}: {error}"
@@ -170,11 +169,7 @@ class Intake:
         return {"item": item, "outputs": self.outputs}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state` gave.
-
-        Raises:
-            CheckpointError: The samples have a type that does not exist.
-        """
+        """Restore what :meth:`state` gave."""
         item = None
         if state["item"] is not None:
             shape, name = state["item"]

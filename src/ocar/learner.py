@@ -1,26 +1,24 @@
 """The learner: an objective, a memory and a gradient transform, put together.
 
-A learner takes one batch at a time and knows nothing of tasks. For each batch it makes a few
-passes; each draws a replay batch, augments, and takes a step of SGD on the joint batch with the
-transformed gradient. Then the batch is offered to the memory. It can be asked for predictions at
-any moment.
+For each batch of a stream a learner makes a few passes; each draws a replay batch, augments, and
+takes a step of SGD on the joint batch with the transformed gradient. Then the batch is offered to
+the memory. The learner knows nothing of tasks, and predicts at any moment.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import Any, Protocol
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ocar import accel, state
-from ocar.augment import scale_to_unit
 from ocar.averaging import WeightAverage
 from ocar.errors import CheckpointError, ConfigError, ModelError
 from ocar.guard import BatchGuard, Guard, GuardCounts
@@ -35,7 +33,22 @@ from ocar.optimizer import load_optimizer, save_optimizer
 from ocar.prediction import Repeated
 from ocar.rng import make_generator
 from ocar.steps import Steps
-from ocar.synchronized import synchronized
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def synchronized(
+    method: Callable[Concatenate[Learner, P], R],
+) -> Callable[Concatenate[Learner, P], R]:
+    """Let a method hold the learner's lock, which the same thread may already hold."""
+
+    @functools.wraps(method)
+    def holding(self: Learner, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        with self.lock:
+            return method(self, *args, **kwargs)
+
+    return holding
 
 
 class Listener(Protocol):
@@ -52,29 +65,23 @@ class Listener(Protocol):
 class Report:
     """What one call of :meth:`Learner.learn` did."""
 
-    loss: Tensor
-    """Loss of the last pass before its step, a scalar on the model's device."""
-
-    classes: int
-    """Classes seen so far."""
-
-    values: Mapping[str, float]
-    """What the transform reports, such as ``tau`` and ``replay_weight``."""
+    loss: Tensor  #: Loss of the last pass before its step, a scalar on the model's device.
+    classes: int  #: Classes seen so far.
+    values: Mapping[str, float]  #: What the transform reports: ``tau``, ``replay_weight``.
 
 
 class Learner:
     """Learns from a stream, one batch at a time.
 
-    Use :func:`ocar.OCAR`, :func:`ocar.ER` or :func:`ocar.make_learner` to make one. Several threads
-    may use it; a call waits for the one in progress. :class:`ocar.Serving` predicts without
-    waiting.
+    :func:`ocar.OCAR`, :func:`ocar.ER` and :func:`ocar.make_learner` make one. Several threads may
+    use it; a call waits for the one in progress, but for those of :class:`ocar.Serving`.
 
     Args:
         model: Any module; the learner works on its device.
         settings: Settings of a method.
         transform: Settings of a gradient transform; None for plain SGD.
-        record: On a GPU, record the steps as CUDA graphs. False if others replace tensors of the
-            model while it learns.
+        record: On a GPU, record the steps as CUDA graphs. Must be False if others replace tensors
+            of the model while it learns.
         guard: When to back off from a batch, see :mod:`ocar.guard`; None for never.
 
     Attributes:
@@ -109,12 +116,31 @@ class Learner:
         self.guard_settings = guard
         self.device, self.dtype = parameter.device, parameter.dtype
         self.batches = self.steps = 0
-        self._augment_generator = make_generator(settings.seed, "augment", self.device)
         self._head_generator = make_generator(settings.seed, "head")
-        self.head = self._make_head()
+        self.head: GrowingHead | None = None
+        if settings.likelihood != "gaussian":
+            self.head = GrowingHead(
+                model,
+                name=settings.head,
+                classes=settings.classes,
+                generator=self._head_generator,
+            )
+        self.intake = Intake(settings, model, self.head, like=parameter)
         self.memory = settings.make_memory(self.device)
-        self.context = self._make_context(record=record)
-        self.intake = Intake(model, self.head, self._normalize)
+        self.context = Context(
+            model=model,
+            head=self.head,
+            memory=self.memory,
+            lr=settings.lr,
+            passes=settings.passes,
+            likelihood=settings.likelihood,
+            seed=settings.seed,
+            device=self.device,
+            dtype=self.dtype,
+            record=record,
+            normalize=self.intake.normalize,
+            augment=self.intake.augment,
+        )
         self.objective = settings.make_objective(self.context)
         self.transform = (
             Transform() if transform is None else transform.make(self.context, self.objective)
@@ -122,9 +148,15 @@ class Learner:
         bound = None
         if guard is not None and transform is not None:
             bound = guard.gaussian_kl if settings.likelihood == "gaussian" else guard.kl
-        self._guard = BatchGuard(guard, model=model, normalize=self._normalize, bound=bound)
+        self._guard = BatchGuard(guard, model=model, normalize=self.intake.normalize, bound=bound)
         averages = settings.prediction == "average"
-        self.average = WeightAverage(model, settings.average_rate) if averages else None
+        self.average = WeightAverage(model, settings.average_rate if averages else None)
+        self._stateful: dict[str, Any] = {  # by the prefix of their tensors
+            "memory": self.memory,
+            "objective": self.objective,
+            "transform": self.transform,
+            "guard": self._guard,
+        }
         self._steps = Steps(
             settings,
             self.context,
@@ -132,7 +164,7 @@ class Learner:
             transform=self.transform,
             guard=self._guard,
             average=self.average,
-            generator=self._augment_generator,
+            generator=self.intake.generator,
         )
 
     def __repr__(self) -> str:
@@ -173,7 +205,8 @@ class Learner:
         Raises:
             InputError: The batch cannot be learned from. Nothing has changed.
         """
-        x, y, units = self._take(x, y)
+        x, y, units = self.intake.take(x, y)
+        self.average.fit()  # the head may have grown
         known = 0 if self.head is None else len(self.head.seen)
         numbers = self._steps.begin(Begun(units=units, known=known, step=self.steps))
         trusted = self._guard.trust(x)
@@ -195,16 +228,9 @@ class Learner:
 
     @synchronized
     def remember(self, x: Tensor, y: Tensor) -> None:
-        """Offer a batch to the memory without learning from it now.
-
-        Args:
-            x: Raw samples, ``(n, ...)``.
-            y: Labels, ``(n,)``, or regression targets, ``(n, outputs)``.
-
-        Raises:
-            InputError: The batch cannot be stored. Nothing has changed.
-        """
-        x, y, units = self._take(x, y)
+        """Offer a batch to the memory without learning from it now; takes what ``learn`` takes."""
+        x, y, units = self.intake.take(x, y)
+        self.average.fit()  # the head may have grown
         trusted = self._guard.trust(x)
         self._remember(x, y, units, accepted=self._guard.remembers(x, trusted))
         self._guard.refuse(trusted)
@@ -217,9 +243,7 @@ class Learner:
         accel.release_memory(self.device)
 
     def check(self) -> None:
-        """Raise if a step since the last call went wrong.
-
-        On a GPU :meth:`learn` returns before its steps are done. This waits for them.
+        """Wait for all steps; on a GPU :meth:`learn` returns before its steps are done.
 
         Raises:
             NumericalError: A step gave numbers that are not finite, and there is no guard.
@@ -228,13 +252,6 @@ class Learner:
         if self._guard.check():
             self.memory.reconcile()  # the host has counted a batch that the device then refused
 
-    def _take(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, list[int]]:
-        """Check a batch, and let the average of the weights grow with the head."""
-        taken = self.intake.take(x, y)
-        if self.average is not None:
-            self.average.fit()
-        return taken
-
     def _remember(self, x: Tensor, y: Tensor, units: list[int], *, accepted: Tensor) -> None:
         sure = accel.known(accepted)
         if sure is False:
@@ -242,7 +259,7 @@ class Learner:
         known: dict[str, Tensor] = {}
         if self.memory.uses:
             with self.context.evaluating():
-                outputs = self.model(self._normalize(x))
+                outputs = self.model(self.intake.normalize(x))
             active = None if self.head is None else self.head.active
             known = self.objective.known(outputs, y.to(self.device), active)
         self.memory.add(
@@ -272,34 +289,31 @@ class Learner:
             InputError: The samples are unlike those that were learned.
         """
         check_samples(x, like=self.intake.item)
-        parts = [self._evaluate(self.prepare(part)) for part in x.split(chunk)]
+        parts = [self._evaluate(self.intake.prepare(part)) for part in x.split(chunk)]
         return self.context.mask(parts[0] if len(parts) == 1 else torch.cat(parts))
 
     def predict_repeatedly(self, x: Tensor) -> Repeated:
-        """For predicting the same samples after every batch, faster.
-
-        Args:
-            x: Raw samples, ``(n, ...)``.
+        """For predicting the same raw samples ``(n, ...)`` after every batch, faster.
 
         Returns:
             Called as ``f(n, use)`` it applies ``use`` to :meth:`predict` for the first n samples.
             On a GPU the work is only started, and goes on while the next batch is learned: call
             ``f.wait()`` before reading the result, and let ``use`` wait for nothing. There
             BatchNorm is folded into the convolutions of a ResNet, the same up to rounding.
-
-        Raises:
-            InputError: The samples are unlike those that were learned.
         """
         check_samples(x, like=self.intake.item)
-        make = partial(
-            accel.repeated_prediction,
-            x,
-            normalize=self._normalize,
-            predict=self._evaluate,
-            model=self.model,
-            record=self._steps.graph.enabled,
-        )
-        return Repeated(lambda: make(weights=self.weights()), self.context)
+
+        def make() -> accel.RepeatedPrediction:
+            return accel.repeated_prediction(
+                x,
+                normalize=self.intake.normalize,
+                predict=self._evaluate,
+                model=self.model,
+                weights=self.weights(),
+                record=self._steps.graph.enabled,
+            )
+
+        return Repeated(make, self.context)
 
     @synchronized
     def _evaluate(self, x: Tensor) -> Tensor:
@@ -307,57 +321,17 @@ class Learner:
         with self.context.evaluating():
             if self.objective.predicts:
                 return self.objective.predict(x)
-            if self.average is None:
-                outputs: Tensor = self.model(x)
-                return outputs
-            return torch.func.functional_call(self.model, self.average.values, (x,))
+            if self.average.values:
+                return torch.func.functional_call(self.model, self.average.values, (x,))
+            outputs: Tensor = self.model(x)
+            return outputs
 
     def weights(self) -> dict[str, Tensor] | None:
         """The parameters and buffers that predict, by name; None if more than they predicts."""
         if self.objective.predicts:
             return None
-        weights = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
-        return weights | ({} if self.average is None else self.average.values)
-
-    def prepare(self, x: Tensor) -> Tensor:
-        """From raw samples on any device to inputs of the model."""
-        return self._normalize(x.to(self.device, non_blocking=True))
-
-    def _augment(self, x: Tensor) -> Tensor:
-        augment = self.settings.augment
-        return x if augment is None else augment(x, self._augment_generator)
-
-    def _normalize(self, x: Tensor) -> Tensor:
-        x = scale_to_unit(x) if self.settings.normalize is None else self.settings.normalize(x)
-        return x.to(self.dtype)
-
-    # Making the parts
-
-    def _make_head(self) -> GrowingHead | None:
-        if self.settings.likelihood == "gaussian":
-            return None
-        return GrowingHead(
-            self.model,
-            name=self.settings.head,
-            classes=self.settings.classes,
-            generator=self._head_generator,
-        )
-
-    def _make_context(self, *, record: bool) -> Context:
-        return Context(
-            model=self.model,
-            head=self.head,
-            memory=self.memory,
-            lr=self.settings.lr,
-            passes=self.settings.passes,
-            likelihood=self.settings.likelihood,
-            seed=self.settings.seed,
-            device=self.device,
-            dtype=self.dtype,
-            record=record,
-            normalize=self._normalize,
-            augment=self._augment,
-        )
+        tensors = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        return tensors | self.average.values
 
     # Saving
 
@@ -368,23 +342,10 @@ class Learner:
         The file appears whole or not at all. :func:`ocar.load` makes a learner of it that goes on
         exactly.
 
-        Args:
-            path: The file.
-
         Raises:
             CheckpointError: A part has no name, so that the file could not be loaded.
         """
-        tensors, values = self.state()
-        state.save_state(path, tensors, values)
-
-    def _stateful(self) -> dict[str, Any]:
-        """Parts with a ``state_dict``, by the prefix of their tensors."""
-        return {
-            "memory": self.memory,
-            "objective": self.objective,
-            "transform": self.transform,
-            "guard": self._guard,
-        }
+        state.save_state(path, *self.state())
 
     @synchronized
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -398,11 +359,11 @@ class Learner:
         tensors = {
             **state.with_prefix("model", self.model.state_dict()),
             **state.with_prefix("optimizer", save_optimizer(self._steps.optimizer)),
-            **state.with_prefix("average", {} if self.average is None else self.average.values),
-            "generator.augment": self._augment_generator.get_state(),
+            **state.with_prefix("average", self.average.values),
+            "generator.augment": self.intake.generator.get_state(),
             "generator.head": self._head_generator.get_state(),
         }
-        for prefix, part in self._stateful().items():
+        for prefix, part in self._stateful.items():
             tensors |= state.with_prefix(prefix, part.state_dict())
         values = {
             **describe_method(self.settings, self.transform_settings, self.guard_settings),
@@ -416,25 +377,20 @@ class Learner:
 
     @synchronized
     def load_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state` gave, on a learner with the same settings.
-
-        Raises:
-            CheckpointError: The state is of another model or other settings.
-        """
+        """Restore what :meth:`state` gave; a ``CheckpointError`` if model or settings differ."""
         weights = state.without_prefix("model", tensors)
         if self.head is not None:
             self.head.fit_checkpoint(self.model, weights, values["classes"], seen=values["seen"])
         state.check_names("model", weights, self.model.state_dict())
-        if not state.all_finite(weights):
+        if state.not_finite(weights):
             raise CheckpointError("The checkpoint holds weights that are NaN or Inf.")
-        if self.average is not None:
-            self.average.load(state.without_prefix("average", tensors))
+        self.average.load(state.without_prefix("average", tensors))
         self.model.load_state_dict(weights)
-        for prefix, part in self._stateful().items():
+        for prefix, part in self._stateful.items():
             part.load_state_dict(state.without_prefix(prefix, tensors))
         load_optimizer(self._steps.optimizer, state.without_prefix("optimizer", tensors))
         self._steps.graph.forget()
-        self._augment_generator.set_state(tensors["generator.augment"])
+        self.intake.generator.set_state(tensors["generator.augment"])
         self._head_generator.set_state(tensors["generator.head"])
         self.batches, self.steps = int(values["batches"]), int(values["steps"])
         self.intake.load(values)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import MISSING, fields
 from typing import Any
 
 from torch import nn
@@ -51,12 +50,10 @@ def make_learner(
 
 
 def ER(model: nn.Module, **settings: Any) -> Learner:
-    """Experience replay with plain SGD.
+    """Experience replay with plain SGD on any model.
 
-    Args:
-        model: Any module.
-        **settings: Those of :class:`~ocar.methods.er.ERSettings`, and ``guard`` and ``record`` of
-            :func:`make_learner`.
+    The settings are those of :class:`~ocar.methods.er.ERSettings`, and ``guard`` and ``record`` of
+    :func:`make_learner`.
     """
     return make_learner("er", model, **settings)
 
@@ -71,11 +68,8 @@ def OCAR(model: nn.Module, **settings: Any) -> Learner:
             learner.learn(x, y)
         logits = learner.predict(x)
 
-    Args:
-        model: Any module.
-        **settings: Those of :class:`~ocar.methods.er.ERSettings` and
-            :class:`~ocar.methods.ocar.OCARSettings`, and ``guard`` and ``record`` of
-            :func:`make_learner`.
+    The settings are those of :class:`~ocar.methods.er.ERSettings` and
+    :class:`~ocar.methods.ocar.OCARSettings`, and ``guard`` and ``record`` of :func:`make_learner`.
     """
     return make_learner("ocar", model, **settings)
 
@@ -83,19 +77,8 @@ def OCAR(model: nn.Module, **settings: Any) -> Learner:
 def _show_settings(function: Callable[..., Learner], method: str) -> None:
     """Let ``help`` and editors list the settings of a method."""
     chosen = METHODS[method]
-    kinds: list[Any] = [chosen.settings]
-    kinds += [] if chosen.transform is None else [chosen.transform]
-    keyword = inspect.Parameter.KEYWORD_ONLY
-    own = [
-        inspect.Parameter(
-            f.name,
-            keyword,
-            default=inspect.Parameter.empty if f.default is MISSING else f.default,
-            annotation=f.type,
-        )
-        for kind in kinds
-        for f in fields(kind)
-    ]
+    kinds: list[Any] = [kind for kind in (chosen.settings, chosen.transform) if kind is not None]
+    own = [p for kind in kinds for p in inspect.signature(kind).parameters.values()]
     common = inspect.signature(make_learner).parameters
     shown = [common["model"], *own, common["record"], common["guard"]]
     function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
@@ -108,7 +91,7 @@ _show_settings(OCAR, "ocar")
 
 
 def register(name: str, thing: Any) -> Any:
-    """Give a method, transform, curvature, memory, model or benchmark of one's own a name.
+    """Name a method, transform, curvature, memory, model or benchmark of one's own; returns it.
 
     What is registered can be chosen by name, in Python, on the command line (``ocar run --plugin
     MODULE``) and in checkpoints. A package can register by itself: with an entry point in the group
@@ -119,9 +102,6 @@ def register(name: str, thing: Any) -> Any:
         thing: A :class:`~ocar.methods.registry.Method` or a subclass of ``LearnerSettings``, a
             subclass of ``TransformSettings``, ``Curvature`` or ``Memory``, a ``Benchmark``, or a
             function from image shape and classes to a model.
-
-    Returns:
-        The thing.
 
     Raises:
         ConfigError: It is none of these, or another thing has that name.

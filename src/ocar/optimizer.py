@@ -23,11 +23,7 @@ def save_optimizer(optimizer: torch.optim.Optimizer | None) -> dict[str, Tensor]
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer | None, state: Mapping[str, Tensor]) -> None:
-    """Restore what :func:`save_optimizer` gave.
-
-    Raises:
-        CheckpointError: The state is of another optimizer.
-    """
+    """Restore what :func:`save_optimizer` gave; a ``CheckpointError`` if it is of another."""
     if optimizer is None:
         if state:
             raise CheckpointError(
@@ -52,14 +48,8 @@ def load_optimizer(optimizer: torch.optim.Optimizer | None, state: Mapping[str, 
 
 
 def fit_optimizer_(optimizer: torch.optim.Optimizer | None) -> None:
-    """Enlarge the state of parameters that have grown: nothing is known yet of their new rows.
-
-    Args:
-        optimizer: Changed in place; its tensors are other ones where they have grown.
-    """
-    if optimizer is None:
-        return
-    for parameter, state in optimizer.state.items():
+    """Give parameters that have grown a larger state, in new tensors with zeros in the new rows."""
+    for parameter, state in () if optimizer is None else optimizer.state.items():
         for name, value in state.items():
             if isinstance(value, Tensor) and value.dim() and value.shape != parameter.shape:
                 wider = value.new_zeros(parameter.shape)
@@ -69,12 +59,7 @@ def fit_optimizer_(optimizer: torch.optim.Optimizer | None) -> None:
 
 @torch.no_grad()
 def clear_optimizer_(optimizer: torch.optim.Optimizer, *, unless: Tensor) -> None:
-    """Set the state to zeros, as before the first step.
-
-    Args:
-        optimizer: Changed in place; its tensors stay the same.
-        unless: Where this is true the state stays, a scalar of bool.
-    """
+    """Set the state to zeros in place, as before the first step, unless a scalar bool is true."""
     for state in optimizer.state.values():
         for value in state.values():
             if isinstance(value, Tensor):

@@ -38,11 +38,7 @@ class Registry(dict[str, T]):
         REGISTRIES[what] = self
 
     def find(self, name: str) -> T:
-        """The thing of a name.
-
-        Raises:
-            ConfigError: There is none; it lists the names that there are.
-        """
+        """The thing of a name; a ``ConfigError`` that lists the names if there is none."""
         if name not in self:
             load_plugins()
         if name not in self:
@@ -58,11 +54,7 @@ class Registry(dict[str, T]):
         return next((name for name, known in self.items() if known is thing), None)
 
     def add(self, name: str, thing: T) -> None:
-        """Give a thing a name.
-
-        Raises:
-            ConfigError: Another thing has that name.
-        """
+        """Give a thing a name; a ``ConfigError`` if another thing has that name."""
         if self.get(name, thing) != thing:
             raise ConfigError(f"There is another {self.what} {name!r}: {self[name]!r}.")
         self[name] = thing
@@ -79,10 +71,7 @@ def load_plugins() -> None:
 
 
 def describe(thing: Any) -> dict[str, Any]:
-    """A registered part of a learner, such as a memory, in plain values.
-
-    Args:
-        thing: An object with ``arguments()``.
+    """A registered part of a learner with ``arguments()``, such as a memory, in plain values.
 
     Raises:
         CheckpointError: Its class has no name, so that nobody could make it again.
@@ -106,9 +95,7 @@ def rebuild(plain: Mapping[str, Any]) -> Any:
         ConfigError: Its name is unknown, or its arguments do not fit.
     """
     registry = REGISTRIES.get(str(plain.get("registered")))
-    if registry is None:
-        raise ConfigError(f"Invalid description of a part: {dict(plain)}.")
-    kind: Any = registry.find(str(plain.get("name")))
+    kind: Any = None if registry is None else registry.find(str(plain.get("name")))
     if not hasattr(kind, "arguments"):  # nothing that describe() could have described
         raise ConfigError(f"Invalid description of a part: {dict(plain)}.")
     try:

@@ -25,14 +25,9 @@ from ocar.learner import Learner
 class Answer:
     """Predictions of one model, with its classes and its age."""
 
-    logits: Tensor
-    """Shape ``(n, len(classes))``, or the outputs of a regression, ``(n, outputs)``."""
-
-    classes: tuple[int, ...]
-    """The label of each column; empty in regression."""
-
-    batches: int
-    """Stream batches that the model had learned."""
+    logits: Tensor  #: Shape ``(n, len(classes))``, or outputs of a regression, ``(n, outputs)``.
+    classes: tuple[int, ...]  #: The label of each column; empty in regression.
+    batches: int  #: Stream batches that the model had learned.
 
 
 class _Copy:
@@ -71,10 +66,7 @@ class Serving:
 
     Args:
         learner: The learner. It publishes as long as this object exists.
-        every: Stream batches after which the weights are copied.
-
-    Raises:
-        ConfigError: ``every`` is less than 1.
+        every: Stream batches after which the weights are copied, at least 1.
     """
 
     def __init__(self, learner: Learner, *, every: int = 1) -> None:
@@ -94,15 +86,7 @@ class Serving:
 
     @torch.no_grad()
     def predict(self, x: Tensor, *, chunk: int = 1024) -> Answer:
-        """As :meth:`Learner.predict`, by the model that was published last.
-
-        Args:
-            x: Raw samples, ``(n, ...)``.
-            chunk: Samples that go through the model at once.
-
-        Raises:
-            InputError: The samples are unlike those that were learned.
-        """
+        """As :meth:`Learner.predict`, by the model that was published last."""
         learner = self.learner
         if self._current is None:
             with learner.lock:
@@ -110,7 +94,7 @@ class Serving:
                 return Answer(logits=logits, classes=learner.classes, batches=learner.batches)
         with self._reading() as own:
             check_samples(x, like=own.item)
-            parts = [own.model(learner.prepare(part)) for part in x.split(chunk)]
+            parts = [own.model(learner.intake.prepare(part)) for part in x.split(chunk)]
             outputs = parts[0] if len(parts) == 1 else torch.cat(parts)
             if learner.head is not None:
                 outputs = outputs[:, : len(own.classes)]

@@ -50,12 +50,9 @@ _TYPES = frozenset(
 def save_state(
     path: str | os.PathLike[str], tensors: Mapping[str, Tensor], values: Mapping[str, Any]
 ) -> None:
-    """Write a checkpoint; the one before it is kept as ``NAME.previous``.
+    """Write a checkpoint: tensors by name, and values that JSON can hold.
 
-    Args:
-        path: The file to write. Its folder is made if it does not exist.
-        tensors: Tensors by name.
-        values: Values that JSON can hold.
+    The checkpoint before it is kept as ``NAME.previous``. A missing folder is made.
 
     Raises:
         NumericalError: A tensor holds NaN or Inf; nothing was written.
@@ -126,10 +123,6 @@ def _keep_previous(path: Path) -> None:
 def load_newest(path: str | os.PathLike[str], read: Callable[[Path], T]) -> T:
     """Read a checkpoint or, if it is refused, the one before it, with a warning.
 
-    Args:
-        path: The checkpoint.
-        read: Reads a checkpoint.
-
     Raises:
         CheckpointError: Both were refused; the message gives the reason of the newer one.
     """
@@ -169,20 +162,19 @@ def load_state(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[st
         with safe_open(target, framework="pt") as file:
             header = file.metadata() or {}
             _check_header(header, target)
-            names = list(file.keys())
-            _check_shapes({name: file.get_slice(name).get_shape() for name in names}, target)
-            tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in names}
+            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+            _check_shapes(shapes, target)
+            tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in shapes}
     except CheckpointError:
         raise
     except Exception as error:  # for example a type that safetensors knows and torch does not
         raise CheckpointError(f"{str(target)!r} is not a whole checkpoint: {error}") from error
     try:
         values = json.loads(header["values"])
+        if not isinstance(values, dict):
+            raise ValueError(f"its values are a {type(values).__name__}.")
     except (KeyError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{str(target)!r} has a damaged header: {error}") from error
-    if not isinstance(values, dict):
-        kind = type(values).__name__
-        raise CheckpointError(f"{str(target)!r} has a damaged header: its values are a {kind}.")
     _check_types(tensors, target)
     if broken := not_finite(tensors):
         raise CheckpointError(f"{str(target)!r} holds NaN or Inf in {', '.join(broken)}.")

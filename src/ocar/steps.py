@@ -26,16 +26,7 @@ from ocar.optimizer import clear_optimizer_, fit_optimizer_
 
 
 class Steps:
-    """Takes the gradient steps of a learner.
-
-    Args:
-        settings: Settings of the method.
-        context: The parts of the learner.
-        objective: The loss.
-        transform: What is done to its gradient.
-        guard: Decides whether the steps on a batch stand.
-        average: A moving average of the weights, if there is one.
-        generator: Draws the augmentation.
+    """Takes the gradient steps of a learner, whose parts it is given.
 
     Attributes:
         optimizer: Takes the steps; None for plain SGD.
@@ -49,7 +40,7 @@ class Steps:
         objective: Objective,
         transform: Transform,
         guard: BatchGuard,
-        average: WeightAverage | None,
+        average: WeightAverage,
         generator: torch.Generator,
     ) -> None:
         self.settings = settings
@@ -79,16 +70,13 @@ class Steps:
         return [torch.tensor(part.begin(batch), dtype=torch.float64) for part in parts]
 
     def take(self, x: Tensor, y: Tensor, trusted: Tensor, numbers: Sequence[Tensor]) -> Tensor:
-        """Take the steps on a stream batch.
+        """Take the steps on a stream batch; returns the last loss, NaN if the batch was refused.
 
         Args:
             x: New samples on the model's device, ``(n, ...)``.
             y: Their units or targets.
             trusted: Whether the samples are of a sane scale.
             numbers: What :meth:`begin` returned.
-
-        Returns:
-            The loss of the last step; NaN if the batch was refused.
         """
         head, device = self.context.head, self.context.device
         if accel.known(trusted) is False:
@@ -100,12 +88,13 @@ class Steps:
             fit_optimizer_(self.optimizer)
             self._capacity = capacity
         active = torch.empty(0) if head is None else head.active
-        slots, draws = self._draw()
-        key = draws, self.transform.shape(0 if head is None else len(head.classes))
+        drawn = [self._draw(size) for size in self.objective.draws(self.settings.draws)]
+        sizes = tuple(slots.shape[1] for slots in drawn)
+        key = sizes, self.transform.shape(0 if head is None else len(head.classes))
         starts = self.optimizer is not None and not self.optimizer.state
         loss: Tensor | tuple[Tensor, ...]
         try:
-            loss = self.graph(x, y, slots, *numbers, active, trusted, key=key)
+            loss = self.graph(x, y, torch.cat(drawn, dim=1), *numbers, active, trusted, key=key)
         except NumericalError:
             if self.guard.settings is None:
                 raise
@@ -116,14 +105,8 @@ class Steps:
         assert isinstance(loss, Tensor)
         return loss
 
-    def _draw(self) -> tuple[Tensor, tuple[int, ...]]:
-        """Slots of the memory to replay, ``(passes, n)`` on the host, and the size of each draw."""
-        sizes = self.objective.draws(self.settings.draws)
-        drawn = [self._draw_passes(size) for size in sizes]
-        return torch.cat(drawn, dim=1), tuple(slots.shape[1] for slots in drawn)
-
-    def _draw_passes(self, size: int) -> Tensor:
-        """Slots of one draw for each pass, ``(passes, n)``."""
+    def _draw(self, size: int) -> Tensor:
+        """Slots of the memory to replay in each pass, ``(passes, n)`` on the host."""
         passes, memory = self.settings.passes, self.context.memory
         if size > len(memory) and not self.settings.partial_replay:
             return torch.empty(passes, 0, dtype=torch.int64)
@@ -156,9 +139,6 @@ class Steps:
             active: Which outputs stand for a class; empty in regression.
             trusted: Whether the new samples are of a sane scale.
             key: The size of each draw from memory, and the shape of the transform.
-
-        Returns:
-            The loss of the last pass.
         """
         train_mode_(self.context.model)
         parameters = self.parameters()
@@ -219,8 +199,7 @@ class Steps:
             grads = [p.grad for p in parameters if p.grad is not None]
             with torch.no_grad():
                 torch._foreach_add_(moved, grads, alpha=-self.settings.lr)
-        if self.average is not None:
-            self.average.follow()
+        self.average.follow()
         return outcome.loss.detach()
 
     def _statistics(self) -> list[Tensor]:
@@ -229,6 +208,6 @@ class Steps:
         tensors = [
             *self.context.model.buffers(),
             *(value for values in states for value in values.values()),
-            *({} if self.average is None else self.average.values).values(),
+            *self.average.values.values(),
         ]
         return [t for t in tensors if isinstance(t, Tensor) and t.is_floating_point()]

@@ -68,7 +68,13 @@ def test_progressive_accuracy_in_a_pipeline() -> None:
 def test_samples_wait_for_each_other_and_are_learned_as_a_batch() -> None:
     model = RiverClassifier(batch_size=10, seed=4)
     plain = TabularLearner(
-        4, method="ocar", preset="split-digits", settings=None, model=None, batch_size=10, seed=4
+        features=4,
+        method="ocar",
+        preset="split-digits",
+        settings=None,
+        model=None,
+        batch_size=10,
+        seed=4,
     )
     stream_of = scaled_samples()
     for x, y in stream_of[:9]:

@@ -209,7 +209,7 @@ def features_of(model: nn.Module, x: Tensor) -> Tensor:
 def means_by_loop(learner: ocar.Learner) -> dict[int, Tensor]:
     memory = learner.memory.gather(learner.memory.slots)
     with torch.no_grad():
-        f = features_of(learner.model, learner._normalize(memory.x))
+        f = features_of(learner.model, learner.intake.normalize(memory.x))
     found = {}
     for unit in sorted(set(memory.y.tolist())):
         mean = torch.stack([f[i] for i in range(len(f)) if memory.y[i] == unit]).mean(0)
@@ -235,7 +235,7 @@ def test_predictions_are_minus_the_distances_to_the_class_means(means: str) -> N
     assert len(want) == 5
     got = learner.predict(x)
     with torch.no_grad():
-        f = features_of(learner.model, learner._normalize(x))
+        f = features_of(learner.model, learner.intake.normalize(x))
     for i in range(len(x)):
         for unit in range(5):
             distance = (f[i] - want[unit]).norm().item()

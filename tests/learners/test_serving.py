@@ -104,7 +104,7 @@ def check(
     with torch.no_grad():
         for at, answer in answers:
             model, classes = models[answer.batches]
-            outputs = model(learner.prepare(questions[at : at + 1]))[:, : len(classes)]
+            outputs = model(learner.intake.prepare(questions[at : at + 1]))[:, : len(classes)]
             assert answer.classes == classes
             assert torch.equal(answer.logits, outputs), (answer.batches, at)
 

@@ -41,9 +41,6 @@ def is_kept(number: int) -> bool:
 class History:
     """The evaluations so far, or the running sums of the metrics.
 
-    Args:
-        events: All evaluations so far.
-
     Attributes:
         events: All evaluations; empty once there are more than ``ALL``.
         last: The last one; None before the first.
@@ -98,15 +95,13 @@ class History:
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> History:
-        """A history without events, from :meth:`state`.
-
-        Raises:
-            CheckpointError: It is not such a state.
-        """
+        """A history without events, from :meth:`state`; a ``CheckpointError`` if it is none."""
         history = cls()
         try:
             history.count = int(state["count"])
-            history.last = Evaluated(**{k: _frozen(v) for k, v in state["last"].items()})
+            last: dict[str, Any] = dict(state["last"])
+            counts = {name: tuple(last[name]) for name in ("correct", "sizes")}
+            history.last = Evaluated(**{**last, **counts})
             history.first_task_seconds = state["first_task_seconds"]
             history.anytime = AnytimeAccuracy(*state["anytime"])
             history.worst_case = WorstCaseAccuracy(*map(tuple, state["worst_case"]))
@@ -117,10 +112,6 @@ class History:
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise CheckpointError(f"The state is not of a history: {error!r}.") from error
         return history
-
-
-def _frozen(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
 
 
 def summarize(

@@ -107,12 +107,7 @@ def logistic_objective(
 ) -> Tensor:
     """Mean cross-entropy plus ``penalty / 2 · ‖W‖²``, a scalar; the bias is not penalised.
 
-    Args:
-        weight: ``(classes, d)``.
-        bias: ``(classes,)``.
-        z: Features, ``(n, d)``.
-        y: Rows of ``weight``, ``(n,)`` int64.
-        penalty: 1 / (C n).
+    ``y`` has rows of W, ``(n,)`` int64; ``penalty`` is 1 / (C n).
     """
     logits = torch.addmm(bias, z, weight.T)
     return functional.cross_entropy(logits, y) + penalty / 2 * weight.square().sum()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple, Protocol
+from functools import partial
+from typing import Any, Literal, Protocol
 
 from torch import Tensor
 
@@ -18,6 +19,8 @@ from ocar.streams.base import StreamBatch, TaskStream
 
 BLOCK = 32
 """Evaluations that are emitted together on a GPU."""
+
+_COUNTS = ("not_finite", "out_of_scale", "shortened", "copies")
 
 
 class OnlineLearner(Predictor, Protocol):
@@ -91,138 +94,112 @@ def evaluate(
     if probe:
         check_probe(learner)
     past = history if isinstance(history, History) else History(history)
-    before = 0.0 if past.last is None else past.last.seconds
-    watch = Stopwatch(getattr(learner, "device", None), before)
+    last = past.last
+    watch = Stopwatch(getattr(learner, "device", None), 0.0 if last is None else last.seconds)
     if block is None:
         block = BLOCK if watch.asynchronous else 1
-    loop = _Loop(learner, stream, past, watch, online=online)
-    return loop.events(
-        every=every,
-        block=block,
-        flush=flush if block > 1 else None,
-        test_batch=test_batch,
-        probe=probe,
-        seed=seed,
+    flush = flush if block > 1 else None
+    return _events(
+        learner, stream, past, watch, every, block, flush, test_batch, online, probe, seed
     )
 
 
-class _Waiting(NamedTuple):
-    """An evaluation that has been started."""
+def _events(
+    learner: Any,
+    stream: TaskStream,
+    history: History,
+    watch: Stopwatch,
+    every: int | Literal["task"],
+    block: int,
+    flush: Callable[[int], bool] | None,
+    test_batch: int,
+    online: bool,
+    probe: bool,
+    seed: int,
+) -> Iterator[Event]:
+    """The events of :func:`evaluate`, which has checked its arguments at once."""
+    last = history.last
 
-    batch: StreamBatch
-    lap: Lap
-    seen: int
-    result: Result
-
-
-class _Loop:
-    """One pass through the rest of a stream."""
-
-    def __init__(
-        self, learner: Any, stream: TaskStream, history: History, watch: Stopwatch, *, online: bool
-    ) -> None:
-        self.learner = learner
-        self.stream = stream
-        self.history = history
-        self.watch = watch
-        self.online = online
-        self.guarded = _guard_counts(learner)
-
-    def events(
-        self,
-        *,
-        every: int | Literal["task"],
-        block: int,
-        flush: Callable[[int], bool] | None,
-        test_batch: int,
-        probe: bool,
-        seed: int,
-    ) -> Iterator[Event]:
-        last = self.history.last
-        seen = 0 if last is None else last.seen
-        measure: Classification | Regression | None = None
-        waiting: list[_Waiting] = []
-        most = block if flush is None else 2 * block
-        for batch in self.stream:
-            if measure is None:
-                measure = self._measure(batch.y.is_floating_point())
-            measure.arrive(batch)
-            seen += len(batch.y)
-            with self.watch.running():
-                learned = self._take(batch)
-            if learned is not None:
-                yield learned
-            due = every != "task" and (batch.index + 1) % every == 0
-            if due or batch.last:
-                result = measure.evaluate(batch)
-                waiting.append(_Waiting(batch, self.watch.lap(), seen, result))
-            if waiting and (len(waiting) == most or batch.last):
-                flushed = batch.last or flush is None or flush(batch.index)
-                if flushed:
-                    getattr(self.learner, "check", _nothing)()
-                count = len(waiting) if flushed else block
-                yield from self._emit(waiting[:count])
-                del waiting[:count]
-                if flushed:
-                    yield from self._backed_off(batch.index)
-                    yield Idle(index=batch.index)
-            if batch.last and self.history.last is not None:
-                seconds = self.history.last.seconds
-                yield TaskEnded(index=batch.index, task=batch.task, seconds=seconds)
-        measure = measure or self._measure(last is not None and last.l_s is not None)
-        measure.release()
-        getattr(self.learner, "release", _nothing)()
-        test = measure.test(test_batch)
-        probed = None
-        if probe and isinstance(measure, Classification):
-            probed = probe_stream(self.learner, self.stream, seed=seed)
-        seconds = self.watch.seconds(self.watch.lap())
-        summary = summarize(self.history, test=test, seconds=seconds, probe=probed)
-        yield Finished(correct=test.correct, sizes=test.sizes, summary=summary, probe=probed)
-
-    def _measure(self, regression: bool) -> Classification | Regression:
-        before = self.history.last
+    def make_measure(regression: bool) -> Classification | Regression:
         if regression:
-            return Regression(self.learner, self.stream, before)
-        return Classification(self.learner, self.stream, before, online=self.online)
+            return Regression(learner, stream, last)
+        return Classification(learner, stream, last, online=online)
 
-    def _take(self, batch: StreamBatch) -> Learned | None:
-        """Learn or remember a batch; call a learner that wants boundaries."""
-        learned = None
-        if batch.complete:
-            report = self.learner.learn(batch.x, batch.y)
-            loss = Later(report.loss)  # the next step overwrites it
-            learned = Learned(index=batch.index, task=batch.task, loss=loss, report=report)
-        else:
-            self.learner.remember(batch.x, batch.y)
-        # Before the evaluation: a checkpoint made on it must include the boundary.
-        between_tasks = batch.last and batch.task < self.stream.tasks - 1
-        if between_tasks and getattr(self.learner, "wants_boundaries", False):
-            self.learner.boundary()
-        return learned
+    def finish(batch: StreamBatch, lap: Lap, seen: int, result: Result) -> Evaluated:
+        """The event of an evaluation that has been started; it may wait for the device."""
+        seconds = watch.seconds(lap)
+        event = Evaluated(
+            index=batch.index, task=batch.task, seconds=seconds, seen=seen, **result()
+        )
+        history.add(event)
+        return event
 
-    def _emit(self, waiting: list[_Waiting]) -> Iterator[Evaluated]:
-        for batch, lap, seen, result in waiting:
-            seconds = self.watch.seconds(lap)
-            event = Evaluated(
-                index=batch.index, task=batch.task, seconds=seconds, seen=seen, **result()
-            )
-            self.history.add(event)
-            yield event
+    seen = 0 if last is None else last.seen
+    guarded = _guard_counts(learner)
+    measure: Classification | Regression | None = None
+    waiting: list[Callable[[], Evaluated]] = []
+    most = block if flush is None else 2 * block
+    for batch in stream:
+        measure = measure or make_measure(batch.y.is_floating_point())
+        measure.arrive(batch)
+        seen += len(batch.y)
+        with watch.running():
+            learned = _take(learner, stream, batch)
+        if learned is not None:
+            yield learned
+        due = every != "task" and (batch.index + 1) % every == 0
+        if due or batch.last:
+            result = measure.evaluate(batch)
+            waiting.append(partial(finish, batch, watch.lap(), seen, result))
+        if waiting and (len(waiting) == most or batch.last):
+            flushed = batch.last or flush is None or flush(batch.index)
+            if flushed:
+                getattr(learner, "check", _nothing)()
+            count = len(waiting) if flushed else block
+            for evaluation in waiting[:count]:
+                yield evaluation()
+            del waiting[:count]
+            if flushed:
+                before, guarded = guarded, _guard_counts(learner)
+                new = {name: guarded[name] - before[name] for name in _COUNTS}
+                if any(new.values()):
+                    yield Guarded(index=batch.index, **new, in_a_row=guarded["in_a_row"])
+                yield Idle(index=batch.index)
+        if batch.last and history.last is not None:
+            seconds = history.last.seconds
+            yield TaskEnded(index=batch.index, task=batch.task, seconds=seconds)
+    measure = measure or make_measure(last is not None and last.l_s is not None)
+    measure.release()
+    getattr(learner, "release", _nothing)()
+    test = measure.test(test_batch)
+    probed = None
+    if probe and isinstance(measure, Classification):
+        probed = probe_stream(learner, stream, seed=seed)
+    seconds = watch.seconds(watch.lap())
+    summary = summarize(history, test=test, seconds=seconds, probe=probed)
+    yield Finished(correct=test.correct, sizes=test.sizes, summary=summary, probe=probed)
 
-    def _backed_off(self, index: int) -> Iterator[Guarded]:
-        """An event if the learner's guard has done anything since the last flush."""
-        before, self.guarded = self.guarded, _guard_counts(self.learner)
-        new = {name: n - before[name] for name, n in self.guarded.items() if name != "in_a_row"}
-        if any(new.values()):
-            yield Guarded(index=index, **new, in_a_row=self.guarded["in_a_row"])
 
-
-def _nothing() -> None: ...
+def _take(learner: Any, stream: TaskStream, batch: StreamBatch) -> Learned | None:
+    """Learn or remember a batch; call a learner that wants boundaries."""
+    learned = None
+    if batch.complete:
+        report = learner.learn(batch.x, batch.y)
+        loss = Later(report.loss)  # the next step overwrites it
+        learned = Learned(index=batch.index, task=batch.task, loss=loss, report=report)
+    else:
+        learner.remember(batch.x, batch.y)
+    # Before the evaluation: a checkpoint made on it must include the boundary.
+    between_tasks = batch.last and batch.task < stream.tasks - 1
+    if between_tasks and getattr(learner, "wants_boundaries", False):
+        learner.boundary()
+    return learned
 
 
 def _guard_counts(learner: Any) -> dict[str, int]:
     """What a learner's guard has done so far; zeros without a guard."""
     counts = getattr(learner, "guarded", None)
-    names = ("not_finite", "out_of_scale", "shortened", "copies", "in_a_row")
-    return {name: getattr(counts, name, 0) for name in names}
+    return {name: getattr(counts, name, 0) for name in (*_COUNTS, "in_a_row")}
+
+
+def _nothing() -> None: ...

@@ -37,11 +37,8 @@ Result = Callable[[], dict[str, Any]]
 class Classification:
     """Counts correct predictions on the validation data of the tasks so far.
 
-    Args:
-        learner: The learner; validation data is moved to its ``device`` if it has one.
-        stream: The stream that it learns.
-        before: The last evaluation before this part of the stream.
-        online: Also count correct predictions on each batch before it is learned.
+    If ``online``, also on each batch before it is learned. ``before`` is the last evaluation before
+    this part of the stream.
     """
 
     def __init__(

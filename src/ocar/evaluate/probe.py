@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from ocar.accel.graph import release_memory
 from ocar.errors import ConfigError, InputError, ModelError
 from ocar.evaluate.logistic import fit_probe
+from ocar.models.modes import evaluating
 from ocar.rng import make_generator
 from ocar.streams.base import Labelled, TaskStream
 
@@ -74,25 +74,43 @@ def probe_accuracy(
     """
     if passes < 1 or chunk < 1:
         raise ConfigError(f"Invalid {passes=}, {chunk=}. Must both be at least 1.")
-    settings = getattr(learner, "settings", None)
-    augment = augment or getattr(settings, "augment", None)
-    head = head or getattr(settings, "head", None)
-    extract = _FeatureExtractor(learner, head=head, normalize=normalize, chunk=chunk)
-    generator = make_generator(seed, "probe", extract.device)
-    train_pieces, test_pieces = _pieces(train), _pieces(test)
+    if normalize is not None and not isinstance(learner, nn.Module):
+        raise ConfigError("Invalid normalize. A learner brings its own.")
+    augment = augment or getattr(getattr(learner, "settings", None), "augment", None)
+    layer = _find_head(learner, head)
+    parameter = next(layer.parameters(), None)
+    device = torch.device("cpu") if parameter is None else parameter.device
+    generator = make_generator(seed, "probe", device)
+
+    def forward(x: Tensor) -> None:
+        if isinstance(learner, nn.Module):
+            with evaluating(learner):
+                learner(x if normalize is None else normalize(x))
+        else:
+            learner.predict(x)
+
+    def extract(x: Tensor, augment: Augmenter | None = None) -> Tensor:
+        parts = []
+        for part in x.split(chunk):
+            part = part.to(device)
+            part = part if augment is None else augment(part, generator)
+            parts.append(_inputs_of(layer, forward, part))
+        return torch.cat(parts)
+
+    train_pieces = _pieces(train)
     features, labels = [], []
     for _ in range(passes):
         for x, y in train_pieces:
-            features.append(extract(x, augment=augment, generator=generator))
-            labels.append(y.to(extract.device))
+            features.append(extract(x, augment))
+            labels.append(y.to(device))
     if not features:
         raise InputError("There is no training data to fit a probe on.")
     probe = fit_probe(
         torch.cat(features), torch.cat(labels), inverse_penalty=inverse_penalty, max_iter=max_iter
     )
     correct = total = 0
-    for x, y in test_pieces:
-        correct += int((probe.predict(extract(x)) == y.to(extract.device)).sum())
+    for x, y in _pieces(test):
+        correct += int((probe.predict(extract(x)) == y.to(device)).sum())
         total += len(y)
     if total == 0:
         raise InputError("There is no test data to try a probe on.")
@@ -100,17 +118,8 @@ def probe_accuracy(
 
 
 def check_probe(learner: Any) -> None:
-    """Raise now, not at the end of a run, if a learner cannot be probed.
-
-    Raises:
-        ModelError: It is no module and has none, or the module has no head.
-    """
-    model = learner if isinstance(learner, nn.Module) else getattr(learner, "model", None)
-    if not isinstance(model, nn.Module):
-        raise ModelError(
-            f"{type(learner).__name__} cannot be probed. Must be a module, or have one as model."
-        )
-    _find_head(model, getattr(getattr(learner, "settings", None), "head", None))
+    """Raise a ``ModelError`` now, not at the end of a run, if a learner cannot be probed."""
+    _find_head(learner, None)
 
 
 def probe_stream(learner: Any, stream: TaskStream, *, seed: int = 0) -> float:
@@ -148,70 +157,9 @@ def _pieces(data: Labelled | Iterable[Labelled]) -> Iterable[Labelled]:
     return list(data) if isinstance(data, Iterator) else data
 
 
-class _FeatureExtractor:
-    """From raw samples to the inputs of a model's head."""
-
-    def __init__(
-        self,
-        learner: nn.Module | ModelLearner,
-        *,
-        head: str | None,
-        normalize: Callable[[Tensor], Tensor] | None,
-        chunk: int,
-    ) -> None:
-        self.forward: Callable[[Tensor], Tensor] = self._through_module
-        if isinstance(learner, nn.Module):
-            self.model = learner
-        else:
-            if normalize is not None:
-                raise ConfigError("Invalid normalize. A learner brings its own.")
-            self.model, self.forward = learner.model, learner.predict
-        self.layer = _find_head(self.model, head)
-        self.normalize = normalize
-        self.chunk = chunk
-        parameter = next(self.layer.parameters(), None)
-        self.device = torch.device("cpu") if parameter is None else parameter.device
-
-    @torch.no_grad()
-    def __call__(
-        self,
-        x: Tensor,
-        *,
-        augment: Augmenter | None = None,
-        generator: torch.Generator | None = None,
-    ) -> Tensor:
-        """Features ``(n, d)`` of raw samples ``(n, ...)``."""
-        parts = []
-        for part in x.split(self.chunk):
-            part = part.to(self.device)
-            if augment is not None:
-                assert generator is not None
-                part = augment(part, generator)
-            with _recorded_input(self.layer) as recorded:
-                self.forward(part)
-            features = torch.cat(recorded) if recorded else torch.empty(0)
-            if features.dim() != 2 or len(features) != len(part):
-                raise ModelError(
-                    f"The head took inputs of {[tuple(f.shape) for f in recorded]} for "
-                    f"{len(part)} samples. Must be one row (n, d) a sample."
-                )
-            parts.append(features)
-        return torch.cat(parts)
-
-    def _through_module(self, x: Tensor) -> Tensor:
-        training = [module for module in self.model.modules() if module.training]
-        self.model.eval()
-        try:
-            outputs: Tensor = self.model(x if self.normalize is None else self.normalize(x))
-            return outputs
-        finally:
-            for module in training:
-                module.training = True
-
-
-@contextmanager
-def _recorded_input(layer: nn.Module) -> Iterator[list[Tensor]]:
-    """Record the inputs of a layer in a list."""
+@torch.no_grad()
+def _inputs_of(layer: nn.Module, forward: Callable[[Tensor], None], x: Tensor) -> Tensor:
+    """What a layer is given in a forward pass of ``x``, ``(n, d)``."""
     recorded: list[Tensor] = []
 
     def record(module: nn.Module, inputs: tuple[Any, ...]) -> None:
@@ -219,13 +167,26 @@ def _recorded_input(layer: nn.Module) -> Iterator[list[Tensor]]:
 
     handle = layer.register_forward_pre_hook(record)
     try:
-        yield recorded
+        forward(x)
     finally:
         handle.remove()
+    features = torch.cat(recorded) if recorded else torch.empty(0)
+    if features.dim() != 2 or len(features) != len(x):
+        raise ModelError(
+            f"The head took inputs of {[tuple(f.shape) for f in recorded]} for "
+            f"{len(x)} samples. Must be one row (n, d) a sample."
+        )
+    return features
 
 
-def _find_head(model: nn.Module, name: str | None) -> nn.Module:
-    """The layer called ``name``, by default the last linear one."""
+def _find_head(learner: Any, name: str | None) -> nn.Module:
+    """The layer of a name, by default the learner's head or the last linear one."""
+    model = learner if isinstance(learner, nn.Module) else getattr(learner, "model", None)
+    if not isinstance(model, nn.Module):
+        raise ModelError(
+            f"{type(learner).__name__} cannot be probed. Must be a module, or have one as model."
+        )
+    name = name or getattr(getattr(learner, "settings", None), "head", None)
     if name is not None:
         found = dict(model.named_modules()).get(name)
         if found is None:

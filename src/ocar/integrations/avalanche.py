@@ -7,7 +7,7 @@ more than new ones, and rewrites the gradients after the backward pass.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -84,7 +84,25 @@ class OCARPlugin(SupervisedPlugin):
 
     def before_training_exp(self, strategy: Any, **kwargs: Any) -> None:
         """Make the curvature, or adapt it to a changed model."""
-        self._follow_model(strategy)
+        model = strategy.model
+        parameters = list(model.parameters())
+        if self.transform is not None and [*map(id, parameters)] == [*map(id, self._parameters)]:
+            return
+        if any(isinstance(module, MultiTaskModule) for module in model.modules()):
+            raise ModelError(
+                f"{type(model).__name__} chooses an output layer by the task label. OCAR needs one "
+                "output layer for all samples, such as nn.Linear or IncrementalClassifier."
+            )
+        lr = strategy.optimizer.param_groups[0]["lr"]
+        curvature = self.settings.make_curvature(
+            model, lr=lr, head=self.head, likelihood="categorical", seed=self.seed
+        )
+        if self.transform is None:
+            self.transform = OCARTransform(self.settings, curvature, joint=True, lr=lr, passes=1)
+        else:
+            carry_over(self.transform.curvature, curvature)
+            self.transform.curvature = curvature
+        self._parameters = parameters
 
     def before_forward(self, strategy: Any, **kwargs: Any) -> None:
         """Count the classes of new samples, and start to record the forward pass."""
@@ -142,32 +160,6 @@ class OCARPlugin(SupervisedPlugin):
             )
         return mask
 
-    def _follow_model(self, strategy: Any) -> None:
-        """Make a curvature if there is none for the current parameters of the model."""
-        model = strategy.model
-        parameters = list(model.parameters())
-        if self.transform is not None and _same(parameters, self._parameters):
-            return
-        if any(isinstance(module, MultiTaskModule) for module in model.modules()):
-            raise ModelError(
-                f"{type(model).__name__} chooses an output layer by the task label. OCAR needs one "
-                "output layer for all samples, such as nn.Linear or IncrementalClassifier."
-            )
-        lr = strategy.optimizer.param_groups[0]["lr"]
-        curvature = self.settings.make_curvature(
-            model,
-            lr=lr,
-            head=self.head,
-            likelihood="categorical",
-            seed=self.seed,
-        )
-        if self.transform is None:
-            self.transform = OCARTransform(self.settings, curvature, joint=True, lr=lr, passes=1)
-        else:
-            carry_over(self.transform.curvature, curvature)
-            self.transform.curvature = curvature
-        self._parameters = parameters
-
 
 def replayed_by_loader(strategy: Any) -> Tensor:
     """Which samples of the mini-batch a ``ReplayDataLoader`` took from memory, ``(n,)`` bool.
@@ -206,10 +198,6 @@ def active_outputs(model: nn.Module, outputs: Tensor) -> Tensor:
 def carry_over(old: Curvature, new: Curvature) -> None:
     """Copy the curvature of a model to that of the same model with a larger head.
 
-    Args:
-        old: The curvature of the model before.
-        new: A new curvature of the model now.
-
     Raises:
         ModelError: More than the outputs of the head has changed.
     """
@@ -217,20 +205,12 @@ def carry_over(old: Curvature, new: Curvature) -> None:
     state = dict(old.state_dict())
     name = f"averages.{head}.G"
     if head is not None and name in state:
-        state[name] = _widened(state[name], new.model.get_submodule(head))
+        outputs: Any = new.model.get_submodule(head).out_features
+        missing = outputs - state[name].shape[-1]  # rows and columns of 0 for new outputs
+        state[name] = functional.pad(state[name], (0, missing, 0, missing))
     try:
         new.load_state_dict(state)
     except ValueError as error:
         raise ModelError(
             f"The model has changed in other ways than by outputs of {head!r}: {error}"
         ) from error
-
-
-def _widened(factor: Tensor, head: nn.Module) -> Tensor:
-    """A factor of the outputs with rows and columns of 0 for the new outputs."""
-    missing = int(head.out_features) - factor.shape[-1]  # type: ignore[arg-type]
-    return functional.pad(factor, (0, missing, 0, missing))
-
-
-def _same(ours: Sequence[nn.Parameter], theirs: Sequence[nn.Parameter]) -> bool:
-    return len(ours) == len(theirs) and all(a is b for a, b in zip(ours, theirs, strict=True))

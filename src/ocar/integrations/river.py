@@ -84,7 +84,7 @@ class RiverClassifier(Classifier):
             self._names = sorted(names, key=str)
             self._row(x)
             self._learner = TabularLearner(
-                len(self._names),
+                features=len(self._names),
                 method=self.method,
                 preset=self.preset,
                 settings=self.settings,

@@ -127,7 +127,7 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):
     def _begin(self) -> np.random.RandomState:
         random: np.random.RandomState = check_random_state(self.random_state)
         self._learner = TabularLearner(
-            self.n_features_in_,
+            features=self.n_features_in_,
             method=self.method,
             preset=self.preset,
             settings=self.settings,
@@ -139,11 +139,7 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):
         return random
 
     def _know(self, labels: NDArray[Any]) -> None:
-        """Add labels to ``classes_``, which stays sorted.
-
-        Raises:
-            InputError: Some are numbers and others are not, so they have no order.
-        """
+        """Add labels to ``classes_``, which stays sorted; numbers and strings have no order."""
         known = np.unique(labels)
         if len(self.classes_):
             if (known.dtype.kind in "OUS") != (self.classes_.dtype.kind in "OUS"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -28,53 +29,38 @@ _OF_THE_DATA = ("normalize", "augment", "classes", "n_new")
 """Settings of a preset that belong to its data."""
 
 
+@dataclass(kw_only=True, eq=False)
 class TabularLearner:
-    """Learns rows of numbers, in mini-batches. It can be pickled.
+    """Learns rows of numbers, in mini-batches. It can be pickled."""
 
-    Args:
-        features: Numbers in a row.
-        method: A name in :data:`ocar.methods.registry.METHODS`.
-        preset: A benchmark whose selected settings to start from, or None.
-        settings: Settings of the method, over those of the preset.
-        model: Makes the model; by default an MLP with two hidden layers of 100, in float64.
-        batch_size: Most samples in a mini-batch.
-        seed: Seed of everything random, the weights of the model included.
+    features: int  #: Numbers in a row.
+    method: str  #: A name in :data:`ocar.methods.registry.METHODS`.
+    preset: str | None  #: A benchmark whose selected settings to start from.
+    settings: Mapping[str, Any] | None  #: Settings of the method, over those of the preset.
+    model: ModelFactory | None  #: By default an MLP with two hidden layers of 100, in float64.
+    batch_size: int  #: Most samples in a mini-batch.
+    seed: int  #: Seed of everything random, the weights of the model included.
 
-    Attributes:
-        labels: The labels seen, in order of appearance.
-    """
-
-    def __init__(
-        self,
-        features: int,
-        *,
-        method: str,
-        preset: str | None,
-        settings: Mapping[str, Any] | None,
-        model: ModelFactory | None,
-        batch_size: int,
-        seed: int,
-    ) -> None:
-        require("batch_size", batch_size, batch_size >= 1, "at least 1")
-        self._arguments = {
-            "features": features,
-            "method": method,
-            "preset": preset,
-            "settings": settings,
-            "model": model,
-            "batch_size": batch_size,
-            "seed": seed,
-        }
-        chosen = {} if preset is None else preset_settings(preset, method)
+    def __post_init__(self) -> None:
+        require("batch_size", self.batch_size, self.batch_size >= 1, "at least 1")
+        chosen = {} if self.preset is None else preset_settings(self.preset, self.method)
         values = {name: value for name, value in chosen.items() if name not in _OF_THE_DATA}
-        self.batch_size = batch_size
-        self.labels: list[Hashable] = []
+        self.labels: list[Hashable] = []  # in order of appearance
         self._units: dict[Hashable, int] = {}
         self._learner = make_learner(
-            method,
-            _make_model(model, features, seed),
-            **{**values, "seed": seed, **(settings or {})},
+            self.method,
+            self._make_model(),
+            **{**values, "seed": self.seed, **(self.settings or {})},
         )
+
+    def _make_model(self) -> nn.Module:
+        if self.model is None:
+            # In float64 a prediction depends on the other rows by less than 1e-12.
+            shape = (1, 1, self.features)
+            return make_model("mlp", image_shape=shape, seed=self.seed).double()
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(derive_seed(self.seed, "model"))
+            return self.model(self.features)
 
     def learn(self, x: Rows, y: Sequence[Hashable]) -> None:
         """Learn from rows ``(n, features)`` with one label a row, in their order.
@@ -105,7 +91,7 @@ class TabularLearner:
         # Serialized tensors of equal state are equal bytes; pickled tensors are not.
         own = {name: t.detach().to("cpu", copy=True).contiguous() for name, t in tensors.items()}
         return {
-            "arguments": self._arguments,
+            "arguments": {field.name: getattr(self, field.name) for field in fields(self)},
             "tensors": serialize(own),
             "values": values,
             "labels": list(self.labels),
@@ -116,12 +102,3 @@ class TabularLearner:
         self._learner.load_state(deserialize(state["tensors"]), state["values"])
         self.labels = list(state["labels"])
         self._units = {label: unit for unit, label in enumerate(self.labels)}
-
-
-def _make_model(model: ModelFactory | None, features: int, seed: int) -> nn.Module:
-    if model is None:
-        # In float64 a prediction depends on the other rows by less than 1e-12.
-        return make_model("mlp", image_shape=(1, 1, features), seed=seed).double()
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(derive_seed(seed, "model"))
-        return model(features)

@@ -30,12 +30,7 @@ def history_array(rows: Sequence[Sequence[float]]) -> Floats:
 def anytime_accuracy(history: npt.ArrayLike, *, sizes: npt.ArrayLike | None = None) -> Floats:
     """Accuracy, at each evaluation, on the data of all tasks up to the current one together.
 
-    Args:
-        history: ``(evaluations, tasks)``.
-        sizes: Samples of each task, ``(tasks,)``; equally many by default.
-
-    Returns:
-        ``(evaluations,)``.
+    ``sizes`` are the samples of each task, ``(tasks,)``; equally many by default.
     """
     values, _ = checked(history)
     weights = checked_sizes(sizes, values.shape[1])
@@ -100,11 +95,7 @@ def last_task_accuracy(history: npt.ArrayLike) -> float:
 
 
 def checked(history: npt.ArrayLike) -> tuple[Floats, npt.NDArray[np.intp]]:
-    """The history as an array and the current task of each row.
-
-    Raises:
-        InputError: It is not a history.
-    """
+    """The history as an array and the current task of each row; else an ``InputError``."""
     values = np.asarray(history, dtype=np.float64)
     if values.ndim != 2 or 0 in values.shape:
         raise InputError(

@@ -34,9 +34,7 @@ class Gap(NamedTuple):
 def stability_gaps(history: npt.ArrayLike, *, sizes: npt.ArrayLike | None = None) -> list[Gap]:
     """The gap at each boundary with an evaluation before and after it, in order.
 
-    Args:
-        history: ``(evaluations, tasks)``.
-        sizes: Samples of each task, ``(tasks,)``; equally many by default.
+    ``sizes`` are the samples of each task, ``(tasks,)``; equally many by default.
     """
     values, current = checked(history)
     weights = checked_sizes(sizes, values.shape[1])

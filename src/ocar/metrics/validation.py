@@ -7,15 +7,7 @@ from collections.abc import Sequence
 
 import numpy.typing as npt
 
-from ocar.metrics.accuracy import (
-    Floats,
-    average_anytime_accuracy,
-    first_task_forgetting,
-    last_task_accuracy,
-    mean_forgetting,
-    worst_case_accuracy,
-)
-from ocar.metrics.stability import mean_gap, mean_recovery, stability_gaps
+from ocar.metrics import accuracy, stability
 
 NAMES = (
     "aaa",
@@ -29,23 +21,20 @@ NAMES = (
 """Their names, in order."""
 
 
-def validation_metrics(history: Floats, *, sizes: npt.ArrayLike | None) -> dict[str, float | None]:
-    """The metrics of a whole history; None where one is not defined.
-
-    Args:
-        history: ``(evaluations, tasks)``.
-        sizes: Validation samples of each task.
-    """
-    gaps = stability_gaps(history, sizes=sizes)
+def validation_metrics(
+    history: accuracy.Floats, *, sizes: npt.ArrayLike | None
+) -> dict[str, float | None]:
+    """The metrics of a history ``(evaluations, tasks)``; None where one is not defined."""
+    gaps = stability.stability_gaps(history, sizes=sizes)
     return by_name(
         (
-            average_anytime_accuracy(history, sizes=sizes),
-            worst_case_accuracy(history),
-            first_task_forgetting(history),
-            mean_forgetting(history),
-            last_task_accuracy(history),
-            mean_gap(gaps),
-            mean_recovery(gaps),
+            accuracy.average_anytime_accuracy(history, sizes=sizes),
+            accuracy.worst_case_accuracy(history),
+            accuracy.first_task_forgetting(history),
+            accuracy.mean_forgetting(history),
+            accuracy.last_task_accuracy(history),
+            stability.mean_gap(gaps),
+            stability.mean_recovery(gaps),
         )
     )
 
