@@ -14,7 +14,7 @@ import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -88,24 +88,14 @@ _PIECE = 1024  # numbers of a weight that a program writes channels last
 _HEAD = 8192  # weights of the output layer that the last kernel takes at a time
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tile:
+class Tile(NamedTuple):
     """What one program of a convolution makes."""
 
-    pixels: int
-    """Pixels of the output."""
-
-    block: int
-    """Channels of the output."""
-
-    split: int
-    """Partial sums that several warps share."""
-
-    terms: int
-    """Terms of each sum at a time."""
-
-    stages: int
-    """Loads in flight."""
+    pixels: int  # of the output
+    block: int  # channels of the output
+    split: int  # partial sums that several warps share
+    terms: int  # of each sum at a time
+    stages: int  # loads in flight
 
 
 def tile(count: int, outputs: int) -> Tile:
