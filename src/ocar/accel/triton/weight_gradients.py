@@ -50,8 +50,7 @@ def multiply_channels_last(
     total,
     LAYERS: tl.constexpr,
     FIELDS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    INPUTS: tl.constexpr,
+    TILE: tl.constexpr,
     PIXELS: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
@@ -65,16 +64,16 @@ def multiply_channels_last(
     if ALIGNED:
         channels, outputs = tl.multiple_of(channels, [4]), tl.multiple_of(outputs, [4])
     x, g = _find(addresses, number, LAYERS)
-    output = tl.load(program + 1) * OUTPUTS + tl.arange(0, OUTPUTS)
-    channel = tl.load(program + 2) * INPUTS + tl.arange(0, INPUTS)
+    output = tl.load(program + 1) * TILE + tl.arange(0, TILE)
+    channel = tl.load(program + 2) * TILE + tl.arange(0, TILE)
     down = tl.load(program + 3)
     area = tall * wide
     chunk = tl.program_id(1)
     begin, end = chunk * share * area, tl.minimum((chunk + 1) * share, images) * area
     known = (channel < channels)[None, :]
-    first = tl.zeros((OUTPUTS, INPUTS), tl.float32)
-    second = tl.zeros((OUTPUTS, INPUTS), tl.float32)
-    third = tl.zeros((OUTPUTS, INPUTS), tl.float32)
+    first = tl.zeros((TILE, TILE), tl.float32)
+    second = tl.zeros((TILE, TILE), tl.float32)
+    third = tl.zeros((TILE, TILE), tl.float32)
     for start in range(begin, end, PIXELS):
         pixel = start + tl.arange(0, PIXELS)
         image = pixel // area
@@ -114,8 +113,7 @@ def multiply_channels_first(
     total,
     LAYERS: tl.constexpr,
     FIELDS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    INPUTS: tl.constexpr,
+    TILE: tl.constexpr,
     PIXELS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
@@ -132,8 +130,8 @@ def multiply_channels_first(
     channels, height, outputs = tl.load(layer), tl.load(layer + 1), tl.load(layer + 3)
     area = tl.multiple_of(height * WIDTH, [PIXELS])
     x, g = _find(addresses, number, LAYERS)
-    output = tl.load(program + 1) * OUTPUTS + tl.arange(0, OUTPUTS)
-    channel = tl.load(program + 2) * INPUTS + tl.arange(0, INPUTS)
+    output = tl.load(program + 1) * TILE + tl.arange(0, TILE)
+    channel = tl.load(program + 2) * TILE + tl.arange(0, TILE)
     down = tl.load(program + 3)
     pixel = tl.arange(0, PIXELS)
     one, other = pixel[:, None], pixel[None, :]
@@ -141,9 +139,9 @@ def multiply_channels_first(
     to_left = ((one == other + 1) & same_row).to(tl.float32)
     to_right = ((one + 1 == other) & same_row).to(tl.float32)
     chunk = tl.program_id(1)
-    first = tl.zeros((OUTPUTS, INPUTS), tl.float32)
-    second = tl.zeros((OUTPUTS, INPUTS), tl.float32)
-    third = tl.zeros((OUTPUTS, INPUTS), tl.float32)
+    first = tl.zeros((TILE, TILE), tl.float32)
+    second = tl.zeros((TILE, TILE), tl.float32)
+    third = tl.zeros((TILE, TILE), tl.float32)
     for block in range(chunk * share, tl.minimum((chunk + 1) * share, blocks)):
         start = block * PIXELS
         image = start // area
