@@ -107,24 +107,16 @@ def input_gradient(g: Tensor, flipped: Tensor, padding: Sequence[int]) -> Tensor
 
 @dataclass(frozen=True, eq=False)
 class _Flipped:
-    """A flipped kernel, and the weight that it was made of."""
+    """A flipped kernel, and the weight and its version that it was made of."""
 
     kernel: Tensor
     weight: Tensor
     version: int
     side: Side
 
-    def is_of(self, weight: Tensor) -> bool:
-        """Whether it was made of a weight with its present values."""
-        return weight is self.weight and weight._version == self.version
-
 
 class FlippedKernels:
-    """Flips the kernels of all convolutions of a model at once.
-
-    Args:
-        model: Any module.
-    """
+    """Flips the kernels of all convolutions of a model at once."""
 
     def __init__(self, model: nn.Module) -> None:
         plain = [cast("nn.Conv2d", module) for module in model.modules() if is_plain(module)]
@@ -174,9 +166,11 @@ def _forward(
 ) -> Tensor:
     if torch.is_autocast_enabled(x.device.type):  # inputs and gradients differ in type
         return conv._conv_forward(x, conv.weight, conv.bias)
+    if flipped is not None:
+        same = flipped.weight is conv.weight and flipped.version == conv.weight._version
+        flipped = flipped if same else None
     apply = cast("Callable[..., Tensor]", _Convolution.apply)
-    own = flipped if flipped is not None and flipped.is_of(conv.weight) else None
-    return apply(x, conv.weight, conv.bias, own, conv, weights)
+    return apply(x, conv.weight, conv.bias, flipped, conv, weights)
 
 
 class _Convolution(torch.autograd.Function):

@@ -10,11 +10,7 @@ import torch
 
 
 class Fence:
-    """Keeps the reads and writes of some tensors apart.
-
-    Args:
-        device: Where they are.
-    """
+    """Keeps the reads and writes of some tensors on a device apart."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device

@@ -36,27 +36,10 @@ def register_resnet(
 class ResNet:
     """The parts of a registered ResNet."""
 
-    model: Any
-
-    @property
-    def stem(self) -> nn.Sequential:
-        """Convolution, BatchNorm, ReLU, perhaps a pooling."""
-        return cast("nn.Sequential", self.model.stem)
-
-    @property
-    def blocks(self) -> list[Any]:
-        """Blocks with conv1, bn1, conv2, bn2 and shortcut."""
-        return list(self.model.blocks)
-
-    @property
-    def head(self) -> nn.Linear:
-        """The output layer."""
-        return cast("nn.Linear", self.model.head)
-
-    @property
-    def pool(self) -> nn.Module:
-        """The pooling before it."""
-        return cast("nn.Module", self.model.pool)
+    stem: nn.Sequential  # convolution, BatchNorm, ReLU, perhaps a pooling
+    blocks: list[Any]  # with conv1, bn1, conv2, bn2 and shortcut
+    pool: nn.Module
+    head: nn.Linear
 
     def pairs(self) -> Iterator[tuple[nn.Module, nn.Module]]:
         """Every convolution with the BatchNorm after it."""
@@ -74,16 +57,14 @@ def find_resnet(model: nn.Module) -> ResNet | None:
     if known is None:
         return None
     block_kind, stem_kind = _resnets[known]
-    own = cast("Any", type(model)), cast("Any", known)
-    if any(getattr(own[0], name) is not getattr(own[1], name) for name in ("forward", "features")):
+    own = type(model)
+    if any(getattr(own, name) is not getattr(known, name) for name in ("forward", "features")):
         return None
-    found = ResNet(model)
-    stem = found.stem
-    if (
-        type(stem) is not stem_kind
-        or type(stem[2]) is not nn.ReLU
-        or type(found.head) is not nn.Linear
-    ):
+    parts = cast("Any", model)
+    found = ResNet(parts.stem, list(parts.blocks), parts.pool, parts.head)
+    if type(found.stem) is not stem_kind or type(found.stem[2]) is not nn.ReLU:
+        return None
+    if type(found.head) is not nn.Linear:
         return None
     for block in found.blocks:
         if type(block) is not block_kind:
