@@ -49,12 +49,7 @@ def laid_out(t: Tensor, *, like: Tensor) -> Tensor:
 
 
 def in_memory(t: Tensor, *, like: Tensor | None = None) -> Tensor:
-    """A view with the axes in the order of memory.
-
-    Args:
-        t: A tensor that is contiguous in one of the two layouts.
-        like: Whose order to take; its own by default.
-    """
+    """A view with the axes in the order of memory: of its own, or that of ``like``."""
     return t.movedim(1, -1) if is_channels_last(t if like is None else like) else t
 
 
