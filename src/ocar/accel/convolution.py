@@ -55,7 +55,7 @@ def fast_backward(
     """For a forward pass: the convolutions among the modules get the faster backward pass.
 
     Args:
-        modules: All modules of a model.
+        modules: Any modules.
         flipped: Kernels that were flipped in advance; otherwise each is flipped when it is needed.
         weights: Makes the gradients of several weights at a time.
     """
@@ -94,12 +94,9 @@ def can_flip(conv: nn.Conv2d) -> bool:
 
 
 def input_gradient(g: Tensor, flipped: Tensor, padding: Sequence[int]) -> Tensor:
-    """The gradient at the input of a convolution with stride 1.
+    """The gradient at the input of a convolution with stride 1, from g at its output.
 
-    Args:
-        g: The gradient at its output.
-        flipped: Its kernel, flipped along both axes, with inputs and outputs exchanged.
-        padding: Of the convolution.
+    Its kernel is ``flipped`` along both axes, with inputs and outputs exchanged.
     """
     sides = zip(flipped.shape[2:], padding, strict=True)
     return functional.conv2d(g, flipped, padding=[side - 1 - pad for side, pad in sides])
@@ -124,11 +121,7 @@ class FlippedKernels:
         self._places: Tensor | None = None
 
     def current(self, side: Side) -> dict[nn.Module, _Flipped]:
-        """The flipped kernels of the present weights.
-
-        Args:
-            side: Where this runs, in parallel to the forward pass.
-        """
+        """The flipped kernels of the present weights; ``side`` is where this runs."""
         if not self._convs:
             return {}
         weights = [conv.weight.detach() for conv in self._convs]

@@ -99,12 +99,7 @@ class Tile(NamedTuple):
 
 
 def tile(count: int, outputs: int) -> Tile:
-    """How to cut a convolution into about a hundred programs.
-
-    Args:
-        count: Pixels of the output, of all images.
-        outputs: Channels of the output.
-    """
+    """How to cut a convolution with ``count`` pixels of the output into about a hundred programs."""
     above = max(16, 1 << (outputs - 1).bit_length())
     if count > 8192:
         return Tile(pixels=128, block=min(above, 64), split=1, terms=64, stages=1)
@@ -333,9 +328,7 @@ def _pieces(
 ) -> tuple[Tensor, list[int], int]:
     """A table of weights in pieces, where each goes, and how many numbers there are.
 
-    Args:
-        weights: Address, numbers, input channels and taps of each.
-        device: Where they are. A graph uses the table, so it stays.
+    Weights are address, numbers, input channels and taps. A graph uses the table, so it stays.
     """
     rows, starts, total = [], [], 0
     for address, size, channels, taps in weights:

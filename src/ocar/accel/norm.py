@@ -158,20 +158,20 @@ def _gradients(
         )
         return tuple(part.unsqueeze(0) for part in found)
 
-    def of_one(g: Tensor, x: Tensor, *statistics: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        weight, center, scale = statistics
-        result: tuple[Tensor, Tensor, Tensor] = _aten.native_batch_norm_backward(
-            g, x, weight, None, None, center, scale, True, eps, _ALL
-        )
-        return result
-
     if x.is_cpu:
-        columns = (of_one(column, x, weight, center, scale) for column in g)
+        columns = [
+            _aten.native_batch_norm_backward(
+                column, x, weight, None, None, center, scale, True, eps, _ALL
+            )
+            for column in g
+        ]
         return tuple(torch.stack(parts) for parts in zip(*columns, strict=True))
     split = (len(g), x.shape[1])
     wide = x.unsqueeze(1).expand(-1, len(g), *x.shape[1:]).flatten(1, 2)
-    statistics = torch.stack((weight, center, scale)).repeat(1, len(g))
-    gx, gw, gb = of_one(g.movedim(0, 1).flatten(1, 2), wide, *statistics)
+    weight, center, scale = torch.stack((weight, center, scale)).repeat(1, len(g))
+    gx, gw, gb = _aten.native_batch_norm_backward(
+        g.movedim(0, 1).flatten(1, 2), wide, weight, None, None, center, scale, True, eps, _ALL
+    )
     return gx.unflatten(1, split).movedim(1, 0), gw.unflatten(0, split), gb.unflatten(0, split)
 
 
@@ -228,18 +228,17 @@ class _FusedNorm(torch.autograd.Function):
         y = torch.empty_like(x)
         mean, scale = x.new_empty(2, x.shape[1]).unbind()
         sizes, options = _sizes(x)
+        ctx.has_shortcut, tracks = shortcut is not None, running_mean is not None
         # A missing tensor is replaced by another one that the kernel never touches.
-        statistics = _or(running_mean, mean), _or(running_variance, scale)
-        has_shortcut, tracks = shortcut is not None, running_mean is not None
+        statistics = (running_mean, running_variance) if tracks else (mean, scale)
         launch(
             kernels.forward,
             (-(-x.shape[1] // options["GROUP"]),),
-            *(x, _or(shortcut, x), y, weight, bias, mean, scale, *statistics),
-            *(*sizes, momentum, eps, int(has_shortcut), int(relu), int(tracks)),
+            *(x, shortcut if ctx.has_shortcut else x, y, weight, bias, mean, scale, *statistics),
+            *(*sizes, momentum, eps, int(ctx.has_shortcut), int(relu), int(tracks)),
             **options,
         )
         ctx.save_for_backward(x, weight, mean, scale, y if relu else None)
-        ctx.has_shortcut = has_shortcut
         return y
 
     @staticmethod
@@ -269,7 +268,7 @@ def _fused_gradients(
     launch(
         kernels.backward,
         (-(-channels // options["GROUP"]), columns),
-        *(g, x, _or(y, x), weight, mean, scale, gx, _or(gs, gx), gw, gb),
+        *(g, x, x if y is None else y, weight, mean, scale, gx, gx if gs is None else gs, gw, gb),
         *(*sizes, int(has_shortcut), int(y is not None)),
         **options,
     )
@@ -284,9 +283,6 @@ def _sizes(x: Tensor) -> tuple[tuple[int, int, int], dict[str, Any]]:
     block = 1 << (count - 1).bit_length()
     last = is_channels_last(x)
     group = min(_GROUP, max(1, _SHARED // block)) if last else 1
-    options = {"CHANNELS_LAST": last, "BLOCK": block, "GROUP": group}
-    return (count, channels, area), {**options, "num_warps": min(16, max(1, block * group // 512))}
-
-
-def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
-    return other if tensor is None else tensor
+    warps = min(16, max(1, block * group // 512))
+    options = {"CHANNELS_LAST": last, "BLOCK": block, "GROUP": group, "num_warps": warps}
+    return (count, channels, area), options

@@ -64,13 +64,9 @@ class WeightGradients:
                 records.clear()
 
     def add(self, conv: nn.Conv2d, x: Tensor, g: Tensor, alone: Callable[[], Any]) -> None:
-        """The backward pass has reached a layer.
+        """The backward pass has reached a layer, with input x and the gradient g at its output.
 
-        Args:
-            conv: The layer.
-            x: Its input.
-            g: The gradient at its output.
-            alone: Makes the gradients of weight and bias of this layer by itself.
+        ``alone`` makes the gradients of weight and bias of this layer by itself.
         """
         if is_recording():
             current = torch.cuda.current_stream()
