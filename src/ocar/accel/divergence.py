@@ -99,7 +99,7 @@ class Tile(NamedTuple):
 
 
 def tile(count: int, outputs: int) -> Tile:
-    """How to cut a convolution with ``count`` pixels of the output into about a hundred programs."""
+    """How to cut a convolution with ``count`` pixels at its output into a hundred programs."""
     above = max(16, 1 << (outputs - 1).bit_length())
     if count > 8192:
         return Tile(pixels=128, block=min(above, 64), split=1, terms=64, stages=1)

@@ -256,7 +256,6 @@ def _weight_gradients_by_kernel(
         (len(programs), shares),
         *(tuple(addresses), rows, programs, out, parts, share, starts[-1]),
         LAYERS=_TOGETHER,
-        FIELDS=rows.shape[1],
         TILE=tile,
         PIXELS=_BLOCK,
         num_warps=2,
