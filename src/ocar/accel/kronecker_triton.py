@@ -22,15 +22,9 @@ from ocar.accel.kronecker import Pairs, invert, mix_and_damp, precondition
 from ocar.accel.operation import has_triton, launch
 from ocar.accel.rows import Rows
 
-LARGEST = 2048
-"""Rows of a factor up to which our kernels are faster than a library."""
-
-SIDE = 32
-"""Rows of a block of an inverse: one for each thread of the warp that factorises it."""
-
-PRECISION = "tf32x3"
-"""Of products: nearly that of float32, on tensor cores."""
-
+LARGEST = 2048  # rows of a factor up to which our kernels are faster than a library
+SIDE = 32  # rows of a block of an inverse: one for each thread of the warp that factorises it
+PRECISION = "tf32x3"  # of products: nearly that of float32, on tensor cores
 _CHUNK = 4096  # numbers of a factor that one program averages
 _ROWS, _COLUMNS, _TERMS = 32, 64, 32  # of a tile of a product, and the terms it adds at a time
 

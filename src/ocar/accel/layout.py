@@ -41,6 +41,22 @@ def is_channels_last(t: Tensor) -> bool:
     return last and not t.is_contiguous()
 
 
+def is_dense(t: Tensor) -> bool:
+    """Whether a tensor is contiguous in one of the two layouts."""
+    return t.is_contiguous() or is_channels_last(t)
+
+
+def has_square_kernel(conv: nn.Conv2d) -> bool:
+    """Whether a convolution is the same both ways: zero padding, no dilation, one group."""
+    return (
+        isinstance(conv.padding, tuple)
+        and all(s[0] == s[1] for s in (conv.kernel_size, conv.stride, conv.padding))
+        and conv.padding_mode == "zeros"
+        and conv.dilation == (1, 1)
+        and conv.groups == 1
+    )
+
+
 def laid_out(t: Tensor, *, like: Tensor) -> Tensor:
     """Images in the layout of others; a copy unless they have it."""
     if is_channels_last(like):

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from ocar.accel.layout import is_channels_last
+from ocar.accel.layout import has_square_kernel, is_dense
 
 _resnets: dict[type[nn.Module], tuple[type[nn.Module], type[nn.Module]]] = {}
 
@@ -95,15 +95,7 @@ def all_pairs(network: ResNet, check: Callable[[nn.Conv2d, nn.BatchNorm2d], bool
 def is_small_kernel(conv: nn.Conv2d) -> bool:
     """Whether a convolution is 1 × 1 or 3 × 3, the same both ways, with padding to match."""
     side = conv.kernel_size[0]
-    return (
-        side in (1, 3)
-        and conv.kernel_size == (side, side)
-        and conv.stride[0] == conv.stride[1]
-        and conv.padding == (side // 2, side // 2)
-        and conv.padding_mode == "zeros"
-        and conv.dilation == (1, 1)
-        and conv.groups == 1
-    )
+    return side in (1, 3) and has_square_kernel(conv) and conv.padding[0] == side // 2
 
 
 def is_single_precision(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> bool:
@@ -112,7 +104,7 @@ def is_single_precision(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> bool:
     return (
         conv.bias is None
         and weight.dtype == torch.float32
-        and (weight.is_contiguous() or is_channels_last(weight))
+        and is_dense(weight)
         and norm.affine
         and norm.weight.dtype == torch.float32
     )

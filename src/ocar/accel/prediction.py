@@ -19,11 +19,8 @@ from ocar.accel.graph import Graph
 
 T = TypeVar("T")
 
-MOST_BYTES = 2**30
-"""Samples that would be larger than this once normalised are normalised each time."""
-
-CHUNK = 1250
-"""Samples that go through the model at once."""
+MOST_BYTES = 2**30  # samples that would be larger than this are normalised each time
+CHUNK = 1250  # samples that go through the model at once
 
 
 class RepeatedPrediction:

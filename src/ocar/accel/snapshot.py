@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ocar.accel.layout import from_weight_matrix, in_memory, is_channels_last
+from ocar.accel.layout import from_weight_matrix, in_memory, is_dense
 from ocar.accel.operation import has_triton, launch, operation
 
 _PIECE = 2048  # numbers that a program takes at a time
@@ -239,8 +239,7 @@ def _table(places: tuple[tuple[int, int, int], ...], device: torch.device) -> _T
 
 
 def _is_known(t: Tensor, device: torch.device) -> bool:
-    dense = t.is_contiguous() or is_channels_last(t)
-    return t.device == device and t.dtype == torch.float32 and dense and t.numel() > 0
+    return t.device == device and t.dtype == torch.float32 and is_dense(t) and t.numel() > 0
 
 
 def _has_table(tensors: Tensors) -> bool:

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from ocar.accel.layout import is_channels_last, laid_out
+from ocar.accel.layout import has_square_kernel, is_channels_last, is_dense, laid_out
 from ocar.accel.operation import has_triton, launch, operation, rounds_to_tf32
 from ocar.accel.streams import PARALLEL_PRIORITY, is_recording
 
@@ -137,24 +137,21 @@ def _kind(x: Tensor) -> tuple[int, ...] | None:
 
 def _fits_kernel(conv: nn.Conv2d, x: Tensor, g: Tensor) -> bool:
     """Whether the kernels are made for a layer, and faster than the library."""
-    side, stride, padding = conv.kernel_size, conv.stride, cast("tuple[int, int]", conv.padding)
+    side = conv.kernel_size[0]
     known = (
         conv.bias is None
-        and conv.groups == 1
-        and conv.dilation == (1, 1)
-        and side[0] == side[1] <= _SIDE
-        and stride[0] == stride[1]
-        and padding[0] == padding[1]
+        and has_square_kernel(conv)
+        and side <= _SIDE
         and conv.weight.requires_grad
         and x.dtype == g.dtype == conv.weight.dtype == torch.float32
-        and (x.is_contiguous() or is_channels_last(x))
+        and is_dense(x)
         and conv.weight.numel() * (g.numel() // g.shape[1]) <= _LARGEST
     )
     if not known or x.data_ptr() % 16 or g.data_ptr() % 16:
         return False
     if not is_channels_last(x):
         height, width = x.shape[2:]
-        plain = side[0] == 3 and stride[0] == padding[0] == 1
+        plain = side == 3 and conv.stride[0] == conv.padding[0] == 1
         if not plain or _BLOCK % width or height * width % _BLOCK:
             return False
     return rounds_to_tf32() and has_triton(x, g)
