@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -24,14 +24,11 @@ class Backward:
         self._weights = WeightGradients(model)
         self._is_special = next(model.parameters()).is_cuda
 
-    @contextmanager
-    def forward(self) -> Iterator[None]:
+    def forward(self) -> AbstractContextManager[None]:
         """For the forward pass of the loss."""
         if not self._is_special:
-            yield
-            return
-        with fast_backward(self._model.modules(), flipped=self._flipped, weights=self._weights):
-            yield
+            return nullcontext()
+        return fast_backward(self._model.modules(), flipped=self._flipped, weights=self._weights)
 
     def __call__(self, loss: Tensor) -> None:
         """Add the gradients of a loss to ``.grad`` of all parameters."""

@@ -275,17 +275,11 @@ def _gram_by_kernels(
 
 
 _Job = tuple[Tensor, _Shape, float, Tensor]
+"""An operand, its shape, the scale, and where the product goes."""
 
 
 def _square(jobs: Sequence[_Job], *, tile: int, share: int, warps: int) -> None:
-    """Make several products.
-
-    Args:
-        jobs: Operands, their shapes, scales, and where the products go.
-        tile: Rows and columns that a program makes.
-        share: Terms that it adds up.
-        warps: How many share its work.
-    """
+    """Make several products: ``tile`` rows and columns and ``share`` terms a program."""
     from ocar.accel.triton import gram as kernels
 
     jobs = sorted(jobs, key=lambda job: job[1].channels_last)

@@ -60,8 +60,9 @@ class Operation(Generic[P, R]):
         return self.implementations["plain"](*args, **kwargs)
 
 
-operation = Operation
-"""Decorator: make a function an operation; the function is its definition."""
+def operation(plain: Callable[P, R]) -> Operation[P, R]:
+    """Make a function an operation; the function is its definition."""
+    return Operation(plain)
 
 
 def has_triton(*tensors: Tensor) -> bool:
