@@ -252,13 +252,10 @@ class _ForwardPass:
     def _convolve(
         self, x: Tensor, conv: Any, norm: nn.Module, shortcut: Any = None
     ) -> tuple[_Raw, _Raw | None]:
-        """A convolution of images, and that of a shortcut.
+        """A convolution of images ``(n, h, w, channels)``, and that of a 1 × 1 shortcut.
 
-        Args:
-            x: The images, ``(n, h, w, channels)``, for the first convolution channels first.
-            conv: The convolution. The launch of the first one writes later weights channels last.
-            norm: The BatchNorm after it.
-            shortcut: A 1 × 1 convolution with the same stride, and its BatchNorm.
+        For the first convolution the images are channels first, and the same launch writes later
+        weights channels last.
         """
         first = conv is self._network.stem[0]
         size = x.shape[2:] if first else x.shape[1:3]

@@ -40,11 +40,7 @@ class _Matrix(NamedTuple):
 class _Plan:
     """Tables for the kernels; they cannot be made while a graph is recorded.
 
-    Matrices come in pairs: A of a layer, or of a group of it, then G.
-
-    Args:
-        buffer: The factors.
-        pairs: The layers, all of them small enough.
+    All layers are small enough. Matrices come in pairs: A of a layer, or of a group of it, then G.
     """
 
     def __init__(self, buffer: FactorBuffer, pairs: Pairs) -> None:
