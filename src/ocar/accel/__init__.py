@@ -24,20 +24,11 @@ in parallel inside a recording.
 """
 
 from ocar.accel import kronecker_host, kronecker_triton
-from ocar.accel.backward import Backward
-from ocar.accel.batched import batched_backward, start_backward_thread
+from ocar.accel.backward import Backward, batched_backward, start_backward_thread
 from ocar.accel.buffer import FactorBuffer, Pair
 from ocar.accel.convolution import inputs_only
-from ocar.accel.devices import (
-    adam,
-    choose_device,
-    gpu_name,
-    has_gpu,
-    many_images,
-    own_stream,
-)
+from ocar.accel.devices import adam, choose_device, gpu_name, has_gpu, many_images, own_stream
 from ocar.accel.divergence import MASKED, divergence, predictions
-from ocar.accel.fence import Fence
 from ocar.accel.gram import gram
 from ocar.accel.graph import Graph, release_memory
 from ocar.accel.kronecker import invert, mix_and_damp, precondition
@@ -48,15 +39,8 @@ from ocar.accel.operation import OPERATIONS, Operation, known
 from ocar.accel.patches import patches
 from ocar.accel.prediction import RepeatedPrediction, repeated_prediction
 from ocar.accel.rows import RowRecorder
-from ocar.accel.snapshot import (
-    COUNTS,
-    Snapshot,
-    Tensors,
-    Verdict,
-    commit_or_rollback,
-    snapshot,
-)
-from ocar.accel.streams import parallel, share_device
+from ocar.accel.snapshot import COUNTS, Snapshot, Tensors, Verdict, commit_or_rollback, snapshot
+from ocar.accel.streams import Fence, parallel, share_device
 from ocar.accel.weight_gradients import weight_gradients
 from ocar.accel.write_rows import write_rows
 

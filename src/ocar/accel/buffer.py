@@ -6,6 +6,7 @@ is one kernel for each of some forty factors. In one flat tensor each of them is
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,19 +21,10 @@ class Pair:
     """The two Kronecker factors of one layer: A of its inputs and G of its output gradients."""
 
     layer: str
-    """Name of the layer."""
-
-    groups: int
-    """Groups of a convolution; each has factors of its own."""
-
-    d_in: int
-    """Rows of A."""
-
-    d_out: int
-    """Rows of G."""
-
-    linear: bool = False
-    """Whether it is a linear layer, whose gradient may be a product of few rows."""
+    groups: int  # of a convolution; each has factors of its own
+    d_in: int  # rows of A
+    d_out: int  # rows of G
+    linear: bool = False  # then its gradient may be a product of few rows
 
     @property
     def names(self) -> tuple[str, str]:
@@ -56,12 +48,9 @@ class FactorBuffer:
 
     def __init__(self, shapes: Mapping[str, tuple[int, ...]], *, like: Tensor) -> None:
         self.shapes = dict(shapes)
-        self._starts: dict[str, int] = {}
-        total = 0
-        for name, shape in self.shapes.items():
-            self._starts[name] = total
-            total += math.prod(shape)
-        self.averages, self.estimates = like.new_zeros(2, total).unbind()
+        starts = [0, *itertools.accumulate(math.prod(shape) for shape in self.shapes.values())]
+        self._starts = dict(zip(self.shapes, starts[:-1], strict=True))
+        self.averages, self.estimates = like.new_zeros(2, starts[-1]).unbind()
         self.counts = torch.zeros(len(self.shapes), dtype=torch.int64, device=like.device)
         self.derived: dict[str, Any] = {}
         self._index = {name: index for index, name in enumerate(self.shapes)}

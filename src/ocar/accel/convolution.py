@@ -55,7 +55,7 @@ def fast_backward(
     """For a forward pass: the convolutions among the modules get the faster backward pass.
 
     Args:
-        modules: All modules of a model.
+        modules: Any modules.
         flipped: Kernels that were flipped in advance; otherwise each is flipped when it is needed.
         weights: Makes the gradients of several weights at a time.
     """
@@ -94,12 +94,9 @@ def can_flip(conv: nn.Conv2d) -> bool:
 
 
 def input_gradient(g: Tensor, flipped: Tensor, padding: Sequence[int]) -> Tensor:
-    """The gradient at the input of a convolution with stride 1.
+    """The gradient at the input of a convolution with stride 1, from g at its output.
 
-    Args:
-        g: The gradient at its output.
-        flipped: Its kernel, flipped along both axes, with inputs and outputs exchanged.
-        padding: Of the convolution.
+    Its kernel is ``flipped`` along both axes, with inputs and outputs exchanged.
     """
     sides = zip(flipped.shape[2:], padding, strict=True)
     return functional.conv2d(g, flipped, padding=[side - 1 - pad for side, pad in sides])
@@ -107,24 +104,16 @@ def input_gradient(g: Tensor, flipped: Tensor, padding: Sequence[int]) -> Tensor
 
 @dataclass(frozen=True, eq=False)
 class _Flipped:
-    """A flipped kernel, and the weight that it was made of."""
+    """A flipped kernel, and the weight and its version that it was made of."""
 
     kernel: Tensor
     weight: Tensor
     version: int
     side: Side
 
-    def is_of(self, weight: Tensor) -> bool:
-        """Whether it was made of a weight with its present values."""
-        return weight is self.weight and weight._version == self.version
-
 
 class FlippedKernels:
-    """Flips the kernels of all convolutions of a model at once.
-
-    Args:
-        model: Any module.
-    """
+    """Flips the kernels of all convolutions of a model at once."""
 
     def __init__(self, model: nn.Module) -> None:
         plain = [cast("nn.Conv2d", module) for module in model.modules() if is_plain(module)]
@@ -132,11 +121,7 @@ class FlippedKernels:
         self._places: Tensor | None = None
 
     def current(self, side: Side) -> dict[nn.Module, _Flipped]:
-        """The flipped kernels of the present weights.
-
-        Args:
-            side: Where this runs, in parallel to the forward pass.
-        """
+        """The flipped kernels of the present weights; ``side`` is where this runs."""
         if not self._convs:
             return {}
         weights = [conv.weight.detach() for conv in self._convs]
@@ -174,9 +159,11 @@ def _forward(
 ) -> Tensor:
     if torch.is_autocast_enabled(x.device.type):  # inputs and gradients differ in type
         return conv._conv_forward(x, conv.weight, conv.bias)
+    if flipped is not None:
+        same = flipped.weight is conv.weight and flipped.version == conv.weight._version
+        flipped = flipped if same else None
     apply = cast("Callable[..., Tensor]", _Convolution.apply)
-    own = flipped if flipped is not None and flipped.is_of(conv.weight) else None
-    return apply(x, conv.weight, conv.bias, own, conv, weights)
+    return apply(x, conv.weight, conv.bias, flipped, conv, weights)
 
 
 class _Convolution(torch.autograd.Function):

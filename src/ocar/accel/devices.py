@@ -18,10 +18,7 @@ def has_gpu() -> bool:
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of a name.
-
-    Args:
-        name: ``"cpu"``, ``"cuda"``, or ``"auto"`` for the GPU if there is one.
+    """The device ``"cpu"`` or ``"cuda"``, or for ``"auto"`` the GPU if there is one.
 
     Raises:
         ConfigError: There is no such device.

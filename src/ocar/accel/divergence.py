@@ -14,7 +14,7 @@ import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -88,33 +88,18 @@ _PIECE = 1024  # numbers of a weight that a program writes channels last
 _HEAD = 8192  # weights of the output layer that the last kernel takes at a time
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tile:
+class Tile(NamedTuple):
     """What one program of a convolution makes."""
 
-    pixels: int
-    """Pixels of the output."""
-
-    block: int
-    """Channels of the output."""
-
-    split: int
-    """Partial sums that several warps share."""
-
-    terms: int
-    """Terms of each sum at a time."""
-
-    stages: int
-    """Loads in flight."""
+    pixels: int  # of the output
+    block: int  # channels of the output
+    split: int  # partial sums that several warps share
+    terms: int  # of each sum at a time
+    stages: int  # loads in flight
 
 
 def tile(count: int, outputs: int) -> Tile:
-    """How to cut a convolution into about a hundred programs.
-
-    Args:
-        count: Pixels of the output, of all images.
-        outputs: Channels of the output.
-    """
+    """How to cut a convolution with ``count`` pixels at its output into a hundred programs."""
     above = max(16, 1 << (outputs - 1).bit_length())
     if count > 8192:
         return Tile(pixels=128, block=min(above, 64), split=1, terms=64, stages=1)
@@ -136,7 +121,7 @@ class _Raw:
     share: int
     """Pixels of a tile."""
 
-    norm: nn.BatchNorm2d
+    norm: Any
 
     @property
     def count(self) -> int:
@@ -144,7 +129,7 @@ class _Raw:
 
     @property
     def given(self) -> tuple[Any, ...]:
-        """Its arguments for a kernel."""
+        """An argument for a kernel."""
         return self.y, self.parts, self.norm.weight, self.norm.bias, self.norm.eps
 
     @property
@@ -196,11 +181,7 @@ def _divergence_by_kernels(
 
 
 class _ForwardPass:
-    """One forward pass of a ResNet in train mode.
-
-    Args:
-        network: The network.
-    """
+    """One forward pass of a ResNet in train mode."""
 
     def __init__(self, network: ResNet) -> None:
         from ocar.accel.triton import divergence as kernels
@@ -225,7 +206,7 @@ class _ForwardPass:
         launch(
             self._kernels.answer,
             (len(before),),
-            *(*raw.given, *given, features, head.weight, head.bias, active, before.contiguous()),
+            *(raw.given, given, features, head.weight, head.bias, active, before.contiguous()),
             *(divergences, raw.count, len(x) - len(before), units),
             *(*raw.y.shape[1:3], *window),
             **raw.sizes,
@@ -257,7 +238,8 @@ class _ForwardPass:
 
     def _last(self, x: Tensor) -> tuple[_Raw, _Raw | Tensor | None]:
         """The output of the last convolution, and the shortcut next to it."""
-        raw = self._first(x.contiguous())
+        conv, norm, *_ = self._network.stem
+        raw, _ = self._convolve(x.contiguous(), conv, norm)
         short: _Raw | Tensor | None = None
         for block in self._network.blocks:
             joined = self._join(raw, short)
@@ -267,58 +249,57 @@ class _ForwardPass:
             raw, _ = self._convolve(self._join(first, None), block.conv2, block.bn2)
         return raw, short
 
-    def _first(self, x: Tensor) -> _Raw:
-        """The first convolution; the same launch writes later weights channels last."""
-        conv = cast("nn.Conv2d", self._network.stem[0])
-        height, width = x.shape[2:]
-        raw, options, programs = _output(x, (height, width), conv, self._network.stem[1])
-        convs = [conv for block in self._network.blocks for conv in (block.conv1, block.conv2)]
-        first = [conv for conv in convs if not is_channels_last(conv.weight)]
-        weights = tuple(
-            (c.weight.data_ptr(), c.weight.numel(), c.in_channels, c.kernel_size[0] ** 2)
-            for c in first
-        )
-        table, starts, total = _pieces(weights, x.device)
-        relaid = x.new_empty(total)
-        self._relaid = {c: relaid[start:] for c, start in zip(first, starts, strict=True)}
-        launch(
-            self._kernels.first,
-            (programs + len(table),),
-            *(x, conv.weight, raw.y, raw.parts, table, relaid, raw.count),
-            HEIGHT=height,
-            WIDTH=width,
-            PIECE=_PIECE,
-            **options,
-        )
-        return raw
-
     def _convolve(
-        self, x: Tensor, conv: nn.Conv2d, norm: nn.Module, shortcut: nn.Sequential | None = None
+        self, x: Tensor, conv: Any, norm: nn.Module, shortcut: Any = None
     ) -> tuple[_Raw, _Raw | None]:
-        """A convolution of images ``(n, h, w, channels)``, and that of a shortcut.
+        """A convolution of images ``(n, h, w, channels)``, and that of a 1 × 1 shortcut.
 
-        Args:
-            x: The images.
-            conv: The convolution.
-            norm: The BatchNorm after it.
-            shortcut: A 1 × 1 convolution with the same stride, and its BatchNorm.
+        For the first convolution the images are channels first, and the same launch writes later
+        weights channels last.
         """
-        height, width = x.shape[1:3]
-        raw, options, programs = _output(x, (height, width), conv, norm)
-        short = None if shortcut is None else _output(x, (height, width), conv, shortcut[1])[0]
-        other = raw if short is None else short
+        first = conv is self._network.stem[0]
+        size = x.shape[2:] if first else x.shape[1:3]
+        stride, outputs = conv.stride[0], conv.out_channels
+        height, width = ((side - 1) // stride + 1 for side in size)
+        y = x.new_empty(len(x), height, width, outputs)
+        count = y.numel() // outputs
+        own = tile(count, outputs)
+        tiles = -(-count // own.pixels)
+        raw, short = _Raw(y, x.new_empty(tiles, 2, outputs), own.pixels, norm), None
+        programs = tiles * -(-outputs // own.block)
         weight = self._relaid.get(conv, conv.weight)
-        short_weight = weight if shortcut is None else cast("nn.Conv2d", shortcut[0]).weight
+        kind, more = 0, 0
+        extra: tuple[Tensor, ...] = (weight, raw.y, raw.parts)  # never touched
+        if first:
+            extra = self._relay(x)
+            kind, more = 2, len(extra[0])
+        elif shortcut is not None:
+            short = _Raw(torch.empty_like(y), torch.empty_like(raw.parts), raw.share, shortcut[1])
+            extra = shortcut[0].weight, short.y, short.parts
+            kind, more = 1, programs
         launch(
             self._kernels.convolve,
-            (programs * (1 if short is None else 2),),
-            *(x, weight, raw.y, raw.parts, short_weight, other.y, other.parts, raw.count),
-            HEIGHT=height,
-            WIDTH=width,
-            SHORT=short is not None,
-            **(options | {"W_CHANNELS_LAST": True}),
+            (programs + more,),
+            *(x, weight, raw.y, raw.parts, extra, count, *size, conv.in_channels, outputs),
+            *(conv.kernel_size[0], stride, not first, not first or is_channels_last(weight)),
+            *(own.pixels, own.block, own.split, own.terms, kind, _PIECE),
+            num_warps=4,
+            num_stages=own.stages,
         )
         return raw, short
+
+    def _relay(self, like: Tensor) -> tuple[Tensor, Tensor]:
+        """A table of the weights that are channels first, and where they go channels last."""
+        convs = [conv for block in self._network.blocks for conv in (block.conv1, block.conv2)]
+        convs = [conv for conv in convs if not is_channels_last(conv.weight)]
+        weights = tuple(
+            (c.weight.data_ptr(), c.weight.numel(), c.in_channels, c.kernel_size[0] ** 2)
+            for c in convs
+        )
+        table, starts, total = _pieces(weights, like.device)
+        relaid = like.new_empty(total)
+        self._relaid = {c: relaid[start:] for c, start in zip(convs, starts, strict=True)}
+        return table, relaid
 
     def _join(self, x: _Raw, short: _Raw | Tensor | None) -> Tensor:
         """``relu(norm(x) + shortcut)``."""
@@ -329,7 +310,7 @@ class _ForwardPass:
         launch(
             self._kernels.join,
             (len(x.parts), -(-channels // block)),
-            *(*x.given, *given, y, x.count),
+            *(x.given, given, y, x.count),
             **x.sizes,
             SHORT=kind,
             PIXELS=x.share,
@@ -344,9 +325,7 @@ def _pieces(
 ) -> tuple[Tensor, list[int], int]:
     """A table of weights in pieces, where each goes, and how many numbers there are.
 
-    Args:
-        weights: Address, numbers, input channels and taps of each.
-        device: Where they are. A graph uses the table, so it stays.
+    Weights are address, numbers, input channels and taps. A graph uses the table, so it stays.
     """
     rows, starts, total = [], [], 0
     for address, size, channels, taps in weights:
@@ -356,35 +335,8 @@ def _pieces(
     return torch.tensor(rows, dtype=torch.int64).view(-1, 6).to(device), starts, total
 
 
-def _output(
-    x: Tensor, size: tuple[int, int], conv: nn.Conv2d, norm: nn.Module
-) -> tuple[_Raw, dict[str, int], int]:
-    """Room for the output of a convolution, the options of its kernel, and its programs."""
-    stride, outputs = conv.stride[0], conv.out_channels
-    height, width = ((side - 1) // stride + 1 for side in size)
-    y = x.new_empty(x.shape[0], height, width, outputs)
-    count = y.numel() // outputs
-    own = tile(count, outputs)
-    tiles = -(-count // own.pixels)
-    options: dict[str, int] = {
-        "CHANNELS": conv.in_channels,
-        "OUTPUTS": outputs,
-        "SIDE": conv.kernel_size[0],
-        "STRIDE": stride,
-        "W_CHANNELS_LAST": is_channels_last(conv.weight),
-        "PIXELS": own.pixels,
-        "BLOCK": own.block,
-        "SPLIT": own.split,
-        "TERMS": own.terms,
-        "num_warps": 4,
-        "num_stages": own.stages,
-    }
-    raw = _Raw(y, x.new_empty(tiles, 2, outputs), own.pixels, cast("nn.BatchNorm2d", norm))
-    return raw, options, tiles * -(-outputs // own.block)
-
-
 def _shortcut(x: _Raw, short: _Raw | Tensor | None) -> tuple[tuple[Any, ...], int]:
-    """The arguments of a shortcut for a kernel, and its kind.
+    """The argument of a shortcut for a kernel, and its kind.
 
     A missing shortcut is replaced by tensors that the kernel never touches.
     """

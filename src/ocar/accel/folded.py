@@ -9,7 +9,7 @@ channels, so these have a kernel of their own.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -35,25 +35,32 @@ class FoldedResNet:
         stem = network.stem
         self._stem = _Folded(stem[0], stem[1], dtype)
         self._after_stem = nn.Sequential(*list(stem)[3:])
-        self._blocks = [_FoldedBlock(block, dtype) for block in network.blocks]
+        self._blocks: list[tuple[_Folded, _Folded, _Folded | None]] = []
         self._pool, self._head = network.pool, network.head
-        self._parts = [self._stem, *(part for block in self._blocks for part in block.parts)]
-        self._joint = [  # the shift of a shortcut is added to that of the second convolution
-            (self._parts.index(block.second), self._parts.index(block.shortcut))
-            for block in self._blocks
-            if block.shortcut is not None
-        ]
+        self._parts = [self._stem]
+        self._joint: list[tuple[int, int]] = []
+        for block in network.blocks:
+            first = _Folded(block.conv1, block.bn1, dtype)
+            second = _Folded(block.conv2, block.bn2, dtype)
+            self._parts += [first, second]
+            short = None
+            if isinstance(block.shortcut, nn.Sequential):
+                short = _Folded(block.shortcut[0], block.shortcut[1], dtype)
+                self._parts.append(short)
+                # The shift of a shortcut is added to that of the second convolution.
+                self._joint.append((len(self._parts) - 2, len(self._parts) - 1))
+            self._blocks.append((first, second, short))
 
     @torch.no_grad()
     def refresh_(self) -> None:
         """Fold the present values of the network."""
         parts = self._parts
         norms = [part.norm for part in parts]
-        variances = [_present(norm.running_var) for norm in norms]
+        variances = [cast("Tensor", norm.running_var) for norm in norms]
         scales = torch._foreach_add(variances, [norm.eps for norm in norms])
         torch._foreach_rsqrt_(scales)
         torch._foreach_mul_(scales, [n.weight.detach() for n in norms])
-        shifts = torch._foreach_mul([_present(n.running_mean) for n in norms], scales)
+        shifts = torch._foreach_mul([cast("Tensor", n.running_mean) for n in norms], scales)
         shifts = torch._foreach_sub([n.bias.detach() for n in norms], shifts)
         if self._joint:
             seconds, shortcuts = zip(*((shifts[i], shifts[j]) for i, j in self._joint), strict=True)
@@ -71,30 +78,13 @@ class FoldedResNet:
     def __call__(self, x: Tensor) -> Tensor:
         """Logits ``(n, classes)`` of prepared images."""
         x = self._after_stem(self._stem(x, relu=True))
-        for block in self._blocks:
-            x = block(x)
+        for first, second, shortcut in self._blocks:
+            short = x if shortcut is None else shortcut(x, shift=False)
+            x = second(first(x, relu=True), add=short, relu=True)
         width = self._head.in_features
         features = self._pool(x).flatten(1)[:, :width].to(self._head.weight.dtype)
         logits: Tensor = self._head(features)
         return logits
-
-
-class _FoldedBlock:
-    def __init__(self, block: Any, dtype: torch.dtype) -> None:
-        self.first = _Folded(block.conv1, block.bn1, dtype)
-        self.second = _Folded(block.conv2, block.bn2, dtype)
-        self.shortcut: _Folded | None = None
-        if isinstance(block.shortcut, nn.Sequential):
-            self.shortcut = _Folded(block.shortcut[0], block.shortcut[1], dtype)
-
-    @property
-    def parts(self) -> list[_Folded]:
-        parts = (self.first, self.second, self.shortcut)
-        return [part for part in parts if part is not None]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        short = x if self.shortcut is None else self.shortcut(x, shift=False)
-        return self.second(self.first(x, relu=True), add=short, relu=True)
 
 
 class _Folded:
@@ -133,11 +123,6 @@ class _Folded:
         return y.relu_() if relu else y
 
 
-def _present(tensor: Tensor | None) -> Tensor:
-    assert tensor is not None
-    return tensor
-
-
 def _aligned(channels: int, ours: bool) -> int:
     """Channels with padding, so that the kernels read them together."""
     if channels <= _FEW:
@@ -148,12 +133,7 @@ def _aligned(channels: int, ours: bool) -> int:
 
 
 def fold(model: nn.Module, dtype: torch.dtype) -> FoldedResNet | None:
-    """A folded version of a model that can be folded, else None.
-
-    Args:
-        model: Any module.
-        dtype: Type to compute in.
-    """
+    """A folded version of a model that can be folded, else None; it computes in ``dtype``."""
     network = find_resnet(model)
     if network is None or not all_pairs(network, lambda c, n: n.track_running_stats and n.affine):
         return None

@@ -13,8 +13,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -170,18 +169,13 @@ _TOGETHER = 5  # large operands that one launch takes; more would keep more patc
 _MOST = 2**31  # numbers of an operand that a kernel can count
 
 
-@dataclass(frozen=True)
-class _Shape:
+class _Shape(NamedTuple):
     """An operand as the kernels see it: ``images`` parts, each with ``area`` locations."""
 
     size: int
     images: int
     area: int
     channels_last: bool
-
-    @property
-    def terms(self) -> int:
-        return self.images * self.area
 
 
 def _find_shape(t: Tensor) -> _Shape | None:
@@ -204,21 +198,14 @@ def _find_shape(t: Tensor) -> _Shape | None:
     return shape if shape.area % _TERMS == 0 else None
 
 
-@dataclass(frozen=True, eq=False)
-class _Plan:
+class _Plan(NamedTuple):
     """Tables for the kernels, for operands of some shapes."""
 
-    programs: tuple[Tensor, Tensor]
-    """Tiles to make, of operands that are channels first, and of those that are channels last."""
-
+    programs: list[Tensor]  # of operands that are channels first, and that are channels last
     tiles: Tensor
     sizes: Tensor
     scales: Tensor
     parts: int
-    first_last: int
-    """The first operand that is channels last."""
-
-    aligned: bool
 
 
 @functools.cache
@@ -230,32 +217,28 @@ def _plan(
     share: int,
     device: torch.device,
 ) -> _Plan:
-    def table(rows: Sequence[Sequence[int]]) -> Tensor:
-        return torch.tensor(rows, dtype=torch.int32, device=device)
-
+    """The tables, on the device; operands that are channels first come first."""
     first_last = sum(not shape.channels_last for shape in shapes)
     programs: tuple[list[tuple[int, ...]], ...] = ([], [])
     tiles: list[tuple[int, ...]] = []
     parts = 0
     for number, (shape, start) in enumerate(zip(shapes, starts, strict=True)):
         own = number - first_last if shape.channels_last else number
-        side = -(-shape.size // tile)
-        for row in range(side):
+        terms = shape.images * shape.area
+        shares = range(0, terms, share)
+        for row in range(-(-shape.size // tile)):
             for column in range(row + 1):
-                shares = range(0, shape.terms, share)
                 tiles.append((number, row, column, parts, len(shares), start))
                 for first in shares:
-                    last = min(shape.terms, first + share)
+                    last = min(terms, first + share)
                     programs[shape.channels_last].append((own, row, column, first, last, parts))
                     parts += 1
+    sizes = [(shape.size, shape.area) for shape in shapes]
+    *tables, places, extents = (
+        torch.tensor(rows, dtype=torch.int32, device=device) for rows in (*programs, tiles, sizes)
+    )
     return _Plan(
-        programs=(table(programs[0]), table(programs[1])),
-        tiles=table(tiles),
-        sizes=table([(shape.size, shape.area) for shape in shapes]),
-        scales=torch.tensor(scales, dtype=torch.float32, device=device),
-        parts=parts,
-        first_last=first_last,
-        aligned=all(shape.size % 4 == 0 for shape in shapes if shape.channels_last),
+        tables, places, extents, torch.tensor(scales, dtype=torch.float32, device=device), parts
     )
 
 
@@ -292,29 +275,21 @@ def _gram_by_kernels(
 
 
 _Job = tuple[Tensor, _Shape, float, Tensor]
+"""An operand, its shape, the scale, and where the product goes."""
 
 
 def _square(jobs: Sequence[_Job], *, tile: int, share: int, warps: int) -> None:
-    """Make several products.
-
-    Args:
-        jobs: Operands, their shapes, scales, and where the products go.
-        tile: Rows and columns that a program makes.
-        share: Terms that it adds up.
-        warps: How many share its work.
-    """
+    """Make several products: ``tile`` rows and columns and ``share`` terms a program."""
     from ocar.accel.triton import gram as kernels
 
     jobs = sorted(jobs, key=lambda job: job[1].channels_last)
     tensors, shapes, scales, outs = zip(*jobs, strict=True)
     base = outs[0].as_strided((1,), (1,), 0)
-    plan = _plan(
-        tuple(shapes), tuple(scales), tuple(o.storage_offset() for o in outs), tile, share,
-        base.device,
-    )  # fmt: skip
+    starts = tuple(out.storage_offset() for out in outs)
+    plan = _plan(shapes, scales, starts, tile, share, base.device)
     parts = torch.empty(plan.parts, tile, tile, dtype=torch.float32, device=base.device)
-    addresses = [t.data_ptr() for t in tensors]
-    first, last = addresses[: plan.first_last], addresses[plan.first_last :]
+    count = sum(not shape.channels_last for shape in shapes)
+    first, last = ([t.data_ptr() for t in some] for some in (tensors[:count], tensors[count:]))
     options: dict[str, Any] = {"TILE": tile, "TERMS": _TERMS, "num_warps": warps}
     if first:
         launch(
@@ -328,14 +303,10 @@ def _square(jobs: Sequence[_Job], *, tile: int, share: int, warps: int) -> None:
         launch(
             kernels.square_channels_last,
             (len(plan.programs[1]),),
-            *(tuple(last), plan.sizes[plan.first_last :], plan.programs[1], parts),
+            *(tuple(last), plan.sizes[count:], plan.programs[1], parts),
             LAYERS=len(last),
-            ALIGNED=plan.aligned,
+            ALIGNED=all(shape.size % 4 == 0 for shape in shapes[count:]),
             **options,
         )
-    launch(
-        kernels.add_up,
-        (len(plan.tiles),),
-        *(parts, base, plan.sizes, plan.scales, plan.tiles),
-        TILE=tile,
-    )
+    tables = (parts, base, plan.sizes, plan.scales, plan.tiles)
+    launch(kernels.add_up, (len(plan.tiles),), *tables, TILE=tile)

@@ -119,7 +119,8 @@ class Graph:
         for generator in self._generators:
             graph.register_generator_state(generator)
         # A recording registers the device's own generator by itself.
-        drawn_from = [*self._generators, _default_generator(self.device)]
+        index = torch.cuda.current_device() if self.device.index is None else self.device.index
+        drawn_from = [*self._generators, torch.cuda.default_generators[index]]
         before = [generator.clone_state() for generator in drawn_from]
         try:
             output = self._run_into(graph, inputs, key)
@@ -158,11 +159,6 @@ def release_memory(device: torch.device) -> None:
     if device.type == "cuda":
         with _one_at_a_time:
             torch.cuda.empty_cache()
-
-
-def _default_generator(device: torch.device) -> torch.Generator:
-    index = torch.cuda.current_device() if device.index is None else device.index
-    return torch.cuda.default_generators[index]
 
 
 @functools.cache

@@ -102,10 +102,6 @@ def invert(buffer: FactorBuffer, pairs: Pairs) -> Tensor:
 
     Only :func:`precondition` reads the inverses; each implementation has a form of its own.
 
-    Args:
-        buffer: The factors.
-        pairs: The layers.
-
     Returns:
         How many factors have no inverse, a scalar of int64. If there are any, the old inverses
         stay.
@@ -148,7 +144,7 @@ def precondition(
 
     Args:
         buffer: The factors.
-        pairs: The layers.
+        pairs: Their layers.
         gradients: Makes the gradient of each layer, ``(groups, d_out, d_in)``.
         rows: For each layer X and Δ if its gradient is known to be ΔᵀX, else None.
     """

@@ -9,9 +9,9 @@ Of A the inverse of the Cholesky factor is kept, A⁻¹ = RᵀR with R triangula
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from itertools import accumulate, product
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,85 +22,48 @@ from ocar.accel.kronecker import Pairs, invert, mix_and_damp, precondition
 from ocar.accel.operation import has_triton, launch
 from ocar.accel.rows import Rows
 
-LARGEST = 2048
-"""Rows of a factor up to which our kernels are faster than a library."""
-
-SIDE = 32
-"""Rows of a block of an inverse: one for each thread of the warp that factorises it."""
-
-PRECISION = "tf32x3"
-"""Of products: nearly that of float32, on tensor cores."""
-
+LARGEST = 2048  # rows of a factor up to which our kernels are faster than a library
+SIDE = 32  # rows of a block of an inverse: one for each thread of the warp that factorises it
+PRECISION = "tf32x3"  # of products: nearly that of float32, on tensor cores
 _CHUNK = 4096  # numbers of a factor that one program averages
 _ROWS, _COLUMNS, _TERMS = 32, 64, 32  # of a tile of a product, and the terms it adds at a time
 
 
-@dataclass(frozen=True, eq=False)
-class _Matrix:
+class _Matrix(NamedTuple):
     """One square matrix of the buffer."""
 
     start: int
     size: int
     statistic: int
-    partner: int
-    is_a: bool
 
 
 class _Plan:
     """Tables for the kernels; they cannot be made while a graph is recorded.
 
-    Args:
-        buffer: The factors.
-        pairs: The layers, all of them small enough.
+    All layers are small enough. Matrices come in pairs: A of a layer, or of a group of it, then G.
     """
 
     def __init__(self, buffer: FactorBuffer, pairs: Pairs) -> None:
         self._device = buffer.averages.device
-        self._pairs = pairs
-        self._starts = {p.layer: tuple(buffer.start(name) for name in p.names) for p in pairs}
-        self.matrices: list[_Matrix] = []
-        for pair in pairs:
-            first = len(self.matrices)
-            for group in range(pair.groups):
-                for is_a, name in zip((True, False), pair.names, strict=True):
-                    size = pair.d_in if is_a else pair.d_out
-                    start = buffer.start(name) + group * size**2
-                    partner = first + 2 * group + int(is_a)
-                    self.matrices.append(_Matrix(start, size, buffer.index(name), partner, is_a))
-        self.starts, self.sizes, self.statistics, self.partners, self.halves = (
-            self._table([getattr(matrix, field) for matrix in self.matrices])
-            for field in ("start", "size", "statistic", "partner", "is_a")
-        )
-        self.largest = max(matrix.size for matrix in self.matrices)
-        self.traces = torch.zeros(2, len(self.matrices), device=self._device)
+        self._matrices = [
+            _Matrix(buffer.start(name) + group * size**2, size, buffer.index(name))
+            for pair in pairs
+            for group in range(pair.groups)
+            for name, size in zip(pair.names, (pair.d_in, pair.d_out), strict=True)
+        ]
+        self.count = len(self._matrices)
+        self.matrices = self._table(self._matrices)
+        self.largest = max(matrix.size for matrix in self._matrices)
+        self.traces = torch.zeros(2, self.count, device=self._device)
         # One number for each matrix, and one for all matrices that are too large for the kernels.
-        self.bad = torch.zeros(len(self.matrices) + 1, dtype=torch.int32, device=self._device)
-        self._make_blocks()
-
-    def _table(self, rows: Sequence[Any]) -> Tensor:
-        return torch.tensor(rows, dtype=torch.int32, device=self._device)
-
-    @cached_property
-    def chunks(self) -> Tensor:
-        """Pieces of the matrices to average: number of the matrix, first number."""
-        return self._table(
-            [
-                (number, first)
-                for number, matrix in enumerate(self.matrices)
-                for first in range(0, matrix.size**2, _CHUNK)
-            ]
-        )
-
-    def _make_blocks(self) -> None:
-        """Blocks on and below the diagonals of the matrices, in the order that steps need them."""
-        counts = [-(-matrix.size // SIDE) for matrix in self.matrices]
-        firsts = [sum(counts[:index]) for index in range(len(counts))]
+        self.bad = torch.zeros(self.count + 1, dtype=torch.int32, device=self._device)
+        # Blocks on and below the diagonals of the matrices.
+        counts = [-(-matrix.size // SIDE) for matrix in self._matrices]
+        firsts = [0, *accumulate(counts)]
         blocks = [
-            (matrix.start, matrix.size, row, column, first, number)
-            for number, (matrix, first, count) in enumerate(
-                zip(self.matrices, firsts, counts, strict=True)
-            )
-            for row in range(count)
+            (matrix.start, matrix.size, row, column, firsts[number], number)
+            for number, matrix in enumerate(self._matrices)
+            for row in range(counts[number])
             for column in range(row + 1)
         ]
         # A step takes all rows below a block of all matrices that reach so far: these come first.
@@ -112,33 +75,40 @@ class _Plan:
         steps = range(max(counts))
         self.below = [sum(block[2] > step for block in blocks) for step in steps]
         self.reach = [sum(count for count in counts if count > step) for step in steps]
-        self.panels, self.roots = torch.zeros(
-            2, sum(counts) * SIDE**2, device=self._device
-        ).unbind()
+        length = sum(counts) * SIDE**2
+        self.panels, self.roots = torch.zeros(2, length, device=self._device).unbind()
+
+    def _table(self, rows: Sequence[tuple[int, ...]]) -> Tensor:
+        return torch.tensor(rows, dtype=torch.int32, device=self._device)
+
+    @cached_property
+    def chunks(self) -> Tensor:
+        """Pieces of the matrices to average: number of the matrix, first number."""
+        return self._table(
+            [
+                (number, first)
+                for number, matrix in enumerate(self._matrices)
+                for first in range(0, matrix.size**2, _CHUNK)
+            ]
+        )
 
     @cached_property
     def tiles(self) -> list[Tensor]:
         """Tiles of the three products of :func:`_precondition`, the longest sums first."""
-        tables: tuple[list[list[int]], ...] = ([], [], [])
+        tables: tuple[list[tuple[int, ...]], ...] = ([], [], [])
         at = 0
-        for pair in self._pairs:
-            rows, columns = pair.d_out, pair.d_in
-            for group in range(pair.groups):
-                start_a, start_g = self._starts[pair.layer]
-                root, inverse = start_a + group * columns**2, start_g + group * rows**2
-                for row in range(-(-rows // _ROWS)):
-                    for column in range(-(-columns // _COLUMNS)):
-                        first, last = column * _COLUMNS, min(columns, (column + 1) * _COLUMNS)
-                        wide, high = [rows, columns, columns, row, column], [rows, columns, rows]
-                        # R is triangular: the sums leave out its zeros.
-                        tables[0].append([at, root, at, *wide, 0, -(-last // _TERMS)])
-                        tables[1].append(
-                            [inverse, at, at, *high, row, column, 0, -(-rows // _TERMS)]
-                        )
-                        tables[2].append(
-                            [at, root, at, *wide, first // _TERMS, -(-columns // _TERMS)]
-                        )
-                at += rows * columns
+        for a, g in zip(self._matrices[::2], self._matrices[1::2], strict=True):
+            rows, columns = g.size, a.size
+            places = product(range(-(-rows // _ROWS)), range(-(-columns // _COLUMNS)))
+            for row, column in places:
+                first, last = column * _COLUMNS, min(columns, (column + 1) * _COLUMNS)
+                with_root = at, a.start, at, rows, columns, columns, row, column
+                with_inverse = g.start, at, at, rows, columns, rows, row, column
+                # R is triangular: the sums leave out its zeros.
+                tables[0].append((*with_root, 0, -(-last // _TERMS)))
+                tables[1].append((*with_inverse, 0, -(-rows // _TERMS)))
+                tables[2].append((*with_root, first // _TERMS, -(-columns // _TERMS)))
+            at += rows * columns
         for table in tables:
             table.sort(key=lambda tile: tile[8] - tile[9])
         return [self._table(table) for table in tables]
@@ -173,21 +143,16 @@ def _mix_and_damp(
 
     small, large = _split(pairs)
     plan = _plan(buffer, small)
-    values, estimates, count = buffer.averages, buffer.estimates, len(plan.matrices)
-    launch(
-        kernels.trace,
-        (count,),
-        *(values, estimates, plan.starts, plan.sizes, plan.traces, count),
-        BLOCK=1 << (plan.largest - 1).bit_length(),
-    )
+    given = (buffer.averages, buffer.estimates, plan.matrices, plan.traces)
+    block = 1 << (plan.largest - 1).bit_length()
+    launch(kernels.trace, (plan.count,), *given, plan.count, BLOCK=block)
     ok = plan.traces[1].sum().isfinite()  # the diagonals bound the rest
     if large:
         ok = ok & kronecker.are_finite(buffer, large)
     launch(
         kernels.mix,
         (len(plan.chunks),),
-        *(values, estimates, plan.starts, plan.sizes, plan.traces, plan.statistics),
-        *(plan.partners, rates, dims, torch.as_tensor(damping).to(rates), ok, plan.chunks, count),
+        *(*given, rates, dims, torch.as_tensor(damping).to(rates), ok, plan.chunks, plan.count),
         BLOCK=_CHUNK,
     )
     kronecker.take_estimates(buffer, large, rates, dims, damping, ok)
@@ -200,31 +165,23 @@ def _invert(buffer: FactorBuffer, pairs: Pairs) -> Tensor:
 
     small, large = _split(pairs)
     plan, values = _plan(buffer, small), buffer.estimates
-    count = len(plan.matrices)
+    count = plan.count
     if large:
         found, others = kronecker.find_inverses(buffer, large)
         plan.bad[count].copy_(others)
     options = {"SIDE": SIDE, "PRECISION": PRECISION, "num_warps": 1}
-    launch(
-        kernels.begin, (len(plan.corners),), values, plan.roots, plan.bad, plan.corners, **options
-    )
+    panels, roots, bad, blocks = plan.panels, plan.roots, plan.bad, plan.blocks
+    launch(kernels.begin, (len(plan.corners),), values, roots, bad, plan.corners, **options)
     for step, (below, reach) in enumerate(zip(plan.below, plan.reach, strict=True)):
-        launch(
-            kernels.divide, (reach,), values, plan.panels, plan.roots, plan.strips, step, **options
-        )
+        launch(kernels.divide, (reach,), values, panels, roots, plan.strips, step, **options)
         if below:
-            launch(
-                kernels.subtract,
-                (below,),
-                *(values, plan.panels, plan.roots, plan.bad, plan.blocks, step, below),
-                **options,
-            )
+            given = (values, panels, roots, bad, blocks, step, below)
+            launch(kernels.subtract, (below,), *given, **options)
     total = count + bool(large)
     launch(
         kernels.finish,
-        (len(plan.blocks),),
-        *(values, plan.roots, plan.bad, plan.blocks, plan.halves),
-        *(kronecker.inverses(buffer), total),
+        (len(blocks),),
+        *(values, roots, bad, blocks, kronecker.inverses(buffer), total),
         MATRICES=1 << (total - 1).bit_length(),
         **options,
     )

@@ -41,6 +41,22 @@ def is_channels_last(t: Tensor) -> bool:
     return last and not t.is_contiguous()
 
 
+def is_dense(t: Tensor) -> bool:
+    """Whether a tensor is contiguous in one of the two layouts."""
+    return t.is_contiguous() or is_channels_last(t)
+
+
+def has_square_kernel(conv: nn.Conv2d) -> bool:
+    """Whether a convolution is the same both ways: zero padding, no dilation, one group."""
+    return (
+        isinstance(conv.padding, tuple)
+        and all(s[0] == s[1] for s in (conv.kernel_size, conv.stride, conv.padding))
+        and conv.padding_mode == "zeros"
+        and conv.dilation == (1, 1)
+        and conv.groups == 1
+    )
+
+
 def laid_out(t: Tensor, *, like: Tensor) -> Tensor:
     """Images in the layout of others; a copy unless they have it."""
     if is_channels_last(like):
@@ -49,12 +65,7 @@ def laid_out(t: Tensor, *, like: Tensor) -> Tensor:
 
 
 def in_memory(t: Tensor, *, like: Tensor | None = None) -> Tensor:
-    """A view with the axes in the order of memory.
-
-    Args:
-        t: A tensor that is contiguous in one of the two layouts.
-        like: Whose order to take; its own by default.
-    """
+    """A view with the axes in the order of memory: of its own, or that of ``like``."""
     return t.movedim(1, -1) if is_channels_last(t if like is None else like) else t
 
 

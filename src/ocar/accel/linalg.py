@@ -27,10 +27,7 @@ def add_to_diagonal(matrix: Tensor, value: Tensor | float) -> Tensor:
 
 @operation
 def inverse(matrix: Tensor) -> tuple[Tensor, Tensor]:
-    """The inverse of positive definite matrices, without waiting for a device.
-
-    Args:
-        matrix: Shape ``(groups, d, d)``.
+    """The inverse of positive definite matrices ``(groups, d, d)``, without waiting for a device.
 
     Returns:
         The inverse, and whether a matrix has none, a scalar of bool. Then the result is
@@ -59,10 +56,9 @@ def inverse_root(matrix: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def cholesky(matrix: Tensor) -> Tensor | None:
-    """The lower Cholesky factor on the host, computed in float64 if that is needed.
+    """The lower Cholesky factor on the host; None if the matrix is not positive definite.
 
-    Returns:
-        The factor in the type of the matrix; None if the matrix is not positive definite.
+    It is computed in float64 if that is needed.
     """
     for dtype in dict.fromkeys((matrix.dtype, torch.float64)):
         factor, info = torch.linalg.cholesky_ex(matrix.to(dtype))
@@ -85,9 +81,6 @@ def triangular_inverse(factor: Tensor) -> Tensor:
     Blocks on the diagonal are inverted together. Then neighbours are joined, all pairs at once:
     the inverse of [A 0; B C] is [A⁻¹ 0; −C⁻¹BA⁻¹ C⁻¹]. On a GPU products are far faster than one
     long substitution.
-
-    Args:
-        factor: Shape ``(groups, d, d)``, zero above the diagonal.
     """
     groups, size, _ = factor.shape
     side, count = size, 1

@@ -14,7 +14,7 @@ from typing import Any, cast
 import torch
 from torch import nn
 
-from ocar.accel.layout import is_channels_last
+from ocar.accel.layout import has_square_kernel, is_dense
 
 _resnets: dict[type[nn.Module], tuple[type[nn.Module], type[nn.Module]]] = {}
 
@@ -36,27 +36,10 @@ def register_resnet(
 class ResNet:
     """The parts of a registered ResNet."""
 
-    model: Any
-
-    @property
-    def stem(self) -> nn.Sequential:
-        """Convolution, BatchNorm, ReLU, perhaps a pooling."""
-        return cast("nn.Sequential", self.model.stem)
-
-    @property
-    def blocks(self) -> list[Any]:
-        """Blocks with conv1, bn1, conv2, bn2 and shortcut."""
-        return list(self.model.blocks)
-
-    @property
-    def head(self) -> nn.Linear:
-        """The output layer."""
-        return cast("nn.Linear", self.model.head)
-
-    @property
-    def pool(self) -> nn.Module:
-        """The pooling before it."""
-        return cast("nn.Module", self.model.pool)
+    stem: nn.Sequential  # convolution, BatchNorm, ReLU, perhaps a pooling
+    blocks: list[Any]  # with conv1, bn1, conv2, bn2 and shortcut
+    pool: nn.Module
+    head: nn.Linear
 
     def pairs(self) -> Iterator[tuple[nn.Module, nn.Module]]:
         """Every convolution with the BatchNorm after it."""
@@ -74,16 +57,14 @@ def find_resnet(model: nn.Module) -> ResNet | None:
     if known is None:
         return None
     block_kind, stem_kind = _resnets[known]
-    own = cast("Any", type(model)), cast("Any", known)
-    if any(getattr(own[0], name) is not getattr(own[1], name) for name in ("forward", "features")):
+    own = type(model)
+    if any(getattr(own, name) is not getattr(known, name) for name in ("forward", "features")):
         return None
-    found = ResNet(model)
-    stem = found.stem
-    if (
-        type(stem) is not stem_kind
-        or type(stem[2]) is not nn.ReLU
-        or type(found.head) is not nn.Linear
-    ):
+    parts = cast("Any", model)
+    found = ResNet(parts.stem, list(parts.blocks), parts.pool, parts.head)
+    if type(found.stem) is not stem_kind or type(found.stem[2]) is not nn.ReLU:
+        return None
+    if type(found.head) is not nn.Linear:
         return None
     for block in found.blocks:
         if type(block) is not block_kind:
@@ -114,15 +95,7 @@ def all_pairs(network: ResNet, check: Callable[[nn.Conv2d, nn.BatchNorm2d], bool
 def is_small_kernel(conv: nn.Conv2d) -> bool:
     """Whether a convolution is 1 × 1 or 3 × 3, the same both ways, with padding to match."""
     side = conv.kernel_size[0]
-    return (
-        side in (1, 3)
-        and conv.kernel_size == (side, side)
-        and conv.stride[0] == conv.stride[1]
-        and conv.padding == (side // 2, side // 2)
-        and conv.padding_mode == "zeros"
-        and conv.dilation == (1, 1)
-        and conv.groups == 1
-    )
+    return side in (1, 3) and has_square_kernel(conv) and conv.padding[0] == side // 2
 
 
 def is_single_precision(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> bool:
@@ -131,7 +104,7 @@ def is_single_precision(conv: nn.Conv2d, norm: nn.BatchNorm2d) -> bool:
     return (
         conv.bias is None
         and weight.dtype == torch.float32
-        and (weight.is_contiguous() or is_channels_last(weight))
+        and is_dense(weight)
         and norm.affine
         and norm.weight.dtype == torch.float32
     )

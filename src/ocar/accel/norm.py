@@ -63,12 +63,17 @@ def _norm_act_by_kernel(norm: nn.Module, x: Tensor, shortcut: Tensor | None = No
 
 
 def _fused(norm: nn.BatchNorm2d, x: Tensor, shortcut: Tensor | None, *, relu: bool) -> Tensor:
-    tracks = norm.track_running_stats and norm.running_mean is not None
-    if tracks and norm.num_batches_tracked is not None:
+    given = (x, norm.weight, norm.bias, *_running(norm), norm.momentum, norm.eps)
+    return cast("Callable[..., Tensor]", _FusedNorm.apply)(*given, shortcut, relu)
+
+
+def _running(norm: nn.BatchNorm2d) -> tuple[Tensor | None, Tensor | None]:
+    """The running statistics that a batch moves; the batch is counted."""
+    if not norm.track_running_stats or norm.running_mean is None:
+        return None, None
+    if norm.num_batches_tracked is not None:
         norm.num_batches_tracked.add_(1)
-    running = (norm.running_mean, norm.running_var) if tracks else (None, None)
-    apply = cast("Callable[..., Tensor]", _FusedNorm.apply)
-    return apply(x, norm.weight, norm.bias, shortcut, *running, norm.momentum, norm.eps, relu)
+    return norm.running_mean, norm.running_var
 
 
 @contextmanager
@@ -100,12 +105,8 @@ def _forward(module: nn.BatchNorm2d, x: Tensor) -> Tensor:
         )
     if _fits(module, x):
         return _fused(module, x, None, relu=False)
-    tracks = module.track_running_stats
-    if tracks and module.num_batches_tracked is not None:
-        module.num_batches_tracked.add_(1)
-    running = (module.running_mean, module.running_var) if tracks else (None, None)
-    apply = cast("Callable[..., Tensor]", _BatchNorm.apply)
-    return apply(x, module.weight, module.bias, *running, module.momentum, module.eps)
+    given = (x, module.weight, module.bias, *_running(module), module.momentum, module.eps)
+    return cast("Callable[..., Tensor]", _BatchNorm.apply)(*given)
 
 
 class _BatchNorm(torch.autograd.Function):
@@ -132,66 +133,76 @@ class _BatchNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        apply = cast("Callable[..., tuple[Tensor, ...]]", _BatchNormBackward.apply)
-        return (*apply(g, *ctx.saved_tensors, ctx.kind, ctx.eps), None, None, None, None)
+        given = (*ctx.saved_tensors, ctx.kind, ctx.eps)
+        return (*_pull_back(g, _gradients, *given), None, None, None, None)
 
 
-class _BatchNormBackward(torch.autograd.Function):
-    """Gradients of input, weight and bias, for one column or several."""
+def _gradients(
+    g: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    center: Tensor,
+    scale: Tensor,
+    reserve: Tensor,
+    kind: int,
+    eps: float,
+) -> tuple[Tensor, ...]:
+    """Gradients of input, weight and bias; g and the results have their columns first.
+
+    On a GPU all columns are one call, as additional channels. On a CPU they come one after another:
+    no copies of x, and the next layer finds the columns first.
+    """
+    if len(g) == 1:
+        found = _aten._batch_norm_impl_index_backward(
+            kind, x, g[0], weight, None, None, center, scale, True, eps, _ALL, reserve
+        )
+        return tuple(part.unsqueeze(0) for part in found)
+
+    if x.is_cpu:
+        columns = [
+            _aten.native_batch_norm_backward(
+                column, x, weight, None, None, center, scale, True, eps, _ALL
+            )
+            for column in g
+        ]
+        return tuple(torch.stack(parts) for parts in zip(*columns, strict=True))
+    split = (len(g), x.shape[1])
+    wide = x.unsqueeze(1).expand(-1, len(g), *x.shape[1:]).flatten(1, 2)
+    weight, center, scale = torch.stack((weight, center, scale)).repeat(1, len(g))
+    gx, gw, gb = _aten.native_batch_norm_backward(
+        g.movedim(0, 1).flatten(1, 2), wide, weight, None, None, center, scale, True, eps, _ALL
+    )
+    return gx.unflatten(1, split).movedim(1, 0), gw.unflatten(0, split), gb.unflatten(0, split)
+
+
+class _PullBack(torch.autograd.Function):
+    """``gradients(g, *others)`` for one column or several; there is no second derivative."""
 
     @staticmethod
     def forward(
-        g: Tensor,
-        x: Tensor,
-        weight: Tensor,
-        center: Tensor,
-        scale: Tensor,
-        reserve: Tensor,
-        kind: int,
-        eps: float,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        result: tuple[Tensor, Tensor, Tensor] = _aten._batch_norm_impl_index_backward(
-            kind, x, g, weight, None, None, center, scale, True, eps, _ALL, reserve
-        )
-        return result
+        g: Tensor, gradients: Callable[..., tuple[Tensor, ...]], *others: Any
+    ) -> tuple[Tensor, ...]:
+        return tuple(part.squeeze(0) for part in gradients(g.unsqueeze(0), *others))
 
     @staticmethod
     def setup_context(ctx: FunctionCtx, inputs: tuple[Any, ...], output: Any) -> None:
-        """There is no second derivative."""
+        """Nothing is kept."""
 
     @staticmethod
     def vmap(
         info: Any,
         in_dims: tuple[int | None, ...],
         g: Tensor,
-        x: Tensor,
-        weight: Tensor,
-        center: Tensor,
-        scale: Tensor,
-        reserve: Tensor,
-        kind: int,
-        eps: float,
+        gradients: Callable[..., tuple[Tensor, ...]],
+        *others: Any,
     ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        """All columns in one call, as additional channels; on a CPU one after another."""
+        """All columns in one call."""
         assert in_dims[0] is not None
-        if x.is_cpu:  # no copies of x, and the next layer finds the columns first
-            found = [
-                _aten.native_batch_norm_backward(
-                    column, x, weight, None, None, center, scale, True, eps, _ALL
-                )
-                for column in g.movedim(in_dims[0], 0)
-            ]
-            return tuple(torch.stack(parts) for parts in zip(*found, strict=True)), (0, 0, 0)
-        columns, channels = info.batch_size, x.shape[1]
-        wide = x.unsqueeze(1).expand(-1, columns, *x.shape[1:]).flatten(1, 2)
-        g = g.movedim(in_dims[0], 1).flatten(1, 2)
-        weight, center, scale = torch.stack((weight, center, scale)).repeat(1, columns)
-        gx, gw, gb = _aten.native_batch_norm_backward(
-            g, wide, weight, None, None, center, scale, True, eps, _ALL
-        )
-        split = (columns, channels)
-        gradients = gx.unflatten(1, split), gw.unflatten(0, split), gb.unflatten(0, split)
-        return gradients, (1, 0, 0)
+        found = gradients(g.movedim(in_dims[0], 0), *others)
+        return found, (0,) * len(found)
+
+
+_pull_back = cast("Callable[..., tuple[Tensor, ...]]", _PullBack.apply)
 
 
 class _FusedNorm(torch.autograd.Function):
@@ -203,11 +214,11 @@ class _FusedNorm(torch.autograd.Function):
         x: Tensor,
         weight: Tensor,
         bias: Tensor,
-        shortcut: Tensor | None,
         running_mean: Tensor | None,
         running_variance: Tensor | None,
         momentum: float,
         eps: float,
+        shortcut: Tensor | None,
         relu: bool,
     ) -> Tensor:
         from ocar.accel.triton import norm as kernels
@@ -217,47 +228,23 @@ class _FusedNorm(torch.autograd.Function):
         y = torch.empty_like(x)
         mean, scale = x.new_empty(2, x.shape[1]).unbind()
         sizes, options = _sizes(x)
+        ctx.has_shortcut, tracks = shortcut is not None, running_mean is not None
         # A missing tensor is replaced by another one that the kernel never touches.
-        statistics = _or(running_mean, mean), _or(running_variance, scale)
-        has_shortcut, tracks = shortcut is not None, running_mean is not None
+        statistics = (running_mean, running_variance) if tracks else (mean, scale)
         launch(
             kernels.forward,
             (-(-x.shape[1] // options["GROUP"]),),
-            *(x, _or(shortcut, x), y, weight, bias, mean, scale, *statistics),
-            *(*sizes, momentum, eps, int(has_shortcut), int(relu), int(tracks)),
+            *(x, shortcut if ctx.has_shortcut else x, y, weight, bias, mean, scale, *statistics),
+            *(*sizes, momentum, eps, int(ctx.has_shortcut), int(relu), int(tracks)),
             **options,
         )
         ctx.save_for_backward(x, weight, mean, scale, y if relu else None)
-        ctx.has_shortcut = has_shortcut
         return y
 
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
-        apply = cast("Callable[..., tuple[Tensor, ...]]", _FusedNormBackward.apply)
-        gx, gw, gb, *gs = apply(g, *ctx.saved_tensors, ctx.has_shortcut)
-        return gx, gw, gb, gs[0] if gs else None, None, None, None, None, None
-
-
-class _FusedNormBackward(torch.autograd.Function):
-    """Gradients at x, weight, bias and shortcut, for one column or several."""
-
-    @staticmethod
-    def forward(g: Tensor, *others: Any) -> tuple[Tensor, ...]:
-        gradients = _fused_gradients(g.unsqueeze(0), *others)
-        return tuple(gradient.squeeze(0) for gradient in gradients)
-
-    @staticmethod
-    def setup_context(ctx: FunctionCtx, inputs: tuple[Any, ...], output: Any) -> None:
-        """There is no second derivative."""
-
-    @staticmethod
-    def vmap(
-        info: Any, in_dims: tuple[int | None, ...], g: Tensor, *others: Any
-    ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
-        """All columns in one call."""
-        assert in_dims[0] is not None
-        gradients = _fused_gradients(g.movedim(in_dims[0], 0), *others)
-        return gradients, (0,) * len(gradients)
+        gx, gw, gb, *gs = _pull_back(g, _fused_gradients, *ctx.saved_tensors, ctx.has_shortcut)
+        return gx, gw, gb, None, None, None, None, gs[0] if gs else None, None
 
 
 def _fused_gradients(
@@ -281,7 +268,7 @@ def _fused_gradients(
     launch(
         kernels.backward,
         (-(-channels // options["GROUP"]), columns),
-        *(g, x, _or(y, x), weight, mean, scale, gx, _or(gs, gx), gw, gb),
+        *(g, x, x if y is None else y, weight, mean, scale, gx, gx if gs is None else gs, gw, gb),
         *(*sizes, int(has_shortcut), int(y is not None)),
         **options,
     )
@@ -296,9 +283,6 @@ def _sizes(x: Tensor) -> tuple[tuple[int, int, int], dict[str, Any]]:
     block = 1 << (count - 1).bit_length()
     last = is_channels_last(x)
     group = min(_GROUP, max(1, _SHARED // block)) if last else 1
-    options = {"CHANNELS_LAST": last, "BLOCK": block, "GROUP": group}
-    return (count, channels, area), {**options, "num_warps": min(16, max(1, block * group // 512))}
-
-
-def _or(tensor: Tensor | None, other: Tensor) -> Tensor:
-    return other if tensor is None else tensor
+    warps = min(16, max(1, block * group // 512))
+    options = {"CHANNELS_LAST": last, "BLOCK": block, "GROUP": group, "num_warps": warps}
+    return (count, channels, area), options

@@ -25,9 +25,6 @@ OPERATIONS: dict[str, Operation[..., Any]] = {}
 class Operation(Generic[P, R]):
     """A function with a plain definition and perhaps faster implementations.
 
-    Args:
-        plain: The definition.
-
     Attributes:
         implementations: By name; ``"plain"`` is the definition.
     """
@@ -35,7 +32,6 @@ class Operation(Generic[P, R]):
     def __init__(self, plain: Callable[P, R]) -> None:
         self.implementations: dict[str, Callable[P, R]] = {"plain": plain}
         self._choices: list[tuple[str, Callable[..., bool]]] = []
-        self._plain = plain
         functools.update_wrapper(self, plain)
         OPERATIONS[plain.__name__] = self
 
@@ -61,7 +57,7 @@ class Operation(Generic[P, R]):
         for name, fits in self._choices:
             if fits(*args, **kwargs):
                 return self.implementations[name](*args, **kwargs)
-        return self._plain(*args, **kwargs)
+        return self.implementations["plain"](*args, **kwargs)
 
 
 def operation(plain: Callable[P, R]) -> Operation[P, R]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ocar.accel.layout import is_channels_last, laid_out
+from ocar.accel.layout import has_square_kernel, is_channels_last, is_dense, laid_out
 from ocar.accel.operation import has_triton, launch, operation
 
 Convolution = nn.Conv1d | nn.Conv2d
@@ -68,18 +68,14 @@ def _windows(x: Tensor, conv: Convolution) -> Tensor:
 
 def _fits(x: Tensor, conv: Convolution) -> bool:
     """Whether there is a kernel: for square kernels of up to 3 × 3."""
-    if not x.is_cuda or type(conv) is not nn.Conv2d or not isinstance(conv.padding, tuple):
+    if not x.is_cuda or type(conv) is not nn.Conv2d:
         return False
     by_size = x.shape[1] * math.prod(conv.kernel_size) * (x.numel() // x.shape[1] + _BLOCK)
     return (
         x.dtype == torch.float32
-        and (x.is_contiguous() or is_channels_last(x))
-        and conv.groups == 1
-        and conv.dilation == (1, 1)
-        and conv.padding_mode == "zeros"
-        and conv.kernel_size[0] == conv.kernel_size[1] <= 3
-        and conv.stride[0] == conv.stride[1]
-        and conv.padding[0] == conv.padding[1]
+        and is_dense(x)
+        and has_square_kernel(conv)
+        and conv.kernel_size[0] <= 3
         and by_size < _MOST
         and has_triton(x)
     )

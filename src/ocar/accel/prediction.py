@@ -13,27 +13,18 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from ocar.accel.devices import many_images
 from ocar.accel.folded import fold
 from ocar.accel.graph import Graph
 
 T = TypeVar("T")
 
-MOST_BYTES = 2**30
-"""Samples that would be larger than this once normalised are normalised each time."""
-
-CHUNK = 1250
-"""Samples that go through the model at once."""
+MOST_BYTES = 2**30  # samples that would be larger than this are normalised each time
+CHUNK = 1250  # samples that go through the model at once
 
 
 class RepeatedPrediction:
-    """Predicts the first n of some samples.
-
-    Args:
-        x: Raw samples, ``(n, ...)``.
-        normalize: From raw samples to inputs of the model.
-        predict: From inputs of the model to outputs.
-        device: Where the model is.
-    """
+    """Predicts the first n of some samples; see :func:`repeated_prediction`."""
 
     def __init__(
         self,
@@ -59,20 +50,18 @@ class RepeatedPrediction:
 
     def __call__(self, n: int, use: Callable[[Tensor], T]) -> T:
         """Apply ``use`` to the outputs for the first n samples."""
-        return use(torch.cat([self._outputs(part) for part in self._x[:n].split(CHUNK)]))
+        return use(self._predict_first(n))
 
-    def _outputs(self, x: Tensor) -> Tensor:
-        return self._predict(x if self._normalize is None else self._normalize(x))
+    def _predict_first(self, n: int) -> Tensor:
+        parts = self._x[:n].split(CHUNK)
+        normalize = self._normalize or (lambda part: part)
+        return torch.cat([self._predict(normalize(part)) for part in parts])
 
 
 class ParallelPrediction(RepeatedPrediction):
     """A :class:`RepeatedPrediction` on a stream of its own, with a copy of the weights.
 
-    Args:
-        x: Raw samples, ``(n, ...)``.
-        normalize: From raw samples to inputs of the model.
-        model: The model, on a CUDA device.
-        weights: Parameters and buffers to predict with, by name. They must stay the same tensors.
+    The model is on a CUDA device. Its ``weights`` must stay the same tensors.
     """
 
     def __init__(
@@ -84,19 +73,17 @@ class ParallelPrediction(RepeatedPrediction):
         weights: Mapping[str, Tensor],
     ) -> None:
         like = next(iter(weights.values()))
-        self._model = copy.deepcopy(model).eval().requires_grad_(False)
-        self._folded = fold(
-            self._model, torch.float16 if like.dtype == torch.float32 else like.dtype
-        )
-        own = {**dict(self._model.named_parameters()), **dict(self._model.named_buffers())}
-        changing = {name: tensor for name, tensor in own.items() if tensor.is_floating_point()}
+        own = copy.deepcopy(model).eval().requires_grad_(False)
+        folded = fold(own, torch.float16 if like.dtype == torch.float32 else like.dtype)
+        self._folded = folded
+        named = {**dict(own.named_parameters()), **dict(own.named_buffers())}
+        changing = {name: tensor for name, tensor in named.items() if tensor.is_floating_point()}
         self._copies: list[Tensor] = list(changing.values())
         self._values = [weights[name] for name in changing]
-        folded = self._folded
         prepare = normalize if folded is None else lambda x: folded.prepare(normalize(x))
-        super().__init__(x, normalize=prepare, predict=folded or self._model, device=like.device)
-        if self._folded is None and self._x.dim() == 4:
-            self._x = self._x.contiguous(memory_format=torch.channels_last)
+        super().__init__(x, normalize=prepare, predict=folded or own, device=like.device)
+        if folded is None:
+            self._x = many_images(self._x)
         self._stream = torch.cuda.Stream(like.device)
         self._graph = Graph(self._first, device=like.device, low_priority=True)
         self._idle = torch.cuda.Event()
@@ -133,7 +120,7 @@ class ParallelPrediction(RepeatedPrediction):
     def _first(self, *, key: int) -> Tensor:
         if self._folded is not None:
             self._folded.refresh_()
-        return torch.cat([self._outputs(part) for part in self._x[:key].split(CHUNK)])
+        return self._predict_first(key)
 
 
 def repeated_prediction(

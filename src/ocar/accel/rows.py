@@ -25,11 +25,7 @@ Rows = tuple[Tensor, Tensor]
 
 
 class RowRecorder:
-    """Records X and Δ of linear layers; on devices where that does not pay, nothing.
-
-    Args:
-        layers: The layers, by name.
-    """
+    """Records X and Δ of linear layers, by name; on devices where that does not pay, nothing."""
 
     def __init__(self, layers: Mapping[str, nn.Module]) -> None:
         self._layers = {
@@ -94,16 +90,10 @@ def _joined(parts: Sequence[Tensor]) -> Tensor:
 
 
 def _is_product(gradient: Tensor | None, bias: Tensor | None, g: Tensor, x: Tensor) -> bool:
-    """Whether gradients are gᵀx and gᵀ1, tested by their product with a generic vector.
-
-    Args:
-        gradient: Of the weight.
-        bias: Of the bias, if there is one to train.
-        g: Gradients at the outputs, ``(m, d_out)``.
-        x: Inputs, ``(m, d_in)``.
-    """
-    same = gradient is not None and gradient.dtype == g.dtype == x.dtype
-    if gradient is None or not same or g.dtype not in (torch.float32, torch.float64):
+    """Whether gradients are gᵀx and gᵀ1, tested by their product with a generic vector."""
+    if gradient is None or not gradient.dtype == g.dtype == x.dtype:
+        return False
+    if g.dtype not in (torch.float32, torch.float64):
         return False
     # numpy: its calls on small arrays cost a tenth of torch's.
     weight, out, into = gradient.numpy(), g.numpy(), x.numpy()

@@ -10,12 +10,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ocar.accel.layout import in_memory, is_channels_last
+from ocar.accel.layout import from_weight_matrix, in_memory, is_dense
 from ocar.accel.operation import has_triton, launch, operation
 
 _PIECE = 2048  # numbers that a program takes at a time
@@ -29,14 +30,9 @@ COUNTS = ("not_finite", "out_of_scale", "shortened", "copies", "in_a_row")
 class Verdict:
     """The decision on the last batch and the counts so far; tensors that are changed in place."""
 
-    accepted: Tensor
-    """Whether the steps stand, a scalar of bool."""
-
-    counts: Tensor
-    """Batches by :data:`COUNTS`, int64."""
-
-    largest: Tensor
-    """The largest divergence so far, float32."""
+    accepted: Tensor  # whether the steps stand, a scalar of bool
+    counts: Tensor  # batches by COUNTS, int64
+    largest: Tensor  # the largest divergence so far, float32
 
     @classmethod
     def on(cls, device: torch.device) -> Verdict:
@@ -52,22 +48,13 @@ class Verdict:
 class Tensors:
     """What a step changes."""
 
-    weights: Sequence[Tensor]
-    """What may be shortened."""
-
-    statistics: Sequence[Tensor] = field(default=())
-    """What else must be finite: buffers, the state of an optimizer."""
-
-    others: Sequence[Tensor] = field(default=())
-    """What is only rolled back."""
+    weights: Sequence[Tensor]  # what may be shortened
+    statistics: Sequence[Tensor] = ()  # what else must be finite, as the state of an optimizer
+    others: Sequence[Tensor] = ()  # what is only rolled back
 
 
 class Snapshot:
-    """A copy of tensors, in one piece for each type.
-
-    Args:
-        tensors: What to copy.
-    """
+    """A copy of tensors, in one piece for each type."""
 
     def __init__(self, tensors: Tensors) -> None:
         groups = ((tensors.weights, True), (tensors.statistics, False), (tensors.others, False))
@@ -99,20 +86,13 @@ class Snapshot:
             if shortens:  # a share of 1 gives the same to the bit
                 after = torch.lerp(before, after, share.to(before.dtype))
             pieces = after.split([t.numel() for t in same])
-            views = [_shaped(piece, t) for piece, t in zip(pieces, same, strict=True)]
+            views = [from_weight_matrix(p, like=t) for p, t in zip(pieces, same, strict=True)]
             torch._foreach_copy_(same, views)
 
 
 def _flat(tensors: Sequence[Tensor]) -> Tensor:
     """All numbers in a row, those of each tensor in the order of memory."""
     return torch.cat([in_memory(t.detach()).reshape(-1) for t in tensors])
-
-
-def _shaped(piece: Tensor, like: Tensor) -> Tensor:
-    """The inverse of :func:`_flat` for one tensor."""
-    if not is_channels_last(like):
-        return piece.view_as(like)
-    return piece.view(in_memory(like).shape).movedim(-1, 1)
 
 
 def _by_dtype(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
@@ -201,10 +181,10 @@ def _commit_on_host(
 
 
 class TableSnapshot(Snapshot):
-    """A copy made by one kernel; a table says where the tensors lie.
+    """A copy made by one kernel.
 
     Args:
-        table: The table of the tensors that the kernels know.
+        table: Where the tensors lie that the kernels know.
         tensors: The others.
     """
 
@@ -212,43 +192,36 @@ class TableSnapshot(Snapshot):
         super().__init__(tensors)
         from ocar.accel.triton import snapshot as kernels
 
-        self._table = table
+        self._table, self._kernels = table, kernels
         self._copy = torch.empty(table.total, dtype=torch.float32, device=table.rows.device)
-        launch(kernels.copy, (len(table.rows),), table.rows, self._copy, **table.options)
+        self._launch(kernels.copy, len(table.rows), self._copy)
 
     def total(self) -> Tensor:
         """See :meth:`Snapshot.total`."""
-        from ocar.accel.triton import snapshot as kernels
-
-        table = self._table
-        sums = torch.empty(table.checked, dtype=torch.float32, device=table.rows.device)
-        launch(kernels.sum_up, (table.checked,), table.rows, sums, **table.options)
+        count = self._table.checked
+        sums = torch.empty(count, dtype=torch.float32, device=self._copy.device)
+        self._launch(self._kernels.sum_up, count, sums)
         return sums.sum()
 
     def restore_(self, accepted: Tensor, share: Tensor) -> None:
         """See :meth:`Snapshot.restore_`."""
-        from ocar.accel.triton import snapshot as kernels
-
-        table = self._table
-        launch(
-            kernels.restore,
-            (min(_PROGRAMS, len(table.rows)),),
-            *(table.rows, self._copy, accepted, share, len(table.rows)),
-            **table.options,
-        )
+        pieces = len(self._table.rows)
+        given = (self._copy, accepted, share, pieces)
+        self._launch(self._kernels.restore, min(_PROGRAMS, pieces), *given)
         super().restore_(accepted, share)
 
+    def _launch(self, kernel: Any, programs: int, *given: Any) -> None:
+        rows, aligned = self._table.rows, self._table.aligned
+        launch(kernel, (programs,), rows, *given, BLOCK=_PIECE, ALIGNED=aligned)
 
-@dataclass(frozen=True, eq=False)
-class _Table:
+
+class _Table(NamedTuple):
     """Where tensors lie."""
 
     rows: Tensor
-    checked: int
-    """Rows of tensors that must be finite; they come first."""
-
+    checked: int  # rows of tensors that must be finite; they come first
     total: int
-    options: dict[str, int | bool]
+    aligned: bool
 
 
 @functools.cache
@@ -262,13 +235,11 @@ def _table(places: tuple[tuple[int, int, int], ...], device: torch.device) -> _T
         total += -(-numbers // 4) * 4  # so that four numbers can be read together
     aligned = all(address % 16 == 0 for address, _, _ in places)
     checked = sum(row[3] > 0 for row in rows)
-    table = torch.tensor(rows, dtype=torch.int64).to(device)
-    return _Table(table, checked, total, {"BLOCK": _PIECE, "ALIGNED": aligned})
+    return _Table(torch.tensor(rows, dtype=torch.int64).to(device), checked, total, aligned)
 
 
 def _is_known(t: Tensor, device: torch.device) -> bool:
-    dense = t.is_contiguous() or is_channels_last(t)
-    return t.device == device and t.dtype == torch.float32 and dense and t.numel() > 0
+    return t.device == device and t.dtype == torch.float32 and is_dense(t) and t.numel() > 0
 
 
 def _has_table(tensors: Tensors) -> bool:
@@ -288,14 +259,12 @@ def _snapshot_by_kernel(tensors: Tensors) -> Snapshot:
         for t in group
         if _is_known(t, device)
     )
-    table = _table(places, device)
     unknown = [t for t in tensors.others if not _is_known(t, device)]
-    return TableSnapshot(table, Tensors(weights=(), others=unknown))
+    return TableSnapshot(_table(places, device), Tensors(weights=(), others=unknown))
 
 
 @commit_or_rollback.implementation(
-    "triton",
-    when=lambda before, verdict, **others: isinstance(before, TableSnapshot),
+    "triton", when=lambda before, verdict, **others: isinstance(before, TableSnapshot)
 )
 def _commit_by_kernel(
     before: Snapshot,

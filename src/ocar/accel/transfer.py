@@ -11,10 +11,8 @@ from torch import Tensor
 class Later:
     """A copy of a tensor that the host reads later.
 
-    The copy is taken now, in the order of the device's work. Reading waits for this copy only.
-
-    Args:
-        tensor: On any device, written by its current stream.
+    The copy is taken now, in the order of the device's work: the tensor was written by the current
+    stream. Reading waits for this copy only.
     """
 
     def __init__(self, tensor: Tensor) -> None:

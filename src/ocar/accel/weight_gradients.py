@@ -10,14 +10,14 @@ as cuDNN's are (TF32). Large layers are left to the library, which is faster the
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
-from ocar.accel.layout import is_channels_last, laid_out
+from ocar.accel.layout import has_square_kernel, is_channels_last, is_dense, laid_out
 from ocar.accel.operation import has_triton, launch, operation, rounds_to_tf32
 from ocar.accel.streams import PARALLEL_PRIORITY, is_recording
 
@@ -32,10 +32,7 @@ _SIDE = 3  # of the largest kernel that is implemented
 
 
 class WeightGradients:
-    """Adds gradients to the weights of convolutions, several at a time.
-
-    Args:
-        model: Any module.
+    """Adds gradients to the weights of a model's convolutions, several at a time.
 
     Attributes:
         collecting: Whether convolutions hand over the gradients of their weights.
@@ -46,7 +43,7 @@ class WeightGradients:
         convs = (module for module in model.modules() if isinstance(module, nn.Conv2d))
         # The backward pass reaches it last, when nothing is left to run in parallel.
         self._first = next(convs, None)
-        self._waiting: dict[nn.Conv2d, tuple[Tensor, Tensor, Callable[[], Any]]] = {}
+        self._waiting: dict[nn.Conv2d, Layer] = {}
         self._sources: list[torch.cuda.Stream] = []  # several where a network has branches
         self._kept: list[object] = []
 
@@ -67,13 +64,9 @@ class WeightGradients:
                 records.clear()
 
     def add(self, conv: nn.Conv2d, x: Tensor, g: Tensor, alone: Callable[[], Any]) -> None:
-        """The backward pass has reached a layer.
+        """The backward pass has reached a layer, with input x and the gradient g at its output.
 
-        Args:
-            conv: The layer.
-            x: Its input.
-            g: The gradient at its output.
-            alone: Makes the gradients of weight and bias of this layer by itself.
+        ``alone`` makes the gradients of weight and bias of this layer by itself.
         """
         if is_recording():
             current = torch.cuda.current_stream()
@@ -84,7 +77,7 @@ class WeightGradients:
             return
         if not self._joins(conv, x):
             self._flush()
-        self._waiting[conv] = x, laid_out(g, like=x), alone
+        self._waiting[conv] = x, laid_out(g, like=x)
         if len(self._waiting) == _TOGETHER or conv is self._first:
             self._flush()
 
@@ -92,16 +85,14 @@ class WeightGradients:
         """Whether a layer goes with those that wait: as many images, in the same layout."""
         if conv in self._waiting or conv is self._first:
             return not self._waiting
-        others = [(other, *waiting) for other, waiting in self._waiting.items()]
-        return all(len(y) == len(x) and _kind(y) == _kind(x) for _, y, *_ in others)
+        others = [waiting[0] for waiting in self._waiting.values()]
+        return all(len(y) == len(x) and _kind(y) == _kind(x) for y in others)
 
     def _flush(self) -> None:
-        waiting = dict(self._waiting)
+        convs, layers = list(self._waiting), list(self._waiting.values())
         self._waiting.clear()
-        if not waiting:
+        if not convs:
             return
-        convs = list(waiting)
-        layers = [(x, g) for x, g, _ in waiting.values()]
 
         def make() -> None:
             for conv, gradient in zip(convs, weight_gradients(convs, layers), strict=True):
@@ -146,24 +137,21 @@ def _kind(x: Tensor) -> tuple[int, ...] | None:
 
 def _fits_kernel(conv: nn.Conv2d, x: Tensor, g: Tensor) -> bool:
     """Whether the kernels are made for a layer, and faster than the library."""
-    side, stride, padding = conv.kernel_size, conv.stride, cast("tuple[int, int]", conv.padding)
+    side = conv.kernel_size[0]
     known = (
         conv.bias is None
-        and conv.groups == 1
-        and conv.dilation == (1, 1)
-        and side[0] == side[1] <= _SIDE
-        and stride[0] == stride[1]
-        and padding[0] == padding[1]
+        and has_square_kernel(conv)
+        and side <= _SIDE
         and conv.weight.requires_grad
         and x.dtype == g.dtype == conv.weight.dtype == torch.float32
-        and (x.is_contiguous() or is_channels_last(x))
+        and is_dense(x)
         and conv.weight.numel() * (g.numel() // g.shape[1]) <= _LARGEST
     )
     if not known or x.data_ptr() % 16 or g.data_ptr() % 16:
         return False
     if not is_channels_last(x):
         height, width = x.shape[2:]
-        plain = side[0] == 3 and stride[0] == padding[0] == 1
+        plain = side == 3 and conv.stride[0] == conv.padding[0] == 1
         if not plain or _BLOCK % width or height * width % _BLOCK:
             return False
     return rounds_to_tf32() and has_triton(x, g)
@@ -186,8 +174,7 @@ def weight_gradients(convs: Sequence[nn.Conv2d], layers: Sequence[Layer]) -> lis
     return results
 
 
-@dataclass(frozen=True)
-class _Shape:
+class _Shape(NamedTuple):
     """A convolution of images of some size."""
 
     channels: int
@@ -199,36 +186,28 @@ class _Shape:
     side: int
     stride: int
     padding: int
-    strides: tuple[int, ...]
+    strides: tuple[int, ...]  # of the weight
     channels_last: bool
 
-    @property
-    def size(self) -> int:
-        """Numbers of its weight."""
-        return self.outputs * self.channels * self.side**2
-
-    def row(self, start: int) -> list[int]:
-        """Its row in the kernels' table; the gradient starts at ``start``."""
-        images = self.channels, self.height, self.width, self.outputs, self.tall, self.wide
-        return [*images, self.side, self.stride, self.padding, start, *self.strides]
-
-
-@dataclass(frozen=True, eq=False)
-class _Plan:
-    """Tables for the kernels, for layers of some shapes."""
-
-    rows: Tensor
-    programs: Tensor
-    starts: list[int]
-    total: int
-    tile: int
+    @classmethod
+    def of(cls, conv: nn.Conv2d, x: Tensor, g: Tensor) -> _Shape:
+        (_, channels, height, width), (_, outputs, tall, wide) = x.shape, g.shape
+        padding = cast("tuple[int, int]", conv.padding)[0]
+        kernel = conv.kernel_size[0], conv.stride[0], padding, conv.weight.stride()
+        return cls(channels, height, width, outputs, tall, wide, *kernel, is_channels_last(x))
 
 
 @functools.cache
-def _plan(shapes: tuple[_Shape, ...], device: torch.device) -> _Plan:
-    tile = 16 if shapes[0].channels_last else 32  # outputs and inputs that a program takes
-    starts = [sum(shape.size for shape in shapes[:index]) for index in range(len(shapes))]
-    rows = [shape.row(start) for shape, start in zip(shapes, starts, strict=True)]
+def _plan(
+    shapes: tuple[_Shape, ...], tile: int, device: torch.device
+) -> tuple[Tensor, Tensor, list[int]]:
+    """The tables of layers and programs, and where each gradient starts; last where all end."""
+    sizes = [shape.outputs * shape.channels * shape.side**2 for shape in shapes]
+    starts = [0, *itertools.accumulate(sizes)]
+    rows = [
+        (*shape[:9], start, *shape.strides)
+        for shape, start in zip(shapes, starts[:-1], strict=True)
+    ]
     programs = [
         (number, output, channel, line)
         for number, shape in enumerate(shapes)
@@ -236,13 +215,8 @@ def _plan(shapes: tuple[_Shape, ...], device: torch.device) -> _Plan:
         for channel in range(-(-shape.channels // tile))
         for line in range(shape.side)
     ]
-    return _Plan(
-        rows=torch.tensor(rows, dtype=torch.int32, device=device),
-        programs=torch.tensor(programs, dtype=torch.int32, device=device),
-        starts=starts,
-        total=sum(shape.size for shape in shapes),
-        tile=tile,
-    )
+    layers, tiles = (torch.tensor(t, dtype=torch.int32, device=device) for t in (rows, programs))
+    return layers, tiles, starts
 
 
 @weight_gradients.implementation(
@@ -256,52 +230,36 @@ def _weight_gradients_by_kernel(
 ) -> list[Tensor]:
     from ocar.accel.triton import weight_gradients as kernels
 
-    shapes = tuple(_shape(conv, *layer) for conv, layer in zip(convs, layers, strict=True))
     x = layers[0][0]
-    plan = _plan(shapes, x.device)
+    shapes = tuple(_Shape.of(conv, *layer) for conv, layer in zip(convs, layers, strict=True))
     area = max(shape.tall * shape.wide for shape in shapes)
     options: dict[str, int]
     if shapes[0].channels_last:
-        kernel, parts, share = kernels.multiply_channels_last, len(x), max(1, _SHARE // area)
+        kernel, tile = kernels.multiply_channels_last, 16  # outputs and inputs of a program
+        parts, share = len(x), max(1, _SHARE // area)
         channels = (count for shape in shapes for count in (shape.channels, shape.outputs))
         options = {"ALIGNED": all(count % 4 == 0 for count in channels)}
     else:
-        kernel, parts, share = kernels.multiply_channels_first, area // _BLOCK * len(x), 0
-        share, options = _SHARE // _BLOCK, {"WIDTH": shapes[0].width}
+        kernel, tile = kernels.multiply_channels_first, 32
+        parts, share = area // _BLOCK * len(x), _SHARE // _BLOCK
+        options = {"WIDTH": shapes[0].width}
+    rows, programs, starts = _plan(shapes, tile, x.device)
     shares = -(-parts // share)
-    out = torch.empty(shares, plan.total, dtype=torch.float32, device=x.device)
+    out = torch.empty(shares, starts[-1], dtype=torch.float32, device=x.device)
     addresses = [tensor.data_ptr() for layer in layers for tensor in layer]
     addresses += addresses[-2:] * (_TOGETHER - len(layers))  # so that one kernel serves all counts
     launch(
         kernel,
-        (len(plan.programs), shares),
-        *(tuple(addresses), plan.rows, plan.programs, out, parts, share, plan.total),
+        (len(programs), shares),
+        *(tuple(addresses), rows, programs, out, parts, share, starts[-1]),
         LAYERS=_TOGETHER,
-        FIELDS=plan.rows.shape[1],
-        OUTPUTS=plan.tile,
-        INPUTS=plan.tile,
+        TILE=tile,
         PIXELS=_BLOCK,
         num_warps=2,
         **options,
     )
     flat = out[0] if shares == 1 else out.sum(0)
     return [
-        flat[start : start + shape.size].as_strided(
-            (shape.outputs, shape.channels, shape.side, shape.side),
-            shape.strides,
-            flat.storage_offset() + start,
-        )
-        for shape, start in zip(shapes, plan.starts, strict=True)
+        flat.as_strided(conv.weight.shape, conv.weight.stride(), flat.storage_offset() + start)
+        for conv, start in zip(convs, starts[:-1], strict=True)
     ]
-
-
-def _shape(conv: nn.Conv2d, x: Tensor, g: Tensor) -> _Shape:
-    (_, channels, height, width), (_, outputs, tall, wide) = x.shape, g.shape
-    return _Shape(
-        *(channels, height, width, outputs, tall, wide),
-        side=conv.kernel_size[0],
-        stride=conv.stride[0],
-        padding=cast("tuple[int, int]", conv.padding)[0],
-        strides=conv.weight.stride(),
-        channels_last=is_channels_last(x),
-    )

@@ -1,4 +1,8 @@
-"""Average and damp many factors at once; see :mod:`ocar.accel.kronecker_triton`."""
+"""Average and damp many factors at once; see :mod:`ocar.accel.kronecker_triton`.
+
+A row of ``matrices`` is the start of a matrix, its size, and the number of its statistic. A and G
+of a layer are neighbours: matrix and matrix ^ 1.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +11,15 @@ import triton.language as tl
 
 
 @triton.jit
-def trace(values, estimates, starts, sizes, traces, matrices, BLOCK: tl.constexpr):
+def trace(values, estimates, matrices, traces, count, BLOCK: tl.constexpr):
     """The trace of one matrix: of its average, then of its estimate."""
     matrix = tl.program_id(0)
-    start, size = tl.load(starts + matrix), tl.load(sizes + matrix)
+    start, size = tl.load(matrices + 3 * matrix), tl.load(matrices + 3 * matrix + 1)
     inside = tl.arange(0, BLOCK)
     where, there = start + inside * (size + 1), inside < size
     tl.store(traces + matrix, tl.sum(tl.load(values + where, mask=there, other=0.0), axis=0))
     new = tl.sum(tl.load(estimates + where, mask=there, other=0.0), axis=0)
-    tl.store(traces + matrices + matrix, new)
+    tl.store(traces + count + matrix, new)
 
 
 @triton.jit
@@ -26,11 +30,11 @@ def _lerp(old, new, rate):
 
 
 @triton.jit
-def _mean_trace(traces, statistics, rates, dims, ok, matrix, matrices):
+def _mean_trace(matrices, traces, rates, dims, ok, matrix, count):
     """Trace over dimension of the new average of a matrix, and its rate."""
-    statistic = tl.load(statistics + matrix)
+    statistic = tl.load(matrices + 3 * matrix + 2)
     rate = tl.where(ok, tl.load(rates + statistic), 0.0).to(tl.float32)
-    new = _lerp(tl.load(traces + matrix), tl.load(traces + matrices + matrix), rate)
+    new = _lerp(tl.load(traces + matrix), tl.load(traces + count + matrix), rate)
     return new / tl.load(dims + statistic).to(tl.float32), rate
 
 
@@ -38,17 +42,14 @@ def _mean_trace(traces, statistics, rates, dims, ok, matrix, matrices):
 def mix(
     values,
     estimates,
-    starts,
-    sizes,
+    matrices,
     traces,
-    statistics,
-    partners,
     rates,
     dims,
     damping,
     ok,
     chunks,
-    matrices,
+    count,
     BLOCK: tl.constexpr,
 ):
     """Take the estimates into the averages, and write the damped averages over the estimates.
@@ -57,11 +58,10 @@ def mix(
     """
     number = tl.program_id(0)
     matrix, first = tl.load(chunks + 2 * number), tl.load(chunks + 2 * number + 1)
-    start, size = tl.load(starts + matrix), tl.load(sizes + matrix)
+    start, size = tl.load(matrices + 3 * matrix), tl.load(matrices + 3 * matrix + 1)
     taken = tl.load(ok) != 0
-    own, rate = _mean_trace(traces, statistics, rates, dims, taken, matrix, matrices)
-    partner = tl.load(partners + matrix)
-    other, _ = _mean_trace(traces, statistics, rates, dims, taken, partner, matrices)
+    own, rate = _mean_trace(matrices, traces, rates, dims, taken, matrix, count)
+    other, _ = _mean_trace(matrices, traces, rates, dims, taken, matrix ^ 1, count)
     ratio = tl.where((own > 0) & (other > 0), own / other, 1.0)
     level = tl.sqrt(ratio * tl.load(damping).to(tl.float32))
     inside = first + tl.arange(0, BLOCK)

@@ -15,20 +15,13 @@ import triton.language as tl
 
 @triton.jit
 def _normalisation(
-    parts,
-    weight,
-    bias,
-    channel,
-    count,
-    eps,
-    CHANNELS: tl.constexpr,
-    PARTS: tl.constexpr,
-    SHARE: tl.constexpr,
+    raw, channel, count, CHANNELS: tl.constexpr, PARTS: tl.constexpr, SHARE: tl.constexpr
 ):
     """Scale and shift that normalise some channels.
 
     ``parts`` has two rows, sums and squares, for each ``SHARE`` of the ``count`` pixels.
     """
+    parts, weight, bias, eps = raw[1], raw[2], raw[3], raw[4]
     part = tl.arange(0, PARTS)
     pixels = tl.minimum(tl.maximum(count - part * SHARE, 0), SHARE).to(tl.float32)
     there = (pixels > 0)[:, None] & (channel < CHANNELS)[None, :]
@@ -112,11 +105,7 @@ def _convolve(
         place = channel * W_CHANNEL + tap * W_TAP
         if SPLIT == 1:
             seen = (inside[:, None] >> tap[None, :]) & 1 != 0
-            patches = tl.load(
-                x + (corner[:, None] + offset[None, :]),
-                mask=seen,
-                other=0.0,
-            )
+            patches = tl.load(x + (corner[:, None] + offset[None, :]), mask=seen, other=0.0)
             weights = tl.load(
                 weight + (output[None, :] * LENGTH + place[:, None]),
                 mask=(output < OUTPUTS)[None, :] & (term < LENGTH)[:, None],
@@ -124,11 +113,8 @@ def _convolve(
             )
         else:
             seen = (inside[None, :, None] >> tap[:, None, :]) & 1 != 0
-            patches = tl.load(
-                x + (corner[None, :, None] + offset[:, None, :]),
-                mask=seen,
-                other=0.0,
-            )
+            source = x + (corner[None, :, None] + offset[:, None, :])
+            patches = tl.load(source, mask=seen, other=0.0)
             weights = tl.load(
                 weight + (output[None, None, :] * LENGTH + place[:, :, None]),
                 mask=(output < OUTPUTS)[None, None, :] & (term < LENGTH)[:, :, None],
@@ -165,13 +151,12 @@ def _relay(table, number, relaid, PIECE: tl.constexpr):
 
 
 @triton.jit
-def first(
+def convolve(
     x,
     weight,
     y,
     parts,
-    table,
-    relaid,
+    extra,
     count,
     HEIGHT: tl.constexpr,
     WIDTH: tl.constexpr,
@@ -179,18 +164,21 @@ def first(
     OUTPUTS: tl.constexpr,
     SIDE: tl.constexpr,
     STRIDE: tl.constexpr,
+    X_CHANNELS_LAST: tl.constexpr,
     W_CHANNELS_LAST: tl.constexpr,
     PIXELS: tl.constexpr,
     BLOCK: tl.constexpr,
     SPLIT: tl.constexpr,
     TERMS: tl.constexpr,
+    EXTRA: tl.constexpr,
     PIECE: tl.constexpr,
 ):
-    """The first convolution; other programs write the weights of later ones channels last.
+    """A convolution; further programs do something else, which ``EXTRA`` says.
 
-    The images are channels first. A row of ``table`` is a piece of a weight: the address of the
-    weight, its start in ``relaid``, its numbers, its channels, its taps, and the start of the
-    piece.
+    1: The 1 × 1 shortcut of the same images. ``extra`` has its weight, ``y`` and ``parts``.
+    2: Write the weights of later convolutions channels last. ``extra`` has a table and the place
+    for the weights. A row of the table is a piece of a weight: the address of the weight, its start
+    in that place, its numbers, its channels, its taps, and the start of the piece.
     """
     BLOCKS: tl.constexpr = (OUTPUTS + BLOCK - 1) // BLOCK
     program = tl.program_id(0)
@@ -198,52 +186,17 @@ def first(
     if program < own:
         _convolve(
             *(program, x, weight, y, parts, count),
-            *(HEIGHT, WIDTH, CHANNELS, OUTPUTS, SIDE, STRIDE, False, W_CHANNELS_LAST),
+            *(HEIGHT, WIDTH, CHANNELS, OUTPUTS, SIDE, STRIDE, X_CHANNELS_LAST, W_CHANNELS_LAST),
             *(PIXELS, BLOCK, SPLIT, TERMS),
         )
-    else:
-        _relay(table, program - own, relaid, PIECE)
-
-
-@triton.jit
-def convolve(
-    x,
-    weight,
-    y,
-    parts,
-    short_weight,
-    short_y,
-    short_parts,
-    count,
-    HEIGHT: tl.constexpr,
-    WIDTH: tl.constexpr,
-    CHANNELS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    SIDE: tl.constexpr,
-    STRIDE: tl.constexpr,
-    W_CHANNELS_LAST: tl.constexpr,
-    PIXELS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SPLIT: tl.constexpr,
-    TERMS: tl.constexpr,
-    SHORT: tl.constexpr,
-):
-    """A convolution; with ``SHORT`` the second half of the programs makes the 1 × 1 shortcut."""
-    BLOCKS: tl.constexpr = (OUTPUTS + BLOCK - 1) // BLOCK
-    program = tl.program_id(0)
-    own = tl.cdiv(count, PIXELS) * BLOCKS
-    if program < own:
+    elif EXTRA == 1:
         _convolve(
-            *(program, x, weight, y, parts, count),
-            *(HEIGHT, WIDTH, CHANNELS, OUTPUTS, SIDE, STRIDE, True, W_CHANNELS_LAST),
-            *(PIXELS, BLOCK, SPLIT, TERMS),
-        )
-    elif SHORT:
-        _convolve(
-            *(program - own, x, short_weight, short_y, short_parts, count),
+            *(program - own, x, extra[0], extra[1], extra[2], count),
             *(HEIGHT, WIDTH, CHANNELS, OUTPUTS, 1, STRIDE, True, True),
             *(PIXELS, BLOCK, SPLIT, TERMS),
         )
+    elif EXTRA == 2:
+        _relay(extra[0], program - own, extra[1], PIECE)
 
 
 @triton.jit
@@ -251,55 +204,32 @@ def _join(
     where,
     there,
     channel,
-    x,
-    parts,
-    weight,
-    bias,
-    eps,
+    raw,
     short,
-    short_parts,
-    short_weight,
-    short_bias,
-    short_eps,
     count,
     CHANNELS: tl.constexpr,
     PARTS: tl.constexpr,
     SHARE: tl.constexpr,
     SHORT: tl.constexpr,
 ):
-    """``relu(norm(x) + shortcut)`` of some pixels; see :func:`join`."""
-    value = tl.load(x + where, mask=there, other=0.0)
+    """``relu(norm(raw) + shortcut)`` of some pixels; see :func:`join`."""
+    value = tl.load(raw[0] + where, mask=there, other=0.0)
     if SHORT > 0:
-        other = tl.load(short + where, mask=there, other=0.0)
-    factor, shift = _normalisation(
-        *(parts, weight, bias, channel, count, eps, CHANNELS, PARTS, SHARE)
-    )
+        other = tl.load(short[0] + where, mask=there, other=0.0)
+    factor, shift = _normalisation(raw, channel, count, CHANNELS, PARTS, SHARE)
     value = value * factor[None, :] + shift[None, :]
     if SHORT == 1:
         value += other
     if SHORT == 2:
-        factor, shift = _normalisation(
-            short_parts,
-            short_weight,
-            short_bias,
-            *(channel, count, short_eps, CHANNELS, PARTS, SHARE),
-        )
+        factor, shift = _normalisation(short, channel, count, CHANNELS, PARTS, SHARE)
         value += other * factor[None, :] + shift[None, :]
     return tl.where(value < 0, 0.0, value)  # NaN stays
 
 
 @triton.jit
 def join(
-    x,
-    parts,
-    weight,
-    bias,
-    eps,
+    raw,
     short,
-    short_parts,
-    short_weight,
-    short_bias,
-    short_eps,
     y,
     count,
     CHANNELS: tl.constexpr,
@@ -309,34 +239,24 @@ def join(
     PIXELS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """``relu(norm(x) + shortcut)``, of ``PIXELS`` pixels and ``BLOCK`` channels by each program.
+    """``relu(norm(raw) + shortcut)``, of ``PIXELS`` pixels and ``BLOCK`` channels by each program.
 
-    ``SHORT`` is 0 for no shortcut, 1 for one that is final, 2 for one that is normalised here.
+    ``raw`` is the output of a convolution, its partial sums, and weight, bias and eps of the
+    BatchNorm. ``short`` is the same of a shortcut: ``SHORT`` is 0 if there is none, 1 if its images
+    are final, 2 if they are normalised here.
     """
     pixel = tl.program_id(0) * PIXELS + tl.arange(0, PIXELS)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     where = pixel[:, None] * CHANNELS + channel[None, :]
     there = (pixel < count)[:, None] & (channel < CHANNELS)[None, :]
-    value = _join(
-        *(where, there, channel, x, parts, weight, bias, eps),
-        *(short, short_parts, short_weight, short_bias, short_eps),
-        *(count, CHANNELS, PARTS, SHARE, SHORT),
-    )
+    value = _join(where, there, channel, raw, short, count, CHANNELS, PARTS, SHARE, SHORT)
     tl.store(y + where, value, mask=there)
 
 
 @triton.jit
 def answer(
-    x,
-    parts,
-    weight,
-    bias,
-    eps,
+    raw,
     short,
-    short_parts,
-    short_weight,
-    short_bias,
-    short_eps,
     features,
     head_weight,
     head_bias,
@@ -363,7 +283,7 @@ def answer(
 
     It does the last join, the average pooling, the output layer, the mask of units that stand for
     no class, and the softmax. ``PIXELS`` covers a window, ``BLOCK`` the channels, ``UNITS`` the
-    ``units``.
+    ``units``; ``raw`` and ``short`` as in :func:`join`.
     """
     WINDOWS_DOWN: tl.constexpr = HEIGHT // WINDOW_HEIGHT
     WINDOWS_ACROSS: tl.constexpr = WIDTH // WINDOW_WIDTH
@@ -380,9 +300,8 @@ def answer(
         column = window % WINDOWS_ACROSS * WINDOW_WIDTH + place % WINDOW_WIDTH
         pixel = ((first + sample) * HEIGHT + row) * WIDTH + column
         value = _join(
-            *(pixel[:, None] * CHANNELS + channel[None, :], there, channel),
-            *(x, parts, weight, bias, eps, short, short_parts, short_weight, short_bias),
-            *(short_eps, count, CHANNELS, PARTS, SHARE, SHORT),
+            *(pixel[:, None] * CHANNELS + channel[None, :], there, channel, raw, short),
+            *(count, CHANNELS, PARTS, SHARE, SHORT),
         )
         mean = tl.sum(tl.where(there, value, 0.0), axis=0) / AREA
         tl.store(features + channel * WINDOWS + window, mean, mask=channel < CHANNELS)

@@ -13,12 +13,17 @@ import triton.language as tl
 
 
 @triton.jit
-def _find(addresses, number, LAYERS: tl.constexpr):
-    """The address of an operand."""
+def _begin(addresses, shapes, programs, LAYERS: tl.constexpr, TILE: tl.constexpr):
+    """What a program is for: its row, the operand, its shape, rows and columns of the tile."""
+    program = programs + tl.program_id(0) * 6
+    number = tl.load(program)
     found = addresses[0]
     for other in tl.static_range(1, LAYERS):
         found = tl.where(number == other, addresses[other], found)
-    return tl.multiple_of(found.to(tl.pointer_type(tl.float32)), [16])
+    operand = tl.multiple_of(found.to(tl.pointer_type(tl.float32)), [16])
+    row = tl.load(program + 1) * TILE + tl.arange(0, TILE)
+    column = tl.load(program + 2) * TILE + tl.arange(0, TILE)
+    return program, operand, shapes + 2 * number, row, column
 
 
 @triton.jit
@@ -32,27 +37,16 @@ def square_channels_first(
     TERMS: tl.constexpr,
 ):
     """Operands that are channels first, with a multiple of ``TERMS`` locations an image."""
-    program = programs + tl.program_id(0) * 6
-    number = tl.load(program)
-    size = tl.load(shapes + 2 * number)
-    area = tl.multiple_of(tl.load(shapes + 2 * number + 1), [TERMS])
-    g = _find(addresses, number, LAYERS)
-    row = tl.load(program + 1) * TILE + tl.arange(0, TILE)
-    column = tl.load(program + 2) * TILE + tl.arange(0, TILE)
+    program, g, shape, row, column = _begin(addresses, shapes, programs, LAYERS, TILE)
+    size, area = tl.load(shape), tl.multiple_of(tl.load(shape + 1), [TERMS])
     total = tl.zeros((TILE, TILE), tl.float32)
     for block in range(tl.load(program + 3) // TERMS, tl.load(program + 4) // TERMS):
         image = block * TERMS // area
         place = (block * TERMS - image * area + tl.arange(0, TERMS))[None, :]
-        one = tl.load(
-            g + ((image * size + row)[:, None] * area + place),
-            mask=(row < size)[:, None],
-            other=0.0,
-        )
-        other = tl.load(
-            g + ((image * size + column)[:, None] * area + place),
-            mask=(column < size)[:, None],
-            other=0.0,
-        )
+        where = (image * size + row)[:, None] * area + place
+        one = tl.load(g + where, mask=(row < size)[:, None], other=0.0)
+        where = (image * size + column)[:, None] * area + place
+        other = tl.load(g + where, mask=(column < size)[:, None], other=0.0)
         total = tl.dot(one, other.T, total, input_precision="tf32")
     _write(parts, tl.load(program + 5), total, TILE)
 
@@ -69,14 +63,11 @@ def square_channels_last(
     ALIGNED: tl.constexpr,
 ):
     """Operands that are channels last."""
-    program = programs + tl.program_id(0) * 6
-    number = tl.load(program)
-    size = tl.load(shapes + 2 * number)
+    program, g, shape, row, column = _begin(addresses, shapes, programs, LAYERS, TILE)
+    size = tl.load(shape)
     if ALIGNED:
         size = tl.multiple_of(size, [4])
-    g = _find(addresses, number, LAYERS)
-    row = (tl.load(program + 1) * TILE + tl.arange(0, TILE))[None, :]
-    column = (tl.load(program + 2) * TILE + tl.arange(0, TILE))[None, :]
+    row, column = row[None, :], column[None, :]
     end = tl.load(program + 4)
     total = tl.zeros((TILE, TILE), tl.float32)
     for start in range(tl.load(program + 3), end, TERMS):

@@ -181,20 +181,19 @@ def finish(
     roots,
     bad,
     blocks,
-    halves,
     out,
     matrices,
     MATRICES: tl.constexpr,
     SIDE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Write L⁻¹ or the inverse itself, unless a matrix had a bad pivot."""
+    """Write L⁻¹ of each A, the inverse of each G, unless a matrix had a bad pivot."""
     start, size, row, column, own, matrix = _read(blocks, tl.program_id(0))
     numbers = tl.arange(0, MATRICES)
     wrong = tl.load(bad + numbers, mask=numbers < matrices, other=0)
     good = tl.sum(wrong, axis=0) == 0
     where, there = _places(row, column, size, SIDE)
-    if tl.load(halves + matrix) != 0:
+    if matrix % 2 == 0:
         block = _inverse_block(values, roots, start, size, own, row, column, SIDE)
         tl.store(out + start + where, block, mask=there & good)
     else:

@@ -8,6 +8,16 @@ import triton.language as tl
 _SIZES = ("channels", "height", "width", "tall", "wide", "stride", "padding", "count")
 
 
+@triton.jit
+def _corner(patch, tall, wide, stride, padding):
+    """The image of a patch, and its top left corner there."""
+    area = tall * wide
+    image = patch // area
+    place = patch - image * area
+    line = place // wide
+    return image, line * stride - padding, (place - line * wide) * stride - padding
+
+
 @triton.jit(do_not_specialize=_SIZES)
 def channels_first(
     x,
@@ -29,12 +39,7 @@ def channels_first(
     """
     patch = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     channel = tl.program_id(1)
-    area = tall * wide
-    image = patch // area
-    place = patch - image * area
-    line = place // wide
-    top = line * stride - padding
-    left = (place - line * wide) * stride - padding
+    image, top, left = _corner(patch, tall, wide, stride, padding)
     source = x + ((image * channels + channel) * height + top) * width + left
     target = out + channel * (SIDE * SIDE) * count + patch
     for down in tl.static_range(SIDE):
@@ -70,12 +75,7 @@ def channels_last(
         channels = tl.multiple_of(channels, [4])
     patch = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     channel = (tl.program_id(1) * CHANNELS + tl.arange(0, CHANNELS))[None, :]
-    area = tall * wide
-    image = patch // area
-    place = patch - image * area
-    line = place // wide
-    top = line * stride - padding
-    left = (place - line * wide) * stride - padding
+    image, top, left = _corner(patch, tall, wide, stride, padding)
     source = x + (((image * height + top) * width + left) * channels)[:, None] + channel
     target = out + channel * count + patch[:, None]
     there = (patch < count)[:, None] & (channel < channels)

@@ -16,14 +16,19 @@ import triton.language as tl
 
 
 @triton.jit
-def _find(addresses, number, LAYERS: tl.constexpr):
-    """The inputs of a layer and the gradients at its outputs."""
+def _begin(addresses, layers, programs, LAYERS: tl.constexpr, TILE: tl.constexpr):
+    """What a program is for: row of the layer, inputs, gradients, outputs, channels, kernel row."""
+    program = programs + tl.program_id(0) * 4
+    number = tl.load(program)
     x, g = addresses[0], addresses[1]
     for other in tl.static_range(1, LAYERS):
         x = tl.where(number == other, addresses[2 * other], x)
         g = tl.where(number == other, addresses[2 * other + 1], g)
     x = tl.multiple_of(x.to(tl.pointer_type(tl.float32)), [16])
-    return x, tl.multiple_of(g.to(tl.pointer_type(tl.float32)), [16])
+    g = tl.multiple_of(g.to(tl.pointer_type(tl.float32)), [16])
+    output = tl.load(program + 1) * TILE + tl.arange(0, TILE)
+    channel = tl.load(program + 2) * TILE + tl.arange(0, TILE)
+    return layers + number * 14, x, g, output, channel, tl.load(program + 3)
 
 
 @triton.jit
@@ -49,32 +54,24 @@ def multiply_channels_last(
     share,
     total,
     LAYERS: tl.constexpr,
-    FIELDS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    INPUTS: tl.constexpr,
+    TILE: tl.constexpr,
     PIXELS: tl.constexpr,
     ALIGNED: tl.constexpr,
 ):
     """Images that are channels last, kernels of up to 3 × 3. A share is a number of images."""
-    program = programs + tl.program_id(0) * 4
-    number = tl.load(program)
-    layer = layers + number * FIELDS
+    layer, x, g, output, channel, down = _begin(addresses, layers, programs, LAYERS, TILE)
     channels, height, width = tl.load(layer), tl.load(layer + 1), tl.load(layer + 2)
     outputs, tall, wide = tl.load(layer + 3), tl.load(layer + 4), tl.load(layer + 5)
     side, stride, padding = tl.load(layer + 6), tl.load(layer + 7), tl.load(layer + 8)
     if ALIGNED:
         channels, outputs = tl.multiple_of(channels, [4]), tl.multiple_of(outputs, [4])
-    x, g = _find(addresses, number, LAYERS)
-    output = tl.load(program + 1) * OUTPUTS + tl.arange(0, OUTPUTS)
-    channel = tl.load(program + 2) * INPUTS + tl.arange(0, INPUTS)
-    down = tl.load(program + 3)
     area = tall * wide
     chunk = tl.program_id(1)
     begin, end = chunk * share * area, tl.minimum((chunk + 1) * share, images) * area
     known = (channel < channels)[None, :]
-    first = tl.zeros((OUTPUTS, INPUTS), tl.float32)
-    second = tl.zeros((OUTPUTS, INPUTS), tl.float32)
-    third = tl.zeros((OUTPUTS, INPUTS), tl.float32)
+    first = tl.zeros((TILE, TILE), tl.float32)
+    second = tl.zeros((TILE, TILE), tl.float32)
+    third = tl.zeros((TILE, TILE), tl.float32)
     for start in range(begin, end, PIXELS):
         pixel = start + tl.arange(0, PIXELS)
         image = pixel // area
@@ -113,9 +110,7 @@ def multiply_channels_first(
     share,
     total,
     LAYERS: tl.constexpr,
-    FIELDS: tl.constexpr,
-    OUTPUTS: tl.constexpr,
-    INPUTS: tl.constexpr,
+    TILE: tl.constexpr,
     PIXELS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
@@ -126,24 +121,18 @@ def multiply_channels_first(
     left and the right column of a kernel the gradients are shifted by one pixel: by a product with
     a matrix with ones next to its diagonal, and zeros where a row ends.
     """
-    program = programs + tl.program_id(0) * 4
-    number = tl.load(program)
-    layer = layers + number * FIELDS
+    layer, x, g, output, channel, down = _begin(addresses, layers, programs, LAYERS, TILE)
     channels, height, outputs = tl.load(layer), tl.load(layer + 1), tl.load(layer + 3)
     area = tl.multiple_of(height * WIDTH, [PIXELS])
-    x, g = _find(addresses, number, LAYERS)
-    output = tl.load(program + 1) * OUTPUTS + tl.arange(0, OUTPUTS)
-    channel = tl.load(program + 2) * INPUTS + tl.arange(0, INPUTS)
-    down = tl.load(program + 3)
     pixel = tl.arange(0, PIXELS)
     one, other = pixel[:, None], pixel[None, :]
     same_row = one // WIDTH == other // WIDTH
     to_left = ((one == other + 1) & same_row).to(tl.float32)
     to_right = ((one + 1 == other) & same_row).to(tl.float32)
     chunk = tl.program_id(1)
-    first = tl.zeros((OUTPUTS, INPUTS), tl.float32)
-    second = tl.zeros((OUTPUTS, INPUTS), tl.float32)
-    third = tl.zeros((OUTPUTS, INPUTS), tl.float32)
+    first = tl.zeros((TILE, TILE), tl.float32)
+    second = tl.zeros((TILE, TILE), tl.float32)
+    third = tl.zeros((TILE, TILE), tl.float32)
     for block in range(chunk * share, tl.minimum((chunk + 1) * share, blocks)):
         start = block * PIXELS
         image = start // area
