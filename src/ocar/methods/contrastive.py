@@ -1,4 +1,4 @@
-"""Losses that compare samples with each other, as pure functions, with their helpers.
+"""Losses that compare samples with each other, as pure functions, and the projections they compare.
 
 Rows are samples or views of samples. Two views of a batch lie one after the other: with n samples,
 rows i and i + n are views of the same sample. A similarity s is ``(rows, columns)``; ``same`` says
@@ -8,26 +8,72 @@ which pairs have the same label.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ocar.methods.context import Context
+from ocar.methods.objective import ClassObjective, S
+from ocar.rng import make_generator
+from ocar.state import check_names, with_prefix, without_prefix
+
 EPSILON = 1e-8
 """Keeps logarithms and quotients finite in :func:`pair_losses` and :func:`unit_rows`."""
+
+
+class Projecting(ClassObjective[S]):
+    """A loss of projections, which a small network makes of the features and trains with the model.
+
+    Args:
+        settings: The settings.
+        context: The parts of the learner.
+        name: Names the generator of the views.
+
+    Attributes:
+        projection: Maps features to projections; a subclass makes it.
+        generator: Draws the views.
+    """
+
+    joint = False
+    projection: nn.Module
+
+    def __init__(self, settings: S, context: Context, *, name: str) -> None:
+        super().__init__(settings, context)
+        self.generator = make_generator(context.seed, name, context.device)
+
+    @property
+    def generators(self) -> Sequence[torch.Generator]:
+        """The generator of the views."""
+        return (self.generator,)
+
+    def parameters(self) -> Sequence[nn.Parameter]:
+        """The parameters of the projection."""
+        return tuple(self.projection.parameters())
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The projection and the generator."""
+        projection = with_prefix("projection", self.projection.state_dict())
+        return {**projection, "generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what :meth:`state_dict` gave."""
+        load_module("projection", self.projection, state)
+        self.generator.set_state(state["generator"])
+
+
+def load_module(name: str, module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Restore a module from the tensors of a state that have its name as prefix."""
+    given = without_prefix(name, state)
+    check_names(name, given, module.state_dict())
+    module.load_state_dict(given)
 
 
 def make_linear(
     inputs: int, outputs: int, *, generator: torch.Generator, like: Tensor
 ) -> nn.Linear:
-    """A linear layer with weights drawn as ``nn.Linear`` draws its own, but by a generator.
-
-    Args:
-        inputs: Number of inputs.
-        outputs: Number of outputs.
-        generator: On the host.
-        like: A tensor with the type and the device of the weights.
-    """
+    """A linear layer with weights like a tensor's, drawn as ``nn.Linear`` does by a generator."""
     layer = nn.utils.skip_init(nn.Linear, inputs, outputs, device=like.device, dtype=like.dtype)
     assert isinstance(layer, nn.Linear)
     bound = 1 / math.sqrt(inputs)
@@ -54,9 +100,6 @@ def supervised_contrastive(z: Tensor, y: Tensor, *, temperature: float) -> Tenso
         z: Projections, ``(n, d)``.
         y: Labels, ``(n,)``; each at least twice.
         temperature: T.
-
-    Returns:
-        A scalar.
     """
     similarity = z @ z.T / temperature
     itself = torch.eye(z.shape[0], dtype=torch.bool, device=z.device)

@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from ocar import accel
 from ocar import state as states
 from ocar.accel import linalg
-from ocar.config import require, require_one_of
+from ocar.config import require, require_range
 from ocar.curvature.layers import MatrixLayer, NormLayer, make_layer
 from ocar.curvature.recorder import reject_shared_parameters
 from ocar.methods.context import Context
@@ -42,8 +42,6 @@ from ocar.methods.transform import Transform, TransformSettings
 
 PIXELS = 2**18
 """Most locations in one forward pass over the memory, which has at least 100 samples."""
-
-BatchNormKind = Literal["variance", "deviation", "plain"]
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -64,17 +62,17 @@ class LPRSettings(TransformSettings):
     refresh_samples: int | None = None
     """Samples of the memory for the matrices; None for all."""
 
-    batchnorm: BatchNormKind = "variance"
+    batchnorm: Literal["variance", "deviation", "plain"] = "variance"
     """Input of a BatchNorm layer's scale: centred and divided by the variance (the authors' code),
     by its root (``"deviation"``, as the layer does), or ``"plain"`` for an unchanged gradient."""
 
     def __post_init__(self) -> None:
-        require("omega0", self.omega0, 0 <= self.omega0 < float("inf"), "at least 0")
+        super().__post_init__()
+        require_range(self, "at least 0", "omega0")
+        require_range(self, "at least 1", "refresh_every")
         require("omega_power", self.omega_power, math.isfinite(self.omega_power), "a number")
-        require("refresh_every", self.refresh_every, self.refresh_every >= 1, "at least 1")
         valid = self.refresh_samples is None or self.refresh_samples >= 1
         require("refresh_samples", self.refresh_samples, valid, "at least 1, or None for all")
-        require_one_of("batchnorm", self.batchnorm, ("variance", "deviation", "plain"))
 
     def make(self, context: Context, objective: Objective) -> Transform:
         """The proximal transform for a learner."""
@@ -82,12 +80,7 @@ class LPRSettings(TransformSettings):
 
 
 class LPRTransform(Transform):
-    """Preconditions each layer by its inputs on the memory.
-
-    Args:
-        settings: The settings.
-        context: The parts of the learner.
-    """
+    """Preconditions each layer by its inputs on the memory."""
 
     def __init__(self, settings: LPRSettings, context: Context) -> None:
         self.settings = settings

@@ -15,17 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from ocar import accel
 from ocar.augment import Compose, Grey, HorizontalFlip, ResizedCrop
-from ocar.config import require, require_one_of
+from ocar.config import require, require_range
 from ocar.methods.context import Context
 from ocar.methods.contrastive import (
+    Projecting,
     make_linear,
     mean_over_same,
     mean_over_views,
@@ -33,12 +33,11 @@ from ocar.methods.contrastive import (
     rotations,
     unit_rows,
 )
-from ocar.methods.objective import Forward, Objective
+from ocar.methods.objective import Forward
 from ocar.methods.settings import LearnerSettings
 from ocar.methods.transform import TransformSettings
-from ocar.models.head import mask_logits
 from ocar.rng import make_generator
-from ocar.state import check_names, with_prefix, without_prefix
+from ocar.state import with_prefix, without_prefix
 
 AUGMENT = Compose(
     (
@@ -48,8 +47,6 @@ AUGMENT = Compose(
     )
 )
 """The augmentation of the second view of images."""
-
-STRETCHES = ("boundary", "labels", "batches")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +58,8 @@ class RotatedSettings(LearnerSettings):
 
     name: ClassVar[str]
     """Name of the method, for messages."""
+
+    no_regression = "a regression has no classes"
 
     lr: float = 5e-4
     """Learning rate α."""
@@ -109,16 +108,9 @@ class RotatedSettings(LearnerSettings):
         object.__setattr__(self, "betas", tuple(self.betas))
         valid = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
         require("betas", self.betas, valid, "two numbers in [0, 1)")
-        valid = 0 <= self.weight_decay < float("inf")
-        require("weight_decay", self.weight_decay, valid, "at least 0")
-        valid = 0 < self.temperature < float("inf")
-        require("temperature", self.temperature, valid, "larger than 0")
-        for name in ("replay_per_class", "projection", "quiet", "stretch"):
-            require(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
-        require_one_of("stretches", self.stretches, STRETCHES)
-        require_one_of("optimizer", self.optimizer, ("adam", "sgd"))
-        fits = self.likelihood == "categorical"
-        require("likelihood", self.likelihood, fits, "'categorical': a regression has no classes")
+        require_range(self, "at least 0", "weight_decay")
+        require_range(self, "larger than 0", "temperature")
+        require_range(self, "at least 1", "replay_per_class", "projection", "quiet", "stretch")
 
     def refuses(self, transform: TransformSettings | None) -> str | None:
         """Every transform, unless the optimizer is SGD."""
@@ -200,25 +192,20 @@ class Stretches:
         self._boundary = bool(boundary)
 
 
-class Rotated(Objective):
-    """The base of the two objectives.
+R = TypeVar("R", bound=RotatedSettings)
 
-    Args:
-        settings: The settings.
-        context: The parts of the learner.
-    """
 
-    joint = False
+class Rotated(Projecting[R]):
+    """The base of the two objectives."""
 
-    def __init__(self, settings: RotatedSettings, context: Context) -> None:
-        assert context.head is not None
-        self.context = context
-        self.head = context.head
+    projection: nn.Linear
+
+    def __init__(self, settings: R, context: Context) -> None:
+        super().__init__(settings, context, name=settings.name)
         self.wants_boundaries = settings.stretches == "boundary"
         self.stretches = Stretches(
             settings.stretches, quiet=settings.quiet, length=settings.stretch
         )
-        self.generator = make_generator(settings.seed, settings.name, context.device)
         size = self.head.layer.in_features
         self.projection = make_linear(
             size,
@@ -226,16 +213,6 @@ class Rotated(Objective):
             generator=make_generator(settings.seed, "projection"),
             like=self.head.layer.weight.detach(),
         )
-        self._shared = settings
-
-    @property
-    def generators(self) -> Sequence[torch.Generator]:
-        """The generator of the views and of the columns of the features."""
-        return (self.generator,)
-
-    def parameters(self) -> Sequence[nn.Parameter]:
-        """The parameters of the projection."""
-        return tuple(self.projection.parameters())
 
     def boundary(self) -> None:
         """A task has ended."""
@@ -243,7 +220,7 @@ class Rotated(Objective):
 
     def few(self, size: int) -> int:
         """Samples to replay: ``replay_per_class`` for each class seen, at most ``size``."""
-        return min(size, self._shared.replay_per_class * len(self.stretches.units))
+        return min(size, self.settings.replay_per_class * len(self.stretches.units))
 
     # The parts of the losses
 
@@ -284,7 +261,7 @@ class Rotated(Objective):
         """
         losses = pair_losses(
             self.similarity(projections, features),
-            temperature=self._shared.temperature,
+            temperature=self.settings.temperature,
             itself=False,
         )
         same = same_class(labels, views=2, rows=len(losses))
@@ -296,7 +273,7 @@ class Rotated(Objective):
         """The loss of replayed samples: over views of a class; arguments as for new samples."""
         losses = pair_losses(
             scale * self.similarity(projections, features),
-            temperature=self._shared.temperature,
+            temperature=self.settings.temperature,
             itself=True,
         )
         return mean_over_same(losses, same_class(labels, views=2, rows=len(losses)))
@@ -304,24 +281,13 @@ class Rotated(Objective):
     # Saving
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The projection, the stretches and the generator."""
-        return {
-            **with_prefix("projection", self.projection.state_dict()),
-            **with_prefix("stretches", self.stretches.state_dict()),
-            "generator": self.generator.get_state(),
-        }
+        """The projection, the generator and the stretches."""
+        return super().state_dict() | with_prefix("stretches", self.stretches.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what :meth:`state_dict` gave.
-
-        Raises:
-            CheckpointError: The state is of another model.
-        """
-        projection = without_prefix("projection", state)
-        check_names("projection", projection, self.projection.state_dict())
-        self.projection.load_state_dict(projection)
+        """Restore what :meth:`state_dict` gave."""
+        super().load_state_dict(state)
         self.stretches.load_state_dict(without_prefix("stretches", state))
-        self.generator.set_state(state["generator"])
 
 
 def same_class(labels: Tensor, *, views: int, rows: int) -> Tensor:
@@ -339,8 +305,3 @@ def same_class(labels: Tensor, *, views: int, rows: int) -> Tensor:
     way = torch.arange(ways, device=labels.device)[:, None].expand(ways, len(labels))
     way, label = way.reshape(-1).repeat(views), labels.repeat(views * ways)
     return (label[:, None] == label) & (way[:, None] == way)
-
-
-def entropies(outputs: Tensor, y: Tensor, active: Tensor) -> Tensor:
-    """Cross-entropy of each sample over the classes seen, ``(n,)``."""
-    return functional.cross_entropy(mask_logits(outputs, active), y, reduction="none")
