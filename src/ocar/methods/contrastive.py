@@ -24,20 +24,15 @@ EPSILON = 1e-8
 
 
 class Projecting(ClassObjective[S]):
-    """A loss of projections, which a small network makes of the features and trains with the model.
+    """A loss of projections: a small network makes them of the features, and learns with the model.
 
-    Args:
-        settings: The settings.
-        context: The parts of the learner.
-        name: Names the generator of the views.
-
-    Attributes:
-        projection: Maps features to projections; a subclass makes it.
-        generator: Draws the views.
+    ``name`` is the name of the generator of the views.
     """
 
     joint = False
+
     projection: nn.Module
+    """Maps features to projections; a subclass makes it."""
 
     def __init__(self, settings: S, context: Context, *, name: str) -> None:
         super().__init__(settings, context)
@@ -94,12 +89,8 @@ def supervised_contrastive(z: Tensor, y: Tensor, *, temperature: float) -> Tenso
 
         1/n Σ_i −1/|P(i)| Σ_{p ∈ P(i)} log( exp(z_i·z_p/T) / Σ_{a ≠ i} exp(z_i·z_a/T) ),
 
-    where P(i) are the other rows with the label of row i.
-
-    Args:
-        z: Projections, ``(n, d)``.
-        y: Labels, ``(n,)``; each at least twice.
-        temperature: T.
+    where P(i) are the other rows with the label of row i, for projections z, ``(n, d)``, and labels
+    y, ``(n,)``, each at least twice.
     """
     similarity = z @ z.T / temperature
     itself = torch.eye(z.shape[0], dtype=torch.bool, device=z.device)
@@ -111,13 +102,7 @@ def supervised_contrastive(z: Tensor, y: Tensor, *, temperature: float) -> Tenso
 def pair_losses(similarity: Tensor, *, temperature: float, itself: bool) -> Tensor:
     """−log(E_ij / (Σ_k E_ik + ε) + ε) with E_ij = exp((s_ij − max_k s_ik) / T).
 
-    Args:
-        similarity: s, ``(rows, columns)``.
-        temperature: T.
-        itself: Whether a row is compared with itself; else E_ii is 0.
-
-    Returns:
-        ``(rows, columns)``.
+    s and the losses are ``(rows, columns)``. Unless a row is compared with ``itself``, E_ii is 0.
     """
     largest = similarity.detach().amax(dim=1, keepdim=True)
     powers = ((similarity - largest) / temperature).exp()
@@ -154,7 +139,7 @@ def prototype_loss(
     Args:
         first: Projections of one view, ``(n, d)``.
         second: Projections of the other view, ``(n, d)``.
-        y: Units, ``(n,)``, less than ``classes``.
+        y: Units, ``(n,)``.
         classes: Number of units.
         temperature: t.
 
@@ -181,13 +166,8 @@ def rotations(x: Tensor) -> Tensor:
 
     Neither half, the left half, the right half or both halves are rotated by 180° in place. Then
     the whole image is rotated by 0, 1, 2 or 3 quarters. Images that are not square are rotated by 0
-    and 2 quarters only. Samples that are not images are returned unchanged.
-
-    Args:
-        x: ``(n, ...)``.
-
-    Returns:
-        ``(ways · n, ...)``, all samples in the first way, then all in the second, and so on.
+    and 2 quarters only. Samples that are not images are returned unchanged. From ``(n, ...)`` to
+    ``(ways · n, ...)``, all samples in the first way, then all in the second, and so on.
     """
     if x.dim() != 4:
         return x

@@ -11,12 +11,8 @@ from torch import Tensor, nn
 class VirtualStep:
     """The model after a step of SGD, w − lr ∇L; the model itself does not change.
 
-    Calls update copies of BatchNorm's running statistics, which are then dropped.
-
-    Args:
-        model: The model.
-        loss: L, a scalar with its graph, which is kept.
-        lr: Size of the step.
+    Calls update copies of BatchNorm's running statistics, which are then dropped. The graph of the
+    loss L, a scalar, is kept.
     """
 
     def __init__(self, model: nn.Module, loss: Tensor, *, lr: float) -> None:
@@ -64,13 +60,7 @@ def copy_modes_(copied: nn.Module, model: nn.Module, *, train: bool = True) -> N
 
 
 def mark_units(mask: Tensor, units: Iterable[int], *, like: Tensor) -> Tensor:
-    """A mask that is true for some units: the same tensor, unless the head has grown.
-
-    Args:
-        mask: The mask so far, ``(capacity before,)`` of bool.
-        units: Where it is to be true.
-        like: A tensor with the shape that it is to have.
-    """
+    """A mask of the shape of another that is true for some units: the given one, if it fits."""
     if mask.shape != like.shape:
         mask = torch.zeros_like(like)
     chosen = torch.tensor(list(units), dtype=torch.int64)

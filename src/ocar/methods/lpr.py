@@ -21,8 +21,8 @@ layer itself, is an option.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, cast
@@ -106,8 +106,19 @@ class LPRTransform(Transform):
         slots = memory.draw(len(memory) if wanted is None else wanted)
         moments: dict[str, Tensor] = {}
         locations: dict[str, int] = {}
+
+        def add_up(name: str, layer: nn.Module, given: tuple[Any, ...]) -> None:
+            z = self._inputs(self.layers[name], given[0])
+            moment = z.new_empty(z.shape[1], z.shape[2], z.shape[2])
+            accel.gram([lambda: z], [1.0], [moment])  # z zᵀ
+            moments[name] = moments[name].add_(moment) if name in moments else moment
+            locations[name] = locations.get(name, 0) + z.shape[0] * z.shape[-1]
+
         area = math.prod(memory.gather(slots[:1]).x.shape[2:])
-        with self.context.evaluating(), self._adding_up(moments, locations):
+        with self.context.evaluating(), ExitStack() as hooks:
+            for name, layer in self.layers.items():
+                hook = layer.module.register_forward_pre_hook(partial(add_up, name))
+                hooks.enter_context(hook)
             for chunk in slots.split(max(100, PIXELS // area)):
                 raw = memory.gather(chunk).x
                 self.context.model(self.context.normalize(self.context.augment(raw)))
@@ -116,27 +127,6 @@ class LPRTransform(Transform):
             moment *= self.settings.omega0 / count**self.settings.omega_power / len(slots)
             about = f"the inputs of layer {name!r}"
             self.inverses[name].copy_(linalg.guarded_inverse(moment, 1.0, name=about))
-
-    @contextmanager
-    def _adding_up(self, moments: dict[str, Tensor], locations: dict[str, int]) -> Iterator[None]:
-        """Inside it every layer adds up z zᵀ and counts its z."""
-
-        def record(name: str, layer: nn.Module, given: tuple[Any, ...]) -> None:
-            z = self._inputs(self.layers[name], given[0])
-            moment = z.new_empty(z.shape[1], z.shape[2], z.shape[2])
-            accel.gram([lambda: z], [1.0], [moment])
-            moments[name] = moments[name].add_(moment) if name in moments else moment
-            locations[name] = locations.get(name, 0) + z.shape[0] * z.shape[-1]
-
-        hooks = [
-            layer.module.register_forward_pre_hook(partial(record, name))
-            for name, layer in self.layers.items()
-        ]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def _inputs(self, layer: MatrixLayer | NormLayer, x: Tensor) -> Tensor:
         """The inputs z that a layer multiplies with its weights, ``(n, groups, d_in, L)``."""

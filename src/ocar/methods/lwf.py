@@ -42,6 +42,7 @@ from ocar.methods.objective import (
     mean_loss,
 )
 from ocar.methods.settings import LearnerSettings
+from ocar.methods.stretches import Kind, Stretches
 from ocar.models.head import mask_logits
 from ocar.state import check_names, with_prefix, without_prefix
 
@@ -58,7 +59,7 @@ class ERLwFSettings(LearnerSettings):
     temperature: float = 2.0
     """T: divides the logits of model and teacher."""
 
-    teacher: Literal["boundary", "batches", "labels"] = "boundary"
+    teacher: Kind = "boundary"
     """When the teacher is copied: at task boundaries, for which ``boundary()`` must be called,
     every ``refresh`` stream batches, or when a new label arrives."""
 
@@ -95,13 +96,14 @@ class Distillation(ClassObjective[ERLwFSettings]):
         super().__init__(settings, context)
         self.wants_boundaries = settings.teacher == "boundary"
         self.teacher = copy.deepcopy(context.model).requires_grad_(False)
-        self.has_teacher = False
-        """Whether there is a teacher yet; without one nothing is distilled."""
         self._mask = torch.zeros_like(self.head.active)
         self._distilled: set[int] = set()
-        self._learned: set[int] = set()
-        self._batches = 0
-        self._ended = False
+        self._stretches = Stretches(settings.teacher, quiet=0, length=settings.refresh)
+
+    @property
+    def has_teacher(self) -> bool:
+        """Whether there is a teacher yet; without one nothing is distilled."""
+        return self._stretches.ended > 0
 
     @property
     def distilled(self) -> tuple[int, ...]:
@@ -110,32 +112,22 @@ class Distillation(ClassObjective[ERLwFSettings]):
 
     def boundary(self) -> None:
         """A task has ended: the next batch copies the teacher."""
-        self._ended = True
+        self._stretches.boundary()
 
     def begin(self, batch: Begun) -> Sequence[float]:
         """Copy the teacher if it is due, and update the distilled classes."""
         fit_head_(self.teacher.get_submodule(self.head.name), self.head.layer)
         model, train = self.context.model, self.settings.teacher_mode == "train"
         copy_modes_(self.teacher, model, train=train)  # a frozen BatchNorm is in eval mode
-        if self._learned and self._is_due(batch.units):
+        if self._stretches.ends_before(batch.units):
             copy_values_(self.teacher, model)
-            self.has_teacher = True
             if self.settings.distilled == "paper":
-                self._distilled = set(self._learned)
+                self._distilled = set(self._stretches.units)
+        self._stretches.begin(batch.units)
         if self.has_teacher and self.settings.distilled == "survey":
             self._distilled.update(batch.units)
         self._mask = mark_units(self._mask, self._distilled, like=self.head.active)
-        self._learned.update(batch.units)
-        self._batches += 1
-        self._ended = False
         return ()
-
-    def _is_due(self, units: Sequence[int]) -> bool:
-        if self.settings.teacher == "boundary":
-            return self._ended
-        if self.settings.teacher == "batches":
-            return self._batches % self.settings.refresh == 0
-        return not self._learned.issuperset(units)
 
     def __call__(self, forward: Forward, step: Step) -> Outcome:
         """The loss of one step; plain cross-entropy while nothing is distilled."""
@@ -150,11 +142,12 @@ class Distillation(ClassObjective[ERLwFSettings]):
 
     def state_dict(self) -> dict[str, Tensor]:
         """The teacher, the learned and the distilled classes, and the counters."""
-        counters = (self._batches, self._ended, self.has_teacher)
+        past = self._stretches
+        counters = (past.batches, past.at_boundary, self.has_teacher)
         return {
             **with_prefix("teacher", self._tensors()),
             "distilled": torch.tensor(self.distilled, dtype=torch.int64),
-            "learned": torch.tensor(sorted(self._learned), dtype=torch.int64),
+            "learned": torch.tensor(past.units, dtype=torch.int64),
             "counters": torch.tensor(counters, dtype=torch.int64),
         }
 
@@ -169,9 +162,9 @@ class Distillation(ClassObjective[ERLwFSettings]):
         for name, tensor in self._tensors().items():
             tensor.copy_(teacher[name])
         self._distilled = set(state["distilled"].tolist())
-        self._learned = set(state["learned"].tolist())
-        self._batches, ended, has_teacher = state["counters"].tolist()
-        self._ended, self.has_teacher = bool(ended), bool(has_teacher)
+        batches, at_boundary, has_teacher = state["counters"].tolist()
+        counters = torch.tensor([has_teacher, batches, 0, at_boundary])
+        self._stretches.load_state_dict({"units": state["learned"], "counters": counters})
         self._mask = mark_units(self._mask, self._distilled, like=self.head.active)
 
     def _tensors(self) -> dict[str, Tensor]:

@@ -123,13 +123,7 @@ class InterferedRetrieval(ClassObjective[MIRSettings]):
     def interference(self, forward: Forward, step: Step, loss: Tensor) -> Tensor:
         """s: how much a step on the new samples would add to the loss of each candidate.
 
-        Args:
-            forward: The model.
-            step: The new samples and the candidates.
-            loss: The loss of the new samples, with its graph.
-
-        Returns:
-            One number a candidate, ``(step.replayed,)``.
+        The loss is that of the new samples, with its graph; s is ``(step.replayed,)``.
         """
         evaluates = self.settings.scoring == "eval"
         lr = self.context.lr if self.settings.virtual_lr is None else self.settings.virtual_lr

@@ -110,11 +110,8 @@ class MutualInformation(Rotated[OCMSettings]):
         with torch.no_grad():
             before, _ = self.previous(rotations(old))
             _, targets = self.previous(self.augmented(old))
-        losses = pair_losses(
-            u_old[: len(before)] @ unit_rows(before).T,
-            temperature=self.settings.temperature,
-            itself=True,
-        )
+        similarity = u_old[: len(before)] @ unit_rows(before).T
+        losses = pair_losses(similarity, temperature=self.settings.temperature, itself=True)
         loss = loss + mean_over_same(losses, same_class(y_old, views=1, rows=len(losses)))
         return Outcome(loss=loss + squared_distance(outputs, targets, self._old), outputs=None)
 
@@ -159,10 +156,7 @@ class Previous(nn.Module):
 def squared_distance(outputs: Tensor, targets: Tensor, chosen: Tensor) -> Tensor:
     """The mean squared difference over samples and chosen columns; 0 if none is chosen.
 
-    Args:
-        outputs: ``(n, units)``.
-        targets: ``(n, units)``.
-        chosen: Which columns, ``(units,)`` of bool.
+    Outputs and targets are ``(n, units)``, ``chosen`` is ``(units,)`` of bool.
     """
     squares = torch.where(chosen, outputs - targets, 0.0).square()
     return squares.sum() / (len(outputs) * chosen.sum().clamp_min(1))

@@ -26,6 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -75,8 +76,7 @@ class OnProSettings(RotatedSettings):
         return OnlinePrototypes(self, context)
 
 
-@dataclass(frozen=True, eq=False)
-class Mixed:
+class Mixed(NamedTuple):
     """Mixtures of two samples each."""
 
     x: Tensor
@@ -176,12 +176,7 @@ class OnlinePrototypes(Rotated[OnProSettings]):
             for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True)
             if count
         ]
-        return Mixed(
-            torch.cat([part.x for part in parts]),
-            torch.cat([part.first for part in parts]),
-            torch.cat([part.second for part in parts]),
-            torch.cat([part.share for part in parts]),
-        )
+        return Mixed(*map(torch.cat, zip(*parts, strict=True)))
 
     def _mix_uniform(self, x: Tensor, y: Tensor) -> Mixed:
         """The samples, some of them mixed with others."""
@@ -234,13 +229,9 @@ def mix(x_a: Tensor, x_b: Tensor, y_a: Tensor, y_b: Tensor, share: Tensor) -> Mi
 
 
 def close_pairs(prototypes: Tensor) -> tuple[Tensor, Tensor]:
-    """All pairs of units with a prototype, and the probability of each pair.
+    """Pairs of units a < b with a prototype, ``(pairs, 2)``, and the softmax of 1/‖p_a − p_b‖.
 
-    Args:
-        prototypes: ``(units, p)``, zero for units without one.
-
-    Returns:
-        Pairs a < b, ``(pairs, 2)``, and the softmax of 1/‖p_a − p_b‖ over them, on the host.
+    The prototypes are ``(units, p)``, zero for units without one; the results are on the host.
     """
     points = prototypes.double().cpu()
     units = points.abs().sum(1).nonzero().flatten()
@@ -252,13 +243,7 @@ def close_pairs(prototypes: Tensor) -> tuple[Tensor, Tensor]:
 def share_out(probabilities: Tensor, total: int, *, generator: torch.Generator) -> Tensor:
     """Counts in proportion to probabilities, rounded, then corrected at random to the total.
 
-    Args:
-        probabilities: ``(n,)``, n at least 1.
-        total: The sum of the counts.
-        generator: On the host.
-
-    Returns:
-        ``(n,)`` of integers.
+    Probabilities and counts are ``(n,)``, n at least 1; the generator is on the host.
     """
     counts = (probabilities * total).round().long()
     while (missing := total - int(counts.sum())) != 0:

@@ -178,13 +178,8 @@ def ascend_once(x: Tensor, grad: Tensor, *, epsilon: float, iterations: int) -> 
     """The sign method of the code behind the published tables, with one gradient for all steps.
 
     The momentum is always a positive multiple of the gradient, so only the gradient's sign counts.
-    The step that goes beyond ε is the last.
-
-    Args:
-        x: Inputs, ``(n, ...)``.
-        grad: Gradient of the loss, of the same shape.
-        epsilon: ε.
-        iterations: k; there are k − 1 steps of ε/k.
+    With k the ``iterations`` there are k − 1 steps of ε/k; the step that goes beyond ε is the last.
+    Inputs x and the gradient are ``(n, ...)``.
     """
     moved, size = x, (epsilon / iterations) * grad.sign()
     within = torch.ones((), dtype=torch.bool, device=x.device)

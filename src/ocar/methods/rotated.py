@@ -8,7 +8,7 @@ all views, rows of unit length, the similarity is
     s = u uᵀ + u (f restricted to as many neighbouring columns as u has, drawn anew each time)ᵀ.
 
 Both treat the first stretch of the stream (in their papers: the first task) differently from later
-ones. Its end is found by :class:`Stretches`.
+ones. Its end is found by :class:`~ocar.methods.stretches.Stretches`.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from ocar.methods.contrastive import (
 )
 from ocar.methods.objective import Forward
 from ocar.methods.settings import LearnerSettings
+from ocar.methods.stretches import Kind, Stretches
 from ocar.methods.transform import TransformSettings
 from ocar.rng import make_generator
 from ocar.state import with_prefix, without_prefix
@@ -83,7 +84,7 @@ class RotatedSettings(LearnerSettings):
     projection: int = 128
     """Length of the projections, at most the length of the features."""
 
-    stretches: Literal["boundary", "labels", "batches"] = "labels"
+    stretches: Kind = "labels"
     """Where a stretch of the stream ends: at task boundaries, for which ``boundary()`` must be
     called (the published code), at a new label after ``quiet`` batches without one, or every
     ``stretch`` batches."""
@@ -126,70 +127,6 @@ class RotatedSettings(LearnerSettings):
         if self.optimizer == "sgd":
             return None
         return accel.adam(parameters, lr=self.lr, betas=self.betas, weight_decay=self.weight_decay)
-
-
-class Stretches:
-    """Counts the stretches of a stream.
-
-    Args:
-        kind: How the end of a stretch is found, see :class:`RotatedSettings`.
-        quiet: Batches without a new label before a new label begins a stretch.
-        length: Batches of a stretch.
-
-    Attributes:
-        ended: Stretches that have ended.
-    """
-
-    def __init__(self, kind: str, *, quiet: int, length: int) -> None:
-        self.kind = kind
-        self.quiet = quiet
-        self.length = length
-        self.ended = 0
-        self._units: set[int] = set()
-        self._batches = 0
-        self._since_new = 0
-        self._boundary = False
-
-    @property
-    def units(self) -> tuple[int, ...]:
-        """The units that have occurred."""
-        return tuple(sorted(self._units))
-
-    def boundary(self) -> None:
-        """A task has ended."""
-        self._boundary = True
-
-    def ends_before(self, units: Sequence[int]) -> bool:
-        """Whether a stretch has ended before a batch that is about to be learned."""
-        if not self._units:
-            return False
-        if self.kind == "boundary":
-            return self._boundary
-        if self.kind == "batches":
-            return self._batches % self.length == 0
-        return not self._units.issuperset(units) and self._since_new >= self.quiet
-
-    def begin(self, units: Sequence[int]) -> None:
-        """Count a batch that is about to be learned."""
-        self.ended += self.ends_before(units)
-        self._boundary = False
-        self._batches += 1
-        self._since_new = self._since_new + 1 if self._units.issuperset(units) else 0
-        self._units.update(units)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """The units and the counters."""
-        counters = (self.ended, self._batches, self._since_new, self._boundary)
-        return {
-            "units": torch.tensor(self.units, dtype=torch.int64),
-            "counters": torch.tensor(counters, dtype=torch.int64),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what :meth:`state_dict` gave."""
-        self._units = set(state["units"].tolist())
-        self.ended, self._batches, self._since_new, boundary = state["counters"].tolist()
-        self._boundary = bool(boundary)
 
 
 R = TypeVar("R", bound=RotatedSettings)
@@ -254,16 +191,11 @@ class Rotated(Projecting[R]):
     def contrast_new(self, projections: Tensor, features: Tensor, labels: Tensor) -> Tensor:
         """The loss of new samples: over views of a sample, plus twice over views of a class.
 
-        Args:
-            projections: Of all views, ``(2 · ways · n, p)``.
-            features: Of all views, ``(2 · ways · n, d)``.
-            labels: Of the samples, ``(n,)``.
+        Projections ``(2 · ways · n, p)`` and features ``(2 · ways · n, d)`` are of all views, the
+        labels ``(n,)`` of the samples.
         """
-        losses = pair_losses(
-            self.similarity(projections, features),
-            temperature=self.settings.temperature,
-            itself=False,
-        )
+        similarity = self.similarity(projections, features)
+        losses = pair_losses(similarity, temperature=self.settings.temperature, itself=False)
         same = same_class(labels, views=2, rows=len(losses))
         return mean_over_views(losses) + 2 * mean_over_same(losses, same)
 
@@ -271,11 +203,8 @@ class Rotated(Projecting[R]):
         self, projections: Tensor, features: Tensor, labels: Tensor, *, scale: float = 1.0
     ) -> Tensor:
         """The loss of replayed samples: over views of a class; arguments as for new samples."""
-        losses = pair_losses(
-            scale * self.similarity(projections, features),
-            temperature=self.settings.temperature,
-            itself=True,
-        )
+        similarity = scale * self.similarity(projections, features)
+        losses = pair_losses(similarity, temperature=self.settings.temperature, itself=True)
         return mean_over_same(losses, same_class(labels, views=2, rows=len(losses)))
 
     # Saving
@@ -291,15 +220,9 @@ class Rotated(Projecting[R]):
 
 
 def same_class(labels: Tensor, *, views: int, rows: int) -> Tensor:
-    """Which views belong to the same class and the same rotation.
+    """Which pairs of rows belong to the same class and the same rotation, ``(rows, rows)`` of bool.
 
-    Args:
-        labels: Of the samples, ``(n,)``.
-        views: Views of each rotated sample.
-        rows: Number of all views, a multiple of ``views`` times n.
-
-    Returns:
-        ``(rows, rows)`` of bool.
+    The rows are the ``views`` of all rotations of samples with labels ``(n,)``.
     """
     ways = rows // (views * len(labels))
     way = torch.arange(ways, device=labels.device)[:, None].expand(ways, len(labels))
