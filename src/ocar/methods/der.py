@@ -111,8 +111,8 @@ class DarkReplay(ClassObjective[DERSettings]):
 
     def begin(self, batch: Begun) -> Sequence[float]:
         """Make the stored logits as wide as the outputs."""
-        self._make_room()
-        return ()
+        self.context.memory.widen_extra("logits", self.head.capacity)
+        return ()  # the learner forgets graphs that read the column whenever the head grows
 
     def __call__(self, forward: Forward, step: Step) -> Outcome:
         """The loss of one step."""
@@ -131,15 +131,11 @@ class DarkReplay(ClassObjective[DERSettings]):
 
     def extras(self, x: Tensor) -> dict[str, Tensor]:
         """The logits of samples in eval mode, and how many classes they cover."""
-        self._make_room()
+        self.context.memory.widen_extra("logits", self.head.capacity)
         with self.context.evaluating():
             logits = self.context.model(self.context.normalize(x))
         known = torch.full(logits.shape[:1], len(self.head.classes), device=logits.device)
         return {"logits": logits, "known": known}
-
-    def _make_room(self) -> None:
-        """Widen the column; the learner forgets graphs that read it whenever the head grows."""
-        self.context.memory.widen_extra("logits", self.head.capacity)
 
 
 def squared_distance(outputs: Tensor, logits: Tensor, known: Tensor, *, kind: Distance) -> Tensor:

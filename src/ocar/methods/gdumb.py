@@ -129,10 +129,10 @@ class FromScratch(ClassObjective[GDumbSettings]):
         order = make_generator(settings.seed, "gdumb/order")
         try:
             for epoch in range(settings.epochs):
-                rate = cosine(settings.lr, epoch, settings.epochs)
+                value = cosine(settings.lr, epoch, settings.epochs)
+                rate = torch.tensor(value, dtype=self.context.dtype)
                 for slots in self._shuffled(order):
-                    at = torch.tensor(rate, dtype=self.context.dtype)
-                    self._training(slots, at, self.head.active)
+                    self._training(slots, rate, self.head.active)
         finally:  # the next training starts with the same numbers
             self._augmenting.manual_seed(self._augmenting.initial_seed())
         if not all_finite(self._copy.state_dict()):

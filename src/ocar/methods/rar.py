@@ -122,8 +122,7 @@ class AdversarialReplay(ClassObjective[RARSettings]):
         logits = virtual(moving)
         # Masked logits are all 0, so they add nothing to a distance.
         ours, theirs = (torch.where(joint.active, z.detach(), 0.0) for z in (logits, others))
-        gap = different(distances(ours, theirs), y, joint.y, otherwise=-torch.inf)
-        farthest = gap.max(1)
+        farthest = distances(ours, theirs, y, joint.y, same=-torch.inf).max(1)
         targets = torch.where(farthest.values.isfinite(), joint.y[farthest.indices], 0)
         loss = mean_loss(logits, targets, joint.active)
         (grad,) = torch.autograd.grad(loss, moving)
@@ -135,13 +134,12 @@ class AdversarialReplay(ClassObjective[RARSettings]):
         new, y_new = joint.x[: joint.new], joint.y[: joint.new]
         with torch.no_grad():
             ours, theirs = (self.context.features(z, virtual)[0].flatten(1) for z in (x, new))
-        gap = different(distances(ours, theirs), y, y_new, otherwise=torch.inf)
-        nearest = gap.min(1)
+        nearest = distances(ours, theirs, y, y_new, same=torch.inf).min(1)
         targets = y_new[nearest.indices]
         # A sample without a neighbour of another label is not perturbed.
         towards = _like(nearest.values.isfinite().to(x.dtype), x)
         size = towards * (self.settings.epsilon / self.settings.iterations)
-        low, high = self._range(raw)
+        bounds = self._range(raw)
         momentum, moved = torch.zeros_like(x), x
         for _ in range(self.settings.iterations):
             moving = moved.detach().requires_grad_()
@@ -151,27 +149,23 @@ class AdversarialReplay(ClassObjective[RARSettings]):
             normalized = grad / norms.clamp_min(torch.finfo(grad.dtype).tiny)
             momentum = self.settings.decay * momentum + normalized
             moved = moved - size * momentum.sign()
-            if low is not None and high is not None:
-                moved = moved.clamp(low, high)
+            if bounds is not None:
+                moved = moved.clamp(*bounds)
         return moved.detach()
 
-    def _range(self, raw: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def _range(self, raw: Tensor) -> tuple[Tensor, Tensor] | None:
         """The smallest and the largest possible inputs, if samples are uint8."""
         if raw.dtype != torch.uint8:
-            return None, None
+            return None
         normalize = self.context.normalize
         ends = normalize(torch.zeros_like(raw[:1])), normalize(torch.full_like(raw[:1], 255))
         return torch.minimum(*ends), torch.maximum(*ends)
 
 
-def distances(x: Tensor, others: Tensor) -> Tensor:
-    """Euclidean distances, ``(n, d)`` and ``(m, d)`` to ``(n, m)``."""
-    return torch.cdist(x, others, compute_mode="donot_use_mm_for_euclid_dist")
-
-
-def different(gap: Tensor, y: Tensor, others: Tensor, *, otherwise: float) -> Tensor:
-    """Distances ``(n, m)``; pairs of samples with the same label get ``otherwise``."""
-    return torch.where(y[:, None] == others[None, :], otherwise, gap)
+def distances(x: Tensor, others: Tensor, y: Tensor, y_others: Tensor, *, same: float) -> Tensor:
+    """Euclidean distances, ``(n, d)`` and ``(m, d)`` to ``(n, m)``; ``same`` for equal labels."""
+    gap = torch.cdist(x, others, compute_mode="donot_use_mm_for_euclid_dist")
+    return torch.where(y[:, None] == y_others, same, gap)
 
 
 def ascend_once(x: Tensor, grad: Tensor, *, epsilon: float, iterations: int) -> Tensor:

@@ -146,14 +146,12 @@ def make_settings(
     """
     chosen = METHODS.find(method)
     kind = chosen.transform if transform is None else TRANSFORMS.find(transform)
-    learner_names = {f.name for f in fields(chosen.settings)}
-    own = {name: value for name, value in settings.items() if name in learner_names}
-    rest = {name: value for name, value in settings.items() if name not in learner_names}
-    if kind is None:
-        reject_unknown(chosen.settings, rest)
-        return _make(chosen.settings, own), None
-    reject_unknown(kind, rest)
-    made, rewriting = _make(chosen.settings, own), _make(kind, rest)
+    names = {f.name for f in fields(chosen.settings)}
+    own = {name: value for name, value in settings.items() if name in names}
+    rest = {name: value for name, value in settings.items() if name not in names}
+    reject_unknown(kind or chosen.settings, rest)
+    made = _make(chosen.settings, own)
+    rewriting = None if kind is None else _make(kind, rest)
     if (reason := made.refuses(rewriting)) is not None:
         raise ConfigError(reason)
     return made, rewriting
