@@ -7,8 +7,10 @@ dataclass itself becomes a dictionary with a ``kind`` that names its class.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+import functools
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal, TypeVar
 
 from ocar.errors import ConfigError
 from ocar.registry import describe, rebuild
@@ -17,6 +19,16 @@ T = TypeVar("T")
 
 CUSTOM = "custom"
 """The kind of a value without a plain form, such as a user's function."""
+
+Range = Literal["at least 0", "at least 1", "larger than 0", "in [0, 1]", "in (0, 1]"]
+
+_RANGES: dict[Range, Callable[[float], bool]] = {
+    "at least 0": lambda value: 0 <= value < float("inf"),
+    "at least 1": lambda value: 1 <= value < float("inf"),
+    "larger than 0": lambda value: 0 < value < float("inf"),
+    "in [0, 1]": lambda value: 0 <= value <= 1,
+    "in (0, 1]": lambda value: 0 < value <= 1,
+}
 
 WRONG_KIND = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError, RecursionError)
 """The errors that a class may raise for a value of an unexpected type."""
@@ -93,3 +105,29 @@ def require_one_of(name: str, value: Any, allowed: Iterable[str]) -> None:
     """Raise a ``ConfigError`` that lists the options, unless ``value`` is one of them."""
     options = tuple(allowed)
     require(name, value, value in options, f"one of {', '.join(map(repr, options))}")
+
+
+def require_range(config: Any, allowed: Range, *names: str) -> None:
+    """Raise a ``ConfigError`` if a field of a dataclass is outside a range; NaN is outside."""
+    for name in names:
+        value = getattr(config, name)
+        require(name, value, _RANGES[allowed](value), allowed)
+
+
+def require_options(config: Any) -> None:
+    """Raise a ``ConfigError`` if a field whose type is a ``Literal`` has none of its values."""
+    for name, options in _options(config.__class__).items():
+        if getattr(config, name) not in options:
+            require_one_of(name, getattr(config, name), (o for o in options if o is not None))
+
+
+@functools.cache
+def _options(cls: type) -> dict[str, tuple[Any, ...]]:
+    """The values of each field that is a ``Literal``, or a ``Literal`` or None."""
+    found = {}
+    for name, hint in typing.get_type_hints(cls).items():
+        optional = type(None) in typing.get_args(hint)
+        kind = typing.get_args(hint)[0] if optional else hint
+        if typing.get_origin(kind) is Literal:
+            found[name] = (*typing.get_args(kind), *([None] if optional else []))
+    return found

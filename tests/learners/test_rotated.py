@@ -14,7 +14,8 @@ from toys import convnet, images, mlp
 import ocar
 from ocar.errors import ConfigError
 from ocar.methods import contrastive
-from ocar.methods.rotated import AUGMENT, Stretches, same_class
+from ocar.methods.rotated import AUGMENT, same_class
+from ocar.methods.stretches import Stretches
 
 EPS = 1e-8
 

@@ -1,4 +1,4 @@
 """The methods, one file each: paper, formula, settings, and the parts that it adds to a learner.
 
-``contrastive``, ``rotated`` and ``virtual`` hold code that several methods share.
+``contrastive``, ``copies``, ``rotated`` and ``stretches`` hold code that several methods share.
 """

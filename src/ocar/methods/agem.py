@@ -18,15 +18,15 @@ before the new samples.
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from ocar.config import require
+from ocar.config import require_range
 from ocar.errors import ConfigError
 from ocar.methods.context import Context
-from ocar.methods.objective import CrossEntropy, Forward, Objective, Outcome, SquaredError, Step
+from ocar.methods.objective import Forward, Objective, Outcome, Step, mean_loss
 from ocar.methods.settings import LearnerSettings
 from ocar.methods.transform import Transform, TransformSettings
 
@@ -42,7 +42,7 @@ class AGEMSettings(TransformSettings):
                 "The transform 'agem' projects the gradient of new samples against that of the "
                 "memory; a loss on replayed samples holds both already. Use the method 'agem'."
             )
-        return AGEMTransform(context.model, objective)
+        return AGEMTransform(context.model)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ class AGEMLearnerSettings(LearnerSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require("reference", self.reference, self.reference >= 1, "at least 1")
+        require_range(self, "at least 1", "reference")
 
     @property
     def draws(self) -> tuple[int, ...]:
@@ -72,50 +72,33 @@ class AGEMLearnerSettings(LearnerSettings):
 
     def make_objective(self, context: Context) -> Objective:
         """The loss of the new samples."""
-        return NewSamplesLoss(
-            CrossEntropy() if self.likelihood == "categorical" else SquaredError()
-        )
+        return NewSamplesLoss()
 
 
 class NewSamplesLoss(Objective):
-    """A loss on the new samples of a joint batch.
-
-    Args:
-        loss: The loss of a batch.
-    """
+    """The mean loss of the new samples in a joint batch."""
 
     joint = False
 
-    def __init__(self, loss: Objective) -> None:
-        self.loss = loss
-
     def __call__(self, forward: Forward, step: Step) -> Outcome:
         """The loss of one step."""
-        return Outcome(loss=self.loss(forward, _part(step, 0, step.new)).loss, outputs=None)
-
-    def of_memory(self, forward: Forward, step: Step) -> Tensor:
-        """The same loss on the replayed samples, a scalar."""
-        return self.loss(forward, _part(step, step.new, step.replayed)).loss
+        x, y = step.x[: step.new], step.y[: step.new]
+        return Outcome(loss=mean_loss(forward(x), y, step.active), outputs=None)
 
 
 class AGEMTransform(Transform):
-    """Projects the gradient against the gradient of the reference.
+    """Projects the gradient against the gradient of the reference."""
 
-    Args:
-        model: The model.
-        objective: The loss, for new samples and for the reference.
-    """
-
-    def __init__(self, model: nn.Module, objective: NewSamplesLoss) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self.model = model
-        self.objective = objective
         self._reference: list[tuple[nn.Parameter, Tensor]] = []
 
     def watch(self, step: Step) -> AbstractContextManager[object]:
         """Take the gradient of the reference, before the new samples go through the model."""
         self._reference.clear()
         if step.replayed:
-            loss = self.objective.of_memory(self.model, step)
+            x, y = step.x[step.new :], step.y[step.new :]
+            loss = mean_loss(self.model(x), y, step.active)
             parameters = [p for p in self.model.parameters() if p.requires_grad]
             grads = torch.autograd.grad(loss, parameters, allow_unused=True)
             both = zip(parameters, grads, strict=True)
@@ -138,17 +121,3 @@ class AGEMTransform(Transform):
         for grad, reference in pairs:
             grad.sub_(share * reference)
         self._reference.clear()
-
-
-def _part(step: Step, start: int, count: int) -> Step:
-    """A joint batch of some of the samples, all of them new."""
-    rows = slice(start, start + count)
-    return replace(
-        step,
-        x=step.x[rows],
-        y=step.y[rows],
-        raw=step.raw[rows],
-        new=count,
-        draws=(0,),
-        extras={},
-    )

@@ -69,23 +69,27 @@ class Context:
             forward: Calls the model, perhaps with other weights; by default the model itself.
 
         Raises:
-            RuntimeError: There is no head, or it is not called once in a forward pass.
+            RuntimeError: There is no head.
         """
         if self.head is None:
             raise RuntimeError("A regression has no head to take features from.")
-        found: list[Tensor] = []
-
-        def record(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-            found.append(inputs[0])
-
-        handle = self.head.layer.register_forward_pre_hook(record)
-        try:
-            outputs: Tensor = self.model(x) if forward is None else forward(x)
-        finally:
-            handle.remove()
-        (features,) = found
-        return features, outputs
+        return with_inputs(self.head.layer, forward or self.model, x)
 
     def evaluating(self) -> AbstractContextManager[None]:
         """The model in eval mode and without gradients; afterwards as before."""
         return evaluating(self.model)
+
+
+def with_inputs(
+    layer: nn.Module, forward: Callable[[Tensor], Tensor], x: Tensor
+) -> tuple[Tensor, Tensor]:
+    """What a layer is given in a forward pass that calls it once, and the model's outputs."""
+    found: list[Tensor] = []
+
+    def record(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        found.append(inputs[0])
+
+    with layer.register_forward_pre_hook(record):
+        outputs = forward(x)
+    (inputs,) = found
+    return inputs, outputs

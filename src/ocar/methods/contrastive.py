@@ -1,4 +1,4 @@
-"""Losses that compare samples with each other, as pure functions, with their helpers.
+"""Losses that compare samples with each other, as pure functions, and the projections they compare.
 
 Rows are samples or views of samples. Two views of a batch lie one after the other: with n samples,
 rows i and i + n are views of the same sample. A similarity s is ``(rows, columns)``; ``same`` says
@@ -8,26 +8,67 @@ which pairs have the same label.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ocar.methods.context import Context
+from ocar.methods.objective import ClassObjective, S
+from ocar.rng import make_generator
+from ocar.state import check_names, with_prefix, without_prefix
+
 EPSILON = 1e-8
 """Keeps logarithms and quotients finite in :func:`pair_losses` and :func:`unit_rows`."""
+
+
+class Projecting(ClassObjective[S]):
+    """A loss of projections: a small network makes them of the features, and learns with the model.
+
+    ``name`` is the name of the generator of the views.
+    """
+
+    joint = False
+
+    projection: nn.Module
+    """Maps features to projections; a subclass makes it."""
+
+    def __init__(self, settings: S, context: Context, *, name: str) -> None:
+        super().__init__(settings, context)
+        self.generator = make_generator(context.seed, name, context.device)
+
+    @property
+    def generators(self) -> Sequence[torch.Generator]:
+        """The generator of the views."""
+        return (self.generator,)
+
+    def parameters(self) -> Sequence[nn.Parameter]:
+        """The parameters of the projection."""
+        return tuple(self.projection.parameters())
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The projection and the generator."""
+        projection = with_prefix("projection", self.projection.state_dict())
+        return {**projection, "generator": self.generator.get_state()}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what :meth:`state_dict` gave."""
+        load_module("projection", self.projection, state)
+        self.generator.set_state(state["generator"])
+
+
+def load_module(name: str, module: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Restore a module from the tensors of a state that have its name as prefix."""
+    given = without_prefix(name, state)
+    check_names(name, given, module.state_dict())
+    module.load_state_dict(given)
 
 
 def make_linear(
     inputs: int, outputs: int, *, generator: torch.Generator, like: Tensor
 ) -> nn.Linear:
-    """A linear layer with weights drawn as ``nn.Linear`` draws its own, but by a generator.
-
-    Args:
-        inputs: Number of inputs.
-        outputs: Number of outputs.
-        generator: On the host.
-        like: A tensor with the type and the device of the weights.
-    """
+    """A linear layer with weights like a tensor's, drawn as ``nn.Linear`` does by a generator."""
     layer = nn.utils.skip_init(nn.Linear, inputs, outputs, device=like.device, dtype=like.dtype)
     assert isinstance(layer, nn.Linear)
     bound = 1 / math.sqrt(inputs)
@@ -48,15 +89,8 @@ def supervised_contrastive(z: Tensor, y: Tensor, *, temperature: float) -> Tenso
 
         1/n Σ_i −1/|P(i)| Σ_{p ∈ P(i)} log( exp(z_i·z_p/T) / Σ_{a ≠ i} exp(z_i·z_a/T) ),
 
-    where P(i) are the other rows with the label of row i.
-
-    Args:
-        z: Projections, ``(n, d)``.
-        y: Labels, ``(n,)``; each at least twice.
-        temperature: T.
-
-    Returns:
-        A scalar.
+    where P(i) are the other rows with the label of row i, for projections z, ``(n, d)``, and labels
+    y, ``(n,)``, each at least twice.
     """
     similarity = z @ z.T / temperature
     itself = torch.eye(z.shape[0], dtype=torch.bool, device=z.device)
@@ -68,13 +102,7 @@ def supervised_contrastive(z: Tensor, y: Tensor, *, temperature: float) -> Tenso
 def pair_losses(similarity: Tensor, *, temperature: float, itself: bool) -> Tensor:
     """−log(E_ij / (Σ_k E_ik + ε) + ε) with E_ij = exp((s_ij − max_k s_ik) / T).
 
-    Args:
-        similarity: s, ``(rows, columns)``.
-        temperature: T.
-        itself: Whether a row is compared with itself; else E_ii is 0.
-
-    Returns:
-        ``(rows, columns)``.
+    s and the losses are ``(rows, columns)``. Unless a row is compared with ``itself``, E_ii is 0.
     """
     largest = similarity.detach().amax(dim=1, keepdim=True)
     powers = ((similarity - largest) / temperature).exp()
@@ -111,7 +139,7 @@ def prototype_loss(
     Args:
         first: Projections of one view, ``(n, d)``.
         second: Projections of the other view, ``(n, d)``.
-        y: Units, ``(n,)``, less than ``classes``.
+        y: Units, ``(n,)``.
         classes: Number of units.
         temperature: t.
 
@@ -138,13 +166,8 @@ def rotations(x: Tensor) -> Tensor:
 
     Neither half, the left half, the right half or both halves are rotated by 180° in place. Then
     the whole image is rotated by 0, 1, 2 or 3 quarters. Images that are not square are rotated by 0
-    and 2 quarters only. Samples that are not images are returned unchanged.
-
-    Args:
-        x: ``(n, ...)``.
-
-    Returns:
-        ``(ways · n, ...)``, all samples in the first way, then all in the second, and so on.
+    and 2 quarters only. Samples that are not images are returned unchanged. From ``(n, ...)`` to
+    ``(ways · n, ...)``, all samples in the first way, then all in the second, and so on.
     """
     if x.dim() != 4:
         return x

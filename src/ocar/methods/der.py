@@ -27,13 +27,19 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from ocar.config import require, require_one_of
+from ocar.config import require_range
 from ocar.methods.context import Context
-from ocar.methods.objective import Begun, Forward, Objective, Outcome, Step
+from ocar.methods.objective import (
+    Begun,
+    ClassObjective,
+    Forward,
+    Objective,
+    Outcome,
+    Step,
+    mean_loss,
+)
 from ocar.methods.settings import LearnerSettings
-from ocar.models.head import mask_logits
 
 Distance = Literal["mean", "norm"]
 
@@ -43,6 +49,7 @@ class DERSettings(LearnerSettings):
     """Settings of DER."""
 
     extras = ("logits", "known")
+    no_regression = "a regression has no logits"
 
     alpha: float = 0.1
     """Weight of the distance to the stored logits."""
@@ -53,10 +60,7 @@ class DERSettings(LearnerSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require("alpha", self.alpha, 0 <= self.alpha < float("inf"), "at least 0")
-        require_one_of("distance", self.distance, ("mean", "norm"))
-        fits = self.likelihood == "categorical"
-        require("likelihood", self.likelihood, fits, "'categorical': a regression has no logits")
+        require_range(self, "at least 0", "alpha")
 
     @property
     def draws(self) -> tuple[int, ...]:
@@ -65,7 +69,7 @@ class DERSettings(LearnerSettings):
 
     def make_objective(self, context: Context) -> Objective:
         """Cross-entropy of new samples, and the distance to the stored logits."""
-        return DarkReplay(context, alpha=self.alpha, beta=0.0, distance=self.distance)
+        return DarkReplay(self, context, beta=0.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +85,7 @@ class DERPlusPlusSettings(DERSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require("beta", self.beta, 0 <= self.beta < float("inf"), "at least 0")
-        require_one_of("labels_from", self.labels_from, ("same", "own"))
+        require_range(self, "at least 0", "beta")
 
     @property
     def draws(self) -> tuple[int, ...]:
@@ -93,63 +96,46 @@ class DERPlusPlusSettings(DERSettings):
 
     def make_objective(self, context: Context) -> Objective:
         """The loss of DER, and the cross-entropy of replayed samples."""
-        return DarkReplay(context, alpha=self.alpha, beta=self.beta, distance=self.distance)
+        return DarkReplay(self, context, beta=self.beta)
 
 
-class DarkReplay(Objective):
+class DarkReplay(ClassObjective[DERSettings]):
     """CE(new) + α d(f(x'), z) + β CE(f(x''), y''), in one forward pass.
 
     With one draw from memory x'' is x'; with two draws x'' is the second.
-
-    Args:
-        context: The parts of the learner.
-        alpha: Weight of the distance to the stored logits.
-        beta: Weight of the cross-entropy of replayed samples.
-        distance: How the distance is averaged.
     """
 
-    def __init__(self, context: Context, *, alpha: float, beta: float, distance: Distance) -> None:
-        assert context.head is not None
-        self.context = context
-        self.head = context.head
-        self.alpha = alpha
+    def __init__(self, settings: DERSettings, context: Context, *, beta: float) -> None:
+        super().__init__(settings, context)
         self.beta = beta
-        self.distance = distance
 
     def begin(self, batch: Begun) -> Sequence[float]:
         """Make the stored logits as wide as the outputs."""
-        self._make_room()
-        return ()
+        self.context.memory.widen_extra("logits", self.head.capacity)
+        return ()  # the learner forgets graphs that read the column whenever the head grows
 
     def __call__(self, forward: Forward, step: Step) -> Outcome:
         """The loss of one step."""
-        assert step.active is not None
-        outputs = forward(step.x)
-        masked, new = mask_logits(outputs, step.active), step.new
-        loss = functional.cross_entropy(masked[:new], step.y[:new])
-        held = step.draws[0]
-        if self.alpha and held:
+        outputs, new, held = forward(step.x), step.new, step.draws[0]
+        loss = mean_loss(outputs[:new], step.y[:new], step.active)
+        if self.settings.alpha and held:
             logits, known = (step.extras[name][:held] for name in ("logits", "known"))
             replayed = outputs[new : new + held]
-            apart = squared_distance(replayed, logits, known, kind=self.distance)
-            loss = loss + self.alpha * apart
+            apart = squared_distance(replayed, logits, known, kind=self.settings.distance)
+            loss = loss + self.settings.alpha * apart
         labelled = new + held if len(step.draws) > 1 else new
         if self.beta and labelled < len(outputs):
-            replay = functional.cross_entropy(masked[labelled:], step.y[labelled:])
+            replay = mean_loss(outputs[labelled:], step.y[labelled:], step.active)
             loss = loss + self.beta * replay
         return Outcome(loss=loss, outputs=outputs)
 
     def extras(self, x: Tensor) -> dict[str, Tensor]:
         """The logits of samples in eval mode, and how many classes they cover."""
-        self._make_room()
+        self.context.memory.widen_extra("logits", self.head.capacity)
         with self.context.evaluating():
             logits = self.context.model(self.context.normalize(x))
         known = torch.full(logits.shape[:1], len(self.head.classes), device=logits.device)
         return {"logits": logits, "known": known}
-
-    def _make_room(self) -> None:
-        """Widen the column; the learner forgets graphs that read it whenever the head grows."""
-        self.context.memory.widen_extra("logits", self.head.capacity)
 
 
 def squared_distance(outputs: Tensor, logits: Tensor, known: Tensor, *, kind: Distance) -> Tensor:

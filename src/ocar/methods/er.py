@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ocar.methods.context import Context
-from ocar.methods.objective import CrossEntropy, Objective, SquaredError
+from ocar.methods.objective import Objective, PredictionLoss
 from ocar.methods.settings import LearnerSettings
 
 
@@ -23,4 +23,4 @@ class ERSettings(LearnerSettings):
 
     def make_objective(self, context: Context) -> Objective:
         """Cross-entropy, or the squared error in regression."""
-        return CrossEntropy() if self.likelihood == "categorical" else SquaredError()
+        return PredictionLoss()

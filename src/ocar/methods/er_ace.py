@@ -16,13 +16,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch.nn import functional
 
-from ocar.config import require
+from ocar.config import require_range
 from ocar.methods.context import Context
-from ocar.methods.objective import Forward, Objective, Outcome, Step
+from ocar.methods.objective import Forward, Objective, Outcome, Step, mean_loss
 from ocar.methods.settings import LearnerSettings
-from ocar.models.head import mask_logits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,15 +28,14 @@ class ERACESettings(LearnerSettings):
     """Settings of ER-ACE."""
 
     remembers_first = True
+    no_regression = "a regression has no classes"
 
     alpha: float = 0.5
     """Weight α of the new samples; replayed samples have weight 1 − α."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require("alpha", self.alpha, 0 <= self.alpha <= 1, "in [0, 1]")
-        fits = self.likelihood == "categorical"
-        require("likelihood", self.likelihood, fits, "'categorical': a regression has no classes")
+        require_range(self, "in [0, 1]", "alpha")
 
     def make_objective(self, context: Context) -> Objective:
         """The asymmetric cross-entropy."""
@@ -46,11 +43,7 @@ class ERACESettings(LearnerSettings):
 
 
 class AsymmetricCrossEntropy(Objective):
-    """α CE(new; classes in the batch) + (1 − α) CE(replay; classes seen).
-
-    Args:
-        alpha: Weight of the new samples.
-    """
+    """α CE(new; classes in the batch) + (1 − α) CE(replay; classes seen)."""
 
     joint = False
 
@@ -63,10 +56,9 @@ class AsymmetricCrossEntropy(Objective):
         new, y_new, y_old = step.new, step.y[: step.new], step.y[step.new :]
         outputs = forward(step.x[:new])
         if not step.replayed:
-            loss = functional.cross_entropy(mask_logits(outputs, step.active), y_new)
-            return Outcome(loss=loss, outputs=None)
+            return Outcome(loss=mean_loss(outputs, y_new, step.active), outputs=None)
         present = torch.zeros_like(step.active).index_fill_(0, y_new, True)
-        loss = self.alpha * functional.cross_entropy(mask_logits(outputs, present), y_new)
-        replayed = mask_logits(forward(step.x[new:]), step.active)
-        loss = loss + (1 - self.alpha) * functional.cross_entropy(replayed, y_old)
+        loss = self.alpha * mean_loss(outputs, y_new, present)
+        replayed = mean_loss(forward(step.x[new:]), y_old, step.active)
+        loss = loss + (1 - self.alpha) * replayed
         return Outcome(loss=loss, outputs=None)

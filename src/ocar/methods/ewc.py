@@ -37,7 +37,7 @@ from torch import Tensor, nn
 
 from ocar import state as states
 from ocar.accel import linalg
-from ocar.config import require, require_one_of
+from ocar.config import require_range
 from ocar.curvature.dense import MAX_PARAMETERS
 from ocar.curvature.fisher import Categorical, Gaussian, parse_root, separate
 from ocar.curvature.recorder import Recorder, pull_back
@@ -83,31 +83,21 @@ class EWCSettings(TransformSettings):
     """Where the penalty is evaluated: at the start of the step, or at its end."""
 
     def __post_init__(self) -> None:
-        require("strength", self.strength, 0 <= self.strength < float("inf"), "at least 0")
-        require("ema", self.ema, 0 < self.ema <= 1, "in (0, 1]")
-        require("anchor_every", self.anchor_every, self.anchor_every >= 1, "at least 1")
-        require_one_of("accumulation", self.accumulation, ("average", "sum"))
-        require_one_of("structure", self.structure, ("diagonal", "full"))
-        require_one_of("fisher_samples", self.fisher_samples, ("replayed", "joint"))
-        require_one_of("fisher_passes", self.fisher_passes, ("first", "every"))
-        require_one_of("penalty", self.penalty, ("explicit", "implicit"))
+        super().__post_init__()
+        require_range(self, "at least 0", "strength")
+        require_range(self, "in (0, 1]", "ema")
+        require_range(self, "at least 1", "anchor_every")
         parse_root(self.fisher)
 
     def make(self, context: Context, objective: Objective) -> Transform:
         """The penalty for a learner."""
-        return EWCTransform(self, context, joint=objective.joint)
+        return EWCTransform(self, context, objective)
 
 
 class EWCTransform(Transform):
-    """Adds the gradient of the penalty.
+    """Adds the gradient of the penalty."""
 
-    Args:
-        settings: The settings.
-        context: The parts of the learner.
-        joint: Whether the objective's forward pass can be used for the Fisher.
-    """
-
-    def __init__(self, settings: EWCSettings, context: Context, *, joint: bool) -> None:
+    def __init__(self, settings: EWCSettings, context: Context, objective: Objective) -> None:
         self.settings = settings
         self.context = context
         self.root = parse_root(settings.fisher)
@@ -125,7 +115,7 @@ class EWCTransform(Transform):
         self._recent = self.anchor.new_zeros(shape if settings.accumulation == "sum" else 0)
         self._counts = torch.zeros(2, dtype=torch.float64, device=self.anchor.device)
         self._generator = make_generator(context.seed, "ewc", context.device)
-        self._joint = joint
+        self._joint = objective.joint
         self._shapes = [p.shape for p in self.parameters]
 
     @property
@@ -146,13 +136,14 @@ class EWCTransform(Transform):
     def _fit(self) -> None:
         shapes = [p.shape for p in self.parameters]
         if shapes != self._shapes:
-            kept = _places(self._shapes, shapes).to(self.anchor.device)
+            both = zip(self._shapes, shapes, strict=True)  # new rows come after the others
+            old = [torch.arange(after.numel()) < before.numel() for before, after in both]
+            places = torch.cat(old).nonzero().flatten().to(self.anchor.device)
             anchor = _flat(self.parameters)
-            self.anchor = anchor.index_copy_(0, kept, self.anchor)
-            self.average, self._recent = (
-                _spread(t, kept, anchor.numel()) if t.numel() else t
-                for t in (self.average, self._recent)
-            )
+            self.anchor = anchor.index_copy_(0, places, self.anchor)
+            self.average = _spread(self.average, places, len(anchor))
+            if self.settings.accumulation == "sum":
+                self._recent = _spread(self._recent, places, len(anchor))
             self._shapes = shapes
 
     def _estimates(self, step: Step) -> bool:
@@ -188,11 +179,9 @@ class EWCTransform(Transform):
     @torch.no_grad()
     def _fisher(self, outputs: Tensor, step: Step, first: int) -> Tensor:
         """The Fisher of a batch from sample ``first`` on: its diagonal, or all of it."""
-        if self.context.likelihood == "gaussian":
-            columns = self.root.columns(Gaussian(outputs), self._generator, step.y)
-        else:
-            likelihood = Categorical(outputs, step.active)
-            columns = self.root.columns(likelihood, self._generator, step.y)
+        gaussian = self.context.likelihood == "gaussian"
+        likelihood = Gaussian(outputs) if gaussian else Categorical(outputs, step.active)
+        columns = self.root.columns(likelihood, self._generator, step.y)
         samples = outputs.shape[0]
         alone = separate(columns).unflatten(0, (-1, samples))[:, first:].flatten(0, 1)
         parameters = self.parameters
@@ -216,7 +205,9 @@ class EWCTransform(Transform):
             self._renew(weights)
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         gradient = torch.cat([grad.flatten() for grad in grads])
-        gradient = gradient + self.settings.strength * self._multiply(weights - self.anchor)
+        moved = weights - self.anchor
+        held = self.average @ moved if self.average.dim() == 2 else self.average * moved
+        gradient = gradient + self.settings.strength * held
         if implicit:
             gradient = self._solve(gradient)
         else:
@@ -225,10 +216,6 @@ class EWCTransform(Transform):
         for parameter, grad, part in zip(parameters, grads, parts, strict=True):
             grad.copy_(part.view_as(grad))
             parameter.grad = grad
-
-    def _multiply(self, vector: Tensor) -> Tensor:
-        """F̄ · vector."""
-        return self.average @ vector if self.average.dim() == 2 else self.average * vector
 
     def _solve(self, vector: Tensor) -> Tensor:
         """(I + αλF̄)⁻¹ · vector."""
@@ -276,19 +263,8 @@ def _flat(parameters: Sequence[nn.Parameter]) -> Tensor:
     return torch.cat([p.detach().flatten() for p in parameters])
 
 
-def _places(old: Sequence[torch.Size], new: Sequence[torch.Size]) -> Tensor:
-    """New positions of all entries in the vector of parameters, after some got more rows."""
-    places, start = [], 0
-    for before, after in zip(old, new, strict=True):
-        entries = torch.arange(after.numel()).view(after)[: before[0]] if before else torch.zeros(1)
-        places.append(start + entries.flatten().long())
-        start += after.numel()
-    return torch.cat(places)
-
-
 def _spread(tensor: Tensor, places: Tensor, size: int) -> Tensor:
-    """A vector or a square matrix with zeros between its entries."""
-    if tensor.dim() == 1:
-        return tensor.new_zeros(size).index_copy_(0, places, tensor)
-    rows = tensor.new_zeros(size, tensor.shape[0]).index_copy_(0, places, tensor)
-    return tensor.new_zeros(size, size).index_copy_(1, places, rows)
+    """A vector or a square matrix of another size, with its entries at some places, else 0."""
+    grown = tensor.new_zeros([size] * tensor.dim())
+    grown[torch.meshgrid(*[places] * tensor.dim(), indexing="ij")] = tensor
+    return grown

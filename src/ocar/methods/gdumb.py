@@ -23,16 +23,14 @@ from itertools import chain
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from ocar import accel
-from ocar.config import require
+from ocar.config import require, require_range
 from ocar.errors import NumericalError
 from ocar.methods.context import Context
-from ocar.methods.objective import Forward, Objective, Outcome, Step
+from ocar.methods.objective import ClassObjective, Forward, Objective, Outcome, Step, mean_loss
 from ocar.methods.settings import LearnerSettings
 from ocar.methods.transform import TransformSettings
-from ocar.models.head import mask_logits
 from ocar.models.modes import train_mode_
 from ocar.rng import make_generator
 from ocar.state import all_finite
@@ -47,6 +45,7 @@ class GDumbSettings(LearnerSettings):
     """
 
     trains_when_asked = True
+    no_regression = "GDumb balances classes"
 
     lr: float = 0.1
     """Learning rate α."""
@@ -59,10 +58,7 @@ class GDumbSettings(LearnerSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require("epochs", self.epochs, self.epochs >= 1, "at least 1")
-        require("train_batch", self.train_batch, self.train_batch >= 1, "at least 1")
-        fits = self.likelihood == "categorical"
-        require("likelihood", self.likelihood, fits, "'categorical': GDumb balances classes")
+        require_range(self, "at least 1", "epochs", "train_batch")
         fits = self.prediction == "plain"
         require("prediction", self.prediction, fits, "'plain': GDumb has no weights to average")
 
@@ -80,25 +76,18 @@ class GDumbSettings(LearnerSettings):
         return FromScratch(self, context)
 
 
-class FromScratch(Objective):
+class FromScratch(ClassObjective[GDumbSettings]):
     """Trains a copy of the model on the memory when a prediction is requested.
 
     The model keeps its initial weights; the copy is used until the memory changes. Initial weights,
     memory and seed determine the training, so a checkpoint does not contain the copy.
-
-    Args:
-        settings: The settings.
-        context: The parts of the learner.
     """
 
     learns = False
     predicts = True
 
     def __init__(self, settings: GDumbSettings, context: Context) -> None:
-        assert context.head is not None
-        self.settings = settings
-        self.context = context
-        self.head = context.head
+        super().__init__(settings, context)
         self._copy = copy.deepcopy(context.model)
         self._augmenting = make_generator(settings.seed, "gdumb/augment", context.device)
         self._training = accel.Graph(
@@ -140,9 +129,8 @@ class FromScratch(Objective):
         order = make_generator(settings.seed, "gdumb/order")
         try:
             for epoch in range(settings.epochs):
-                rate = torch.tensor(
-                    cosine(settings.lr, epoch, settings.epochs), dtype=self.context.dtype
-                )
+                value = cosine(settings.lr, epoch, settings.epochs)
+                rate = torch.tensor(value, dtype=self.context.dtype)
                 for slots in self._shuffled(order):
                     self._training(slots, rate, self.head.active)
         finally:  # the next training starts with the same numbers
@@ -170,12 +158,7 @@ class FromScratch(Objective):
         return iter(slots[: whole or len(slots)].split(size) if len(slots) else ())
 
     def _train_on(self, slots: Tensor, rate: Tensor, active: Tensor) -> Tensor:
-        """One step of SGD; on a GPU it is recorded as a CUDA graph.
-
-        Args:
-            slots: Of the memory, ``(n,)``.
-            rate: The learning rate, a scalar.
-            active: Which outputs stand for a class.
+        """One step of SGD on slots of the memory, ``(n,)``; on a GPU it is recorded.
 
         Returns:
             The loss.
@@ -183,8 +166,7 @@ class FromScratch(Objective):
         batch = self.context.memory.gather(slots, check=False)
         augment = self.settings.augment
         x = batch.x if augment is None else augment(batch.x, self._augmenting)
-        outputs = self._copy(self.context.normalize(x))
-        loss = functional.cross_entropy(mask_logits(outputs, active), batch.y)
+        loss = mean_loss(self._copy(self.context.normalize(x)), batch.y, active)
         weights = [p for p in self._copy.parameters() if p.requires_grad]
         gradients = torch.autograd.grad(loss, weights, allow_unused=True)
         pairs = [(p, g) for p, g in zip(weights, gradients, strict=True) if g is not None]

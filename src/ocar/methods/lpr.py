@@ -21,8 +21,8 @@ layer itself, is an option.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, cast
@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from ocar import accel
 from ocar import state as states
 from ocar.accel import linalg
-from ocar.config import require, require_one_of
+from ocar.config import require, require_range
 from ocar.curvature.layers import MatrixLayer, NormLayer, make_layer
 from ocar.curvature.recorder import reject_shared_parameters
 from ocar.methods.context import Context
@@ -42,8 +42,6 @@ from ocar.methods.transform import Transform, TransformSettings
 
 PIXELS = 2**18
 """Most locations in one forward pass over the memory, which has at least 100 samples."""
-
-BatchNormKind = Literal["variance", "deviation", "plain"]
 
 _NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
@@ -64,17 +62,17 @@ class LPRSettings(TransformSettings):
     refresh_samples: int | None = None
     """Samples of the memory for the matrices; None for all."""
 
-    batchnorm: BatchNormKind = "variance"
+    batchnorm: Literal["variance", "deviation", "plain"] = "variance"
     """Input of a BatchNorm layer's scale: centred and divided by the variance (the authors' code),
     by its root (``"deviation"``, as the layer does), or ``"plain"`` for an unchanged gradient."""
 
     def __post_init__(self) -> None:
-        require("omega0", self.omega0, 0 <= self.omega0 < float("inf"), "at least 0")
+        super().__post_init__()
+        require_range(self, "at least 0", "omega0")
+        require_range(self, "at least 1", "refresh_every")
         require("omega_power", self.omega_power, math.isfinite(self.omega_power), "a number")
-        require("refresh_every", self.refresh_every, self.refresh_every >= 1, "at least 1")
         valid = self.refresh_samples is None or self.refresh_samples >= 1
         require("refresh_samples", self.refresh_samples, valid, "at least 1, or None for all")
-        require_one_of("batchnorm", self.batchnorm, ("variance", "deviation", "plain"))
 
     def make(self, context: Context, objective: Objective) -> Transform:
         """The proximal transform for a learner."""
@@ -82,12 +80,7 @@ class LPRSettings(TransformSettings):
 
 
 class LPRTransform(Transform):
-    """Preconditions each layer by its inputs on the memory.
-
-    Args:
-        settings: The settings.
-        context: The parts of the learner.
-    """
+    """Preconditions each layer by its inputs on the memory."""
 
     def __init__(self, settings: LPRSettings, context: Context) -> None:
         self.settings = settings
@@ -113,8 +106,19 @@ class LPRTransform(Transform):
         slots = memory.draw(len(memory) if wanted is None else wanted)
         moments: dict[str, Tensor] = {}
         locations: dict[str, int] = {}
+
+        def add_up(name: str, layer: nn.Module, given: tuple[Any, ...]) -> None:
+            z = self._inputs(self.layers[name], given[0])
+            moment = z.new_empty(z.shape[1], z.shape[2], z.shape[2])
+            accel.gram([lambda: z], [1.0], [moment])  # z zᵀ
+            moments[name] = moments[name].add_(moment) if name in moments else moment
+            locations[name] = locations.get(name, 0) + z.shape[0] * z.shape[-1]
+
         area = math.prod(memory.gather(slots[:1]).x.shape[2:])
-        with self.context.evaluating(), self._adding_up(moments, locations):
+        with self.context.evaluating(), ExitStack() as hooks:
+            for name, layer in self.layers.items():
+                hook = layer.module.register_forward_pre_hook(partial(add_up, name))
+                hooks.enter_context(hook)
             for chunk in slots.split(max(100, PIXELS // area)):
                 raw = memory.gather(chunk).x
                 self.context.model(self.context.normalize(self.context.augment(raw)))
@@ -123,27 +127,6 @@ class LPRTransform(Transform):
             moment *= self.settings.omega0 / count**self.settings.omega_power / len(slots)
             about = f"the inputs of layer {name!r}"
             self.inverses[name].copy_(linalg.guarded_inverse(moment, 1.0, name=about))
-
-    @contextmanager
-    def _adding_up(self, moments: dict[str, Tensor], locations: dict[str, int]) -> Iterator[None]:
-        """Inside it every layer adds up z zᵀ and counts its z."""
-
-        def record(name: str, layer: nn.Module, given: tuple[Any, ...]) -> None:
-            z = self._inputs(self.layers[name], given[0])
-            moment = z.new_empty(z.shape[1], z.shape[2], z.shape[2])
-            accel.gram([lambda: z], [1.0], [moment])
-            moments[name] = moments[name].add_(moment) if name in moments else moment
-            locations[name] = locations.get(name, 0) + z.shape[0] * z.shape[-1]
-
-        hooks = [
-            layer.module.register_forward_pre_hook(partial(record, name))
-            for name, layer in self.layers.items()
-        ]
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
 
     def _inputs(self, layer: MatrixLayer | NormLayer, x: Tensor) -> Tensor:
         """The inputs z that a layer multiplies with its weights, ``(n, groups, d_in, L)``."""

@@ -21,7 +21,7 @@ whenever a new class arrives.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -29,10 +29,20 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ocar.config import require, require_one_of
+from ocar.config import require_range
 from ocar.methods.context import Context
-from ocar.methods.objective import Begun, Forward, Objective, Outcome, Step
+from ocar.methods.copies import copy_modes_, copy_values_, fit_head_, mark_units
+from ocar.methods.objective import (
+    Begun,
+    ClassObjective,
+    Forward,
+    Objective,
+    Outcome,
+    Step,
+    mean_loss,
+)
 from ocar.methods.settings import LearnerSettings
+from ocar.methods.stretches import Kind, Stretches
 from ocar.models.head import mask_logits
 from ocar.state import check_names, with_prefix, without_prefix
 
@@ -41,13 +51,15 @@ from ocar.state import check_names, with_prefix, without_prefix
 class ERLwFSettings(LearnerSettings):
     """Settings of ER + LwF."""
 
+    no_regression = "a regression has no classes"
+
     alpha: float = 1.0
     """Weight of the distillation."""
 
     temperature: float = 2.0
     """T: divides the logits of model and teacher."""
 
-    teacher: Literal["boundary", "batches", "labels"] = "boundary"
+    teacher: Kind = "boundary"
     """When the teacher is copied: at task boundaries, for which ``boundary()`` must be called,
     every ``refresh`` stream batches, or when a new label arrives."""
 
@@ -64,46 +76,34 @@ class ERLwFSettings(LearnerSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require("alpha", self.alpha, 0 <= self.alpha < float("inf"), "at least 0")
-        valid = 0 < self.temperature < float("inf")
-        require("temperature", self.temperature, valid, "larger than 0")
-        require_one_of("teacher", self.teacher, ("boundary", "batches", "labels"))
-        require("refresh", self.refresh, self.refresh >= 1, "at least 1")
-        require_one_of("distilled", self.distilled, ("survey", "paper"))
-        require_one_of("teacher_mode", self.teacher_mode, ("train", "eval"))
-        fits = self.likelihood == "categorical"
-        require("likelihood", self.likelihood, fits, "'categorical': a regression has no classes")
+        require_range(self, "at least 0", "alpha")
+        require_range(self, "larger than 0", "temperature")
+        require_range(self, "at least 1", "refresh")
 
     def make_objective(self, context: Context) -> Objective:
         """Cross-entropy and distillation."""
         return Distillation(self, context)
 
 
-class Distillation(Objective):
+class Distillation(ClassObjective[ERLwFSettings]):
     """CE(joint) + α KL(teacher ‖ model) over the distilled classes.
 
     The teacher is a separate module, so a curvature that records the model does not see it. Its
     tensors are overwritten in place, except when the head doubles.
-
-    Args:
-        settings: The settings.
-        context: The parts of the learner.
     """
 
     def __init__(self, settings: ERLwFSettings, context: Context) -> None:
-        assert context.head is not None
-        self.settings = settings
+        super().__init__(settings, context)
         self.wants_boundaries = settings.teacher == "boundary"
-        self.head = context.head
-        self.model = context.model
         self.teacher = copy.deepcopy(context.model).requires_grad_(False)
-        self.has_teacher = False
-        """Whether there is a teacher yet; without one nothing is distilled."""
         self._mask = torch.zeros_like(self.head.active)
         self._distilled: set[int] = set()
-        self._learned: set[int] = set()
-        self._batches = 0
-        self._ended = False
+        self._stretches = Stretches(settings.teacher, quiet=0, length=settings.refresh)
+
+    @property
+    def has_teacher(self) -> bool:
+        """Whether there is a teacher yet; without one nothing is distilled."""
+        return self._stretches.ended > 0
 
     @property
     def distilled(self) -> tuple[int, ...]:
@@ -112,66 +112,27 @@ class Distillation(Objective):
 
     def boundary(self) -> None:
         """A task has ended: the next batch copies the teacher."""
-        self._ended = True
+        self._stretches.boundary()
 
     def begin(self, batch: Begun) -> Sequence[float]:
         """Copy the teacher if it is due, and update the distilled classes."""
-        self._fit_teacher()
-        self._set_modes()
-        before = set(self._distilled)
-        if self._learned and self._is_due(batch.units):
-            self._copy_teacher()
+        fit_head_(self.teacher.get_submodule(self.head.name), self.head.layer)
+        model, train = self.context.model, self.settings.teacher_mode == "train"
+        copy_modes_(self.teacher, model, train=train)  # a frozen BatchNorm is in eval mode
+        if self._stretches.ends_before(batch.units):
+            copy_values_(self.teacher, model)
+            if self.settings.distilled == "paper":
+                self._distilled = set(self._stretches.units)
+        self._stretches.begin(batch.units)
         if self.has_teacher and self.settings.distilled == "survey":
             self._distilled.update(batch.units)
-        if self._distilled != before or self._mask.shape != self.head.active.shape:
-            self._write_mask()
-        self._learned.update(batch.units)
-        self._batches += 1
-        self._ended = False
+        self._mask = mark_units(self._mask, self._distilled, like=self.head.active)
         return ()
-
-    def _is_due(self, units: Iterable[int]) -> bool:
-        if self.settings.teacher == "boundary":
-            return self._ended
-        if self.settings.teacher == "batches":
-            return self._batches % self.settings.refresh == 0
-        return not self._learned.issuperset(units)
-
-    def _fit_teacher(self) -> None:
-        """Give the teacher the new units of the head, with their initial weights."""
-        layer = self.teacher.get_submodule(self.head.name)
-        for mine, theirs in zip(layer.parameters(), self.head.layer.parameters(), strict=True):
-            if mine.shape != theirs.shape:
-                grown = theirs.detach().clone()
-                grown[: mine.shape[0]] = mine
-                mine.data = grown
-
-    def _set_modes(self) -> None:
-        """Copy the modes of the model (a frozen BatchNorm is in eval mode), or set eval mode."""
-        for mine, theirs in zip(self.teacher.modules(), self.model.modules(), strict=True):
-            mine.training = theirs.training and self.settings.teacher_mode == "train"
-
-    @torch.no_grad()
-    def _copy_teacher(self) -> None:
-        weights = [p.detach() for p in self.model.parameters()]
-        torch._foreach_copy_(list(self.teacher.parameters()), weights)
-        for mine_buffer, buffer in zip(self.teacher.buffers(), self.model.buffers(), strict=True):
-            mine_buffer.copy_(buffer)
-        self.has_teacher = True
-        if self.settings.distilled == "paper":
-            self._distilled = set(self._learned)
-
-    def _write_mask(self) -> None:
-        if self._mask.shape != self.head.active.shape:
-            self._mask = torch.zeros_like(self.head.active)
-        units = torch.tensor(self.distilled, dtype=torch.int64)
-        self._mask.zero_().index_fill_(0, units.to(self._mask.device, non_blocking=True), True)
 
     def __call__(self, forward: Forward, step: Step) -> Outcome:
         """The loss of one step; plain cross-entropy while nothing is distilled."""
-        assert step.active is not None
         outputs = forward(step.x)
-        loss = functional.cross_entropy(mask_logits(outputs, step.active), step.y)
+        loss = mean_loss(outputs, step.y, step.active)
         with torch.no_grad():
             targets = self.teacher(step.x)
         # With every class masked both distributions are uniform, and the divergence is 0. So the
@@ -181,36 +142,30 @@ class Distillation(Objective):
 
     def state_dict(self) -> dict[str, Tensor]:
         """The teacher, the learned and the distilled classes, and the counters."""
-        counters = (self._batches, self._ended, self.has_teacher)
+        past = self._stretches
+        counters = (past.batches, past.at_boundary, self.has_teacher)
         return {
             **with_prefix("teacher", self._tensors()),
             "distilled": torch.tensor(self.distilled, dtype=torch.int64),
-            "learned": torch.tensor(sorted(self._learned), dtype=torch.int64),
+            "learned": torch.tensor(past.units, dtype=torch.int64),
             "counters": torch.tensor(counters, dtype=torch.int64),
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what :meth:`state_dict` gave.
-
-        Raises:
-            CheckpointError: The state is of another model.
-        """
+        """Restore what :meth:`state_dict` gave."""
         teacher = without_prefix("teacher", state)
         in_head = {id(p) for p in self.teacher.get_submodule(self.head.name).parameters()}
         for name, parameter in self.teacher.named_parameters():
-            given = teacher.get(name)
-            if given is not None and id(parameter) in in_head:  # it may have more units
-                parameter.data = torch.empty(
-                    given.shape, dtype=parameter.dtype, device=parameter.device
-                )
+            if id(parameter) in in_head and name in teacher:  # it may have more units
+                parameter.data = parameter.data.new_empty(teacher[name].shape)
         check_names("teacher", teacher, self._tensors())
         for name, tensor in self._tensors().items():
             tensor.copy_(teacher[name])
         self._distilled = set(state["distilled"].tolist())
-        self._learned = set(state["learned"].tolist())
-        self._batches, ended, has_teacher = state["counters"].tolist()
-        self._ended, self.has_teacher = bool(ended), bool(has_teacher)
-        self._write_mask()
+        batches, at_boundary, has_teacher = state["counters"].tolist()
+        counters = torch.tensor([has_teacher, batches, 0, at_boundary])
+        self._stretches.load_state_dict({"units": state["learned"], "counters": counters})
+        self._mask = mark_units(self._mask, self._distilled, like=self.head.active)
 
     def _tensors(self) -> dict[str, Tensor]:
         named = {**dict(self.teacher.named_parameters()), **dict(self.teacher.named_buffers())}

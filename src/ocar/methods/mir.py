@@ -18,25 +18,33 @@ same shapes.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from ocar.config import require, require_one_of
+from ocar.config import require
 from ocar.methods.context import Context
-from ocar.methods.objective import Begun, Forward, Objective, Outcome, Step
+from ocar.methods.copies import VirtualStep, mark_units
+from ocar.methods.objective import (
+    Begun,
+    ClassObjective,
+    Forward,
+    Objective,
+    Outcome,
+    Step,
+    mean_loss,
+    sample_losses,
+)
 from ocar.methods.settings import LearnerSettings
-from ocar.methods.virtual import VirtualStep
-from ocar.models.head import mask_logits
 
 
 @dataclass(frozen=True, kw_only=True)
 class MIRSettings(LearnerSettings):
     """Settings of MIR."""
+
+    no_regression = "losses of classes are compared"
 
     subsample: int = 128
     """Candidates drawn from memory, of which ``replay_batch`` are replayed."""
@@ -57,14 +65,8 @@ class MIRSettings(LearnerSettings):
         least = max(1, self.replay_batch)
         allowed = f"at least {least}, the replay batch"
         require("subsample", self.subsample, self.subsample >= least, allowed)
-        require_one_of("exclude", self.exclude, ("previous", "none"))
-        require_one_of("scoring", self.scoring, ("train", "eval"))
         valid = self.virtual_lr is None or 0 < self.virtual_lr < float("inf")
         require("virtual_lr", self.virtual_lr, valid, "larger than 0, or None for the rate itself")
-        fits = self.likelihood == "categorical"
-        require(
-            "likelihood", self.likelihood, fits, "'categorical': losses of classes are compared"
-        )
 
     @property
     def draws(self) -> tuple[int, ...]:
@@ -76,40 +78,27 @@ class MIRSettings(LearnerSettings):
         return InterferedRetrieval(self, context)
 
 
-class InterferedRetrieval(Objective):
-    """CE(new) + CE(the candidates that a step on the new samples would hurt most).
-
-    Args:
-        settings: The settings.
-        context: The parts of the learner.
-    """
+class InterferedRetrieval(ClassObjective[MIRSettings]):
+    """CE(new) + CE(the candidates that a step on the new samples would hurt most)."""
 
     joint = False
 
     def __init__(self, settings: MIRSettings, context: Context) -> None:
-        assert context.head is not None
-        self.settings = settings
-        self.context = context
-        self.head = context.head
+        super().__init__(settings, context)
         self._previous: list[int] = []
         self._excluded = torch.zeros_like(self.head.active)
 
     def begin(self, batch: Begun) -> Sequence[float]:
         """Mark the classes of the previous stream batch."""
-        if self._excluded.shape != self.head.active.shape:
-            self._excluded = torch.zeros_like(self.head.active)
+        self._excluded = mark_units(self._excluded, self._previous, like=self.head.active)
         if self.settings.exclude == "previous":
-            previous = torch.tensor(self._previous, dtype=torch.int64)
-            previous = previous.to(self._excluded.device, non_blocking=True)
-            self._excluded.zero_().index_fill_(0, previous, True)
             self._previous = sorted(set(batch.units))
         return ()
 
     def __call__(self, forward: Forward, step: Step) -> Outcome:
         """The loss of one step; plain cross-entropy if nothing is replayed."""
-        assert step.active is not None
         new, y = step.new, step.y
-        loss = functional.cross_entropy(mask_logits(forward(step.x[:new]), step.active), y[:new])
+        loss = mean_loss(forward(step.x[:new]), y[:new], step.active)
         if not step.replayed:
             return Outcome(loss=loss, outputs=None)
         increase = self.interference(forward, step, loss)
@@ -127,35 +116,22 @@ class InterferedRetrieval(Objective):
             draws=(chosen.shape[0],),
             extras={name: extra[chosen] for name, extra in step.extras.items()},
         )
-        losses = self._losses(forward, taken.x[new:], taken.y[new:], step.active)
+        losses = sample_losses(forward(taken.x[new:]), taken.y[new:], step.active)
         loss = loss + (weights * losses).sum() / weights.sum().clamp_min(1)
         return Outcome(loss=loss, outputs=None, step=taken)
 
     def interference(self, forward: Forward, step: Step, loss: Tensor) -> Tensor:
         """s: how much a step on the new samples would add to the loss of each candidate.
 
-        Args:
-            forward: The model.
-            step: The new samples and the candidates.
-            loss: The loss of the new samples, with its graph.
-
-        Returns:
-            One number a candidate, ``(step.replayed,)``.
+        The loss is that of the new samples, with its graph; s is ``(step.replayed,)``.
         """
+        evaluates = self.settings.scoring == "eval"
         lr = self.context.lr if self.settings.virtual_lr is None else self.settings.virtual_lr
         virtual = VirtualStep(self.context.model, loss, lr=lr)
         x, y = step.x[step.new :], step.y[step.new :]
-        with self._scoring():
-            after = self._losses(virtual, x, y, step.active)
-            return after - self._losses(forward, x, y, step.active)
-
-    def _scoring(self) -> AbstractContextManager[None]:
-        return self.context.evaluating() if self.settings.scoring == "eval" else torch.no_grad()
-
-    @staticmethod
-    def _losses(forward: Forward, x: Tensor, y: Tensor, active: Tensor | None) -> Tensor:
-        assert active is not None
-        return functional.cross_entropy(mask_logits(forward(x), active), y, reduction="none")
+        with self.context.evaluating() if evaluates else torch.no_grad():
+            after = sample_losses(virtual(x), y, step.active)
+            return after - sample_losses(forward(x), y, step.active)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The classes of the last stream batch."""

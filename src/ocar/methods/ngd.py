@@ -13,22 +13,18 @@ a constant damping τ.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
 
-from ocar.config import require
-from ocar.curvature import Curvature
+from ocar.config import require_range
 from ocar.methods.context import Context
 from ocar.methods.objective import Objective
-from ocar.methods.ocar import OCARSettings
-from ocar.methods.transform import Transform, TransformSettings
+from ocar.methods.ocar import CurvatureSettings, OCARSettings
+from ocar.methods.transform import Transform
 
 
 @dataclass(frozen=True, kw_only=True)
-class NGDSettings(TransformSettings):
-    """Settings of the natural gradient, for any objective with predictions."""
-
-    needs_predictions = True
+class NGDSettings(CurvatureSettings):
+    """Settings of the natural gradient."""
 
     damping: float
     """τ, the same in every step."""
@@ -36,50 +32,21 @@ class NGDSettings(TransformSettings):
     ema: float
     """Weight of a new estimate in the moving average of the curvature (α_EMA)."""
 
-    curvature: str | Curvature = "kfac"
-    """Kind of curvature, as for OCAR."""
-
-    fisher: str = "sketched(2)"
-    """Root of the Fisher, see :mod:`ocar.curvature.fisher`."""
-
-    fisher_passes: Literal["first", "every"] = "first"
-    """Renew the curvature on the first pass over a stream batch, or on every pass."""
-
-    fisher_forward: Literal["shared", "own"] = "shared"
-    """Take the Fisher from the forward pass of the loss, or from one more."""
-
-    damping_kind: Literal["factored", "exact"] = "factored"
-    """Damp each Kronecker factor, balanced by π, or A ⊗ G + τI."""
-
-    sharing: Literal["expand", "reduce"] = "expand"
-    """How locations of a layer with shared weights count, see :mod:`ocar.curvature.blocks`."""
-
-    norm_layers: bool = False
-    """Precondition normalisation layers too."""
-
-    track_norms: bool = False
-    """Report the ratio of gradient norms after and before."""
-
     def __post_init__(self) -> None:
-        require("damping", self.damping, 0 < self.damping < float("inf"), "larger than 0")
-        self.as_ocar()
+        super().__post_init__()
+        require_range(self, "larger than 0", "damping")
+        require_range(self, "in (0, 1]", "ema")
 
     def as_ocar(self) -> OCARSettings:
         """The equivalent settings of OCAR: λ and τ never change."""
+        shared = {field.name: getattr(self, field.name) for field in fields(CurvatureSettings)}
         return OCARSettings(
             tau=self.damping,
             tau_step=0.0,
+            ema=self.ema,
             replay_weight="lambda",
             increments="domains",
-            ema=self.ema,
-            curvature=self.curvature,
-            fisher=self.fisher,
-            fisher_passes=self.fisher_passes,
-            fisher_forward=self.fisher_forward,
-            damping_kind=self.damping_kind,
-            sharing=self.sharing,
-            norm_layers=self.norm_layers,
-            track_norms=self.track_norms,
+            **shared,
         )
 
     def make(self, context: Context, objective: Objective) -> Transform:

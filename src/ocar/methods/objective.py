@@ -9,12 +9,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from ocar.methods.context import Context
 from ocar.models.head import mask_logits
+
+S = TypeVar("S")
 
 Forward = Callable[[Tensor], Tensor]
 """The model: prepared inputs to outputs, ``(n, ...)`` to ``(n, outputs)``."""
@@ -92,7 +96,37 @@ class Outcome:
     The curvature is then taken of this batch."""
 
 
-class Objective(ABC):
+class Part:
+    """What an objective and a gradient transform have in common."""
+
+    @property
+    def generators(self) -> Sequence[torch.Generator]:
+        """The generators that a step draws from."""
+        return ()
+
+    def begin(self, batch: Begun) -> Sequence[float]:
+        """A stream batch is about to be learned; this runs on the host.
+
+        Returns:
+            Numbers that change from batch to batch, always equally many. Each step gets them as
+            a tensor, ``step.numbers`` for a transform and ``step.own_numbers`` for an objective;
+            a recorded step sees changes of no other number.
+        """
+        return ()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything that is needed to go on exactly."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what :meth:`state_dict` gave.
+
+        Raises:
+            CheckpointError: The state is of another model.
+        """
+
+
+class Objective(Part, ABC):
     """A loss over the joint batch.
 
     It may keep state between batches: a teacher, a projection, class means. A step may be recorded
@@ -115,17 +149,8 @@ class Objective(ABC):
     wants_boundaries: bool = False
     """Whether :meth:`boundary` is to be called; see :func:`ocar.evaluate.evaluate`."""
 
-    @property
-    def generators(self) -> Sequence[torch.Generator]:
-        """The generators that a step draws from."""
-        return ()
-
     def parameters(self) -> Sequence[nn.Parameter]:
         """Parameters of its own, trained with those of the model."""
-        return ()
-
-    def begin(self, batch: Begun) -> Sequence[float]:
-        """A stream batch is about to be learned; see :meth:`Transform.begin`."""
         return ()
 
     def draws(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
@@ -152,49 +177,56 @@ class Objective(ABC):
             y: Units of the head or regression targets.
             active: Which outputs stand for a class; None in regression.
         """
-        if active is None:
-            losses = (outputs - y).square().sum(-1) / 2
-        else:
-            losses = functional.cross_entropy(mask_logits(outputs, active), y, reduction="none")
-        return {"loss": losses, "outputs": outputs}
+        return {"loss": sample_losses(outputs, y, active), "outputs": outputs}
 
-    def learned(self) -> None:  # noqa: B027 (most have nothing to do)
+    def learned(self) -> None:
         """A stream batch has been learned and remembered."""
 
     def predict(self, x: Tensor) -> Tensor:
         """Scores of the classes seen, ``(n, classes)``, from inputs of the model."""
         raise NotImplementedError
 
-    def boundary(self) -> None:  # noqa: B027
+    def boundary(self) -> None:
         """A task has ended, and another follows."""
 
-    def release(self) -> None:  # noqa: B027
+    def release(self) -> None:
         """Give back memory of the device that only makes it faster."""
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Everything that a restored objective needs to go on exactly."""
-        return {}
 
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:  # noqa: B027
-        """Restore what :meth:`state_dict` gave."""
+class ClassObjective(Objective, Generic[S]):
+    """A loss over classes, with the settings of its method and the parts of its learner."""
 
-
-class CrossEntropy(Objective):
-    """Mean cross-entropy of the joint batch, over the classes seen."""
-
-    def __call__(self, forward: Forward, step: Step) -> Outcome:
-        """The loss of one step."""
-        outputs = forward(step.x)
-        assert step.active is not None
-        loss = functional.cross_entropy(mask_logits(outputs, step.active), step.y)
-        return Outcome(loss=loss, outputs=outputs)
+    def __init__(self, settings: S, context: Context) -> None:
+        assert context.head is not None
+        self.settings = settings
+        self.context = context
+        self.head = context.head
 
 
-class SquaredError(Objective):
-    """Half the mean squared distance, ½‖f − y‖²: the likelihood of a unit Gaussian."""
+class PredictionLoss(Objective):
+    """The mean loss of the predictions for the joint batch."""
 
     def __call__(self, forward: Forward, step: Step) -> Outcome:
         """The loss of one step."""
         outputs = forward(step.x)
-        loss = (outputs - step.y).square().sum(-1).mean() / 2
-        return Outcome(loss=loss, outputs=outputs)
+        return Outcome(loss=mean_loss(outputs, step.y, step.active), outputs=outputs)
+
+
+def mean_loss(outputs: Tensor, y: Tensor, active: Tensor | None) -> Tensor:
+    """The mean over samples of −log p(y): cross-entropy, or ½‖f − y‖² of a unit Gaussian.
+
+    Args:
+        outputs: Outputs of the model, ``(n, outputs)``.
+        y: Units of the head, ``(n,)``, or regression targets, ``(n, outputs)``.
+        active: Which outputs stand for a class, the others are masked; None in regression.
+    """
+    if active is None:
+        return sample_losses(outputs, y, active).mean()
+    return functional.cross_entropy(mask_logits(outputs, active), y)
+
+
+def sample_losses(outputs: Tensor, y: Tensor, active: Tensor | None) -> Tensor:
+    """The losses of :func:`mean_loss`, one a sample, ``(n,)``."""
+    if active is None:
+        return (outputs - y).square().sum(-1) / 2
+    return functional.cross_entropy(mask_logits(outputs, active), y, reduction="none")

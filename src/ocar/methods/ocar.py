@@ -26,7 +26,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ocar.config import require, require_one_of
+from ocar.config import require, require_range
 from ocar.curvature import CURVATURES, Curvature
 from ocar.curvature.fisher import parse_root
 from ocar.methods.context import Context
@@ -40,10 +40,48 @@ again less often."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class OCARSettings(TransformSettings):
-    """Settings of the curvature-aware gradient, for any objective with predictions."""
+class CurvatureSettings(TransformSettings):
+    """Settings of a gradient that a curvature preconditions, for any objective with predictions."""
 
     needs_predictions = True
+
+    curvature: str | Curvature = "kfac"
+    """``"kfac"``, ``"ekfac"``, ``"foof"``, ``"dense"`` (the full Fisher, for tiny models), the name
+    of a registered kind, or, from Python, an object such as ``EKFAC()``, whose own options are
+    then used in place of those below."""
+
+    fisher: str = "sketched(2)"
+    """Root of the Fisher, see :mod:`ocar.curvature.fisher`."""
+
+    fisher_passes: Literal["first", "every"] = "first"
+    """Renew the curvature on the first pass over a stream batch, or on every pass."""
+
+    fisher_forward: Literal["shared", "own"] = "shared"
+    """Take the Fisher from the forward pass of the loss, or from one more, as the authors'
+    code does (BatchNorm's running statistics then move once more)."""
+
+    damping_kind: Literal["factored", "exact"] = "factored"
+    """Damp each Kronecker factor, balanced by π (the authors' code), or A ⊗ G + τI (the text)."""
+
+    sharing: Literal["expand", "reduce"] = "expand"
+    """How locations of a layer with shared weights count, see :mod:`ocar.curvature.blocks`."""
+
+    norm_layers: bool = False
+    """Precondition normalisation layers too."""
+
+    track_norms: bool = False
+    """Report the ratio of gradient norms after and before."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.curvature, str):
+            CURVATURES.find(self.curvature)
+        parse_root(self.fisher)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OCARSettings(CurvatureSettings):
+    """Settings of the curvature-aware gradient."""
 
     tau_step: float
     """Δτ: how much each gradient step adds to the damping."""
@@ -69,58 +107,20 @@ class OCARSettings(TransformSettings):
     window: int = 10
     """Stream batches over which distinct labels are counted to estimate ``n_new``."""
 
-    curvature: str | Curvature = "kfac"
-    """``"kfac"``, ``"ekfac"``, ``"foof"``, ``"dense"`` (the full Fisher, for tiny models), the name
-    of a registered kind, or, from Python, an object such as ``EKFAC()``, whose own options are
-    then used in place of those below."""
-
-    fisher: str = "sketched(2)"
-    """Root of the Fisher, see :mod:`ocar.curvature.fisher`."""
-
-    fisher_passes: Literal["first", "every"] = "first"
-    """Renew the curvature on the first pass over a stream batch, or on every pass."""
-
-    fisher_forward: Literal["shared", "own"] = "shared"
-    """Take the Fisher from the forward pass of the loss, or from one more, as the authors'
-    code does (BatchNorm's running statistics then move once more)."""
-
-    damping_kind: Literal["factored", "exact"] = "factored"
-    """Damp each Kronecker factor, balanced by π (the authors' code), or A ⊗ G + τI (the text)."""
-
     weighting: Literal["gradients", "both"] = "gradients"
     """Sample weights enter G alone (the authors' code), or A and G."""
 
-    sharing: Literal["expand", "reduce"] = "expand"
-    """How locations of a layer with shared weights count, see :mod:`ocar.curvature.blocks`."""
-
-    norm_layers: bool = False
-    """Precondition normalisation layers too."""
-
-    track_norms: bool = False
-    """Report the ratio of gradient norms after and before."""
-
     def __post_init__(self) -> None:
-        require("tau_step", self.tau_step, 0 <= self.tau_step < float("inf"), "at least 0")
-        require("ema", self.ema, 0 < self.ema <= 1, "in (0, 1]")
+        super().__post_init__()
+        require_range(self, "at least 0", "tau_step")
+        require_range(self, "in (0, 1]", "ema")
+        require_range(self, "at least 1", "window")
         valid = self.tau is None or 0 < self.tau < float("inf")
         require("tau", self.tau, valid, "larger than 0, or None for the learning rate")
         valid = self.n_new is None or self.n_new >= 1
         require("n_new", self.n_new, valid, "at least 1, or None to estimate it")
-        require("window", self.window, self.window >= 1, "at least 1")
-        weights = ("ratio", "lambda", "one-plus-lambda")
-        if self.replay_weight is not None:
-            require_one_of("replay_weight", self.replay_weight, weights)
-        require_one_of("increments", self.increments, ("classes", "domains"))
         fits = self.replay_weight != "ratio" or self.increments == "classes"
         require("replay_weight", self.replay_weight, fits, "a form of λ where domains change")
-        if isinstance(self.curvature, str):
-            CURVATURES.find(self.curvature)
-        require_one_of("fisher_passes", self.fisher_passes, ("first", "every"))
-        require_one_of("fisher_forward", self.fisher_forward, ("shared", "own"))
-        require_one_of("damping_kind", self.damping_kind, ("factored", "exact"))
-        require_one_of("weighting", self.weighting, ("gradients", "both"))
-        require_one_of("sharing", self.sharing, ("expand", "reduce"))
-        parse_root(self.fisher)
 
     def make(self, context: Context, objective: Objective) -> Transform:
         """The curvature-aware transform for a learner."""

@@ -28,16 +28,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from ocar.methods.context import Context
-from ocar.methods.contrastive import mean_over_same, pair_losses, rotations, unit_rows
-from ocar.methods.objective import Begun, Forward, Objective, Outcome, Step
-from ocar.methods.rotated import Rotated, RotatedSettings, entropies, same_class
-from ocar.state import check_names, with_prefix, without_prefix
+from ocar.methods.context import Context, with_inputs
+from ocar.methods.contrastive import load_module, mean_over_same, pair_losses, rotations, unit_rows
+from ocar.methods.copies import copy_modes_, copy_values_, fit_head_
+from ocar.methods.objective import Begun, Forward, Objective, Outcome, Step, sample_losses
+from ocar.methods.rotated import Rotated, RotatedSettings, same_class
+from ocar.state import with_prefix
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,19 +55,14 @@ class OCMSettings(RotatedSettings):
         return MutualInformation(self, context)
 
 
-class MutualInformation(Rotated):
+class MutualInformation(Rotated[OCMSettings]):
     """Cross-entropy, contrasts, and distillation from the model before the current stretch.
 
     The previous model's tensors are overwritten in place, except when the head doubles.
-
-    Args:
-        settings: The settings.
-        context: The parts of the learner.
     """
 
     def __init__(self, settings: OCMSettings, context: Context) -> None:
         super().__init__(settings, context)
-        self.settings = settings
         self.previous = Previous(context, self.projection)
         self._old = torch.zeros_like(self.head.active)  # units of earlier stretches
 
@@ -74,10 +70,11 @@ class MutualInformation(Rotated):
         """Copy the model if a stretch has ended."""
         self._fit()
         if self.stretches.ends_before(batch.units):
-            self.previous.copy_(self.context.model, self.projection)
+            copy_values_(self.previous.model, self.context.model)
+            copy_values_(self.previous.projection, self.projection)
             old = torch.tensor(self.stretches.units, dtype=torch.int64)
             self._old.zero_().index_fill_(0, old.to(self._old.device), True)
-        self.previous.train_like_(self.context.model)
+        copy_modes_(self.previous.model, self.context.model)
         self.stretches.begin(batch.units)
         return ()
 
@@ -87,21 +84,18 @@ class MutualInformation(Rotated):
 
     def _fit(self) -> None:
         """Give the previous model the new units of the head."""
-        self.previous.fit_(self.head.layer)
-        if self._old.shape != self.head.active.shape:
-            grown = torch.zeros_like(self.head.active)
-            grown[: len(self._old)] = self._old
-            self._old = grown
+        fit_head_(self.previous.head, self.head.layer)
+        if (missing := self.head.capacity - len(self._old)) > 0:
+            self._old = functional.pad(self._old, (0, missing))
 
     def __call__(self, forward: Forward, step: Step) -> Outcome:
         """The loss of one step."""
-        assert step.active is not None
         new, old = step.x[: step.new], step.x[step.new :]
         y_new, y_old = step.y[: step.new], step.y[step.new :]
         if not step.replayed:
             loss = self.contrast_new(*self.project(self.views(new), forward), y_new)
             outputs = forward(self.augmented(new))
-            loss = loss + entropies(outputs, y_new, step.active).mean()
+            loss = loss + sample_losses(outputs, y_new, step.active).mean()
             return Outcome(loss=loss, outputs=None)
 
         views, old_views = self.views(new), self.views(old)
@@ -112,15 +106,12 @@ class MutualInformation(Rotated):
         loss = loss + self.contrast_old(u_old, f[count:], y_old)
 
         outputs = forward(self.augmented(old))
-        loss = loss + entropies(outputs, y_old, step.active).mean()
+        loss = loss + sample_losses(outputs, y_old, step.active).mean()
         with torch.no_grad():
             before, _ = self.previous(rotations(old))
             _, targets = self.previous(self.augmented(old))
-        losses = pair_losses(
-            u_old[: len(before)] @ unit_rows(before).T,
-            temperature=self.settings.temperature,
-            itself=True,
-        )
+        similarity = u_old[: len(before)] @ unit_rows(before).T
+        losses = pair_losses(similarity, temperature=self.settings.temperature, itself=True)
         loss = loss + mean_over_same(losses, same_class(y_old, views=1, rows=len(losses)))
         return Outcome(loss=loss + squared_distance(outputs, targets, self._old), outputs=None)
 
@@ -133,26 +124,15 @@ class MutualInformation(Rotated):
         return super().state_dict() | own | {"old": self._old}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what :meth:`state_dict` gave.
-
-        Raises:
-            CheckpointError: The state is of another model.
-        """
+        """Restore what :meth:`state_dict` gave."""
         super().load_state_dict(state)
         self._fit()
-        previous = without_prefix("previous", state)
-        check_names("previous model", previous, self.previous.state_dict())
-        self.previous.load_state_dict(previous)
+        load_module("previous", self.previous, state)
         self._old = state["old"].to(self._old.device, copy=True)
 
 
 class Previous(nn.Module):
-    """A copy of a model and its projection that does not learn.
-
-    Args:
-        context: The parts of the learner.
-        projection: Maps the features to projections.
-    """
+    """A copy of a model and its projection that does not learn."""
 
     def __init__(self, context: Context, projection: nn.Linear) -> None:
         super().__init__()
@@ -162,49 +142,21 @@ class Previous(nn.Module):
         self.requires_grad_(False)
         self._head_name = context.head.name
 
+    @property
+    def head(self) -> nn.Module:
+        """The copy of the head."""
+        return self.model.get_submodule(self._head_name)
+
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Projections and outputs for inputs of the model."""
-        found: list[Tensor] = []
-
-        def record(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-            found.append(inputs[0])
-
-        handle = self.model.get_submodule(self._head_name).register_forward_pre_hook(record)
-        try:
-            outputs = self.model(x)
-        finally:
-            handle.remove()
-        return self.projection(found[0]), outputs
-
-    @torch.no_grad()
-    def copy_(self, model: nn.Module, projection: nn.Module) -> None:
-        """Copy all values."""
-        for mine, theirs in ((self.model, model), (self.projection, projection)):
-            for name, tensor in theirs.state_dict().items():
-                mine.state_dict()[name].copy_(tensor)
-
-    def fit_(self, head: nn.Linear) -> None:
-        """Give the head as many units as another; new units get the weights of the other."""
-        layer = self.model.get_submodule(self._head_name)
-        for mine, theirs in zip(layer.parameters(), head.parameters(), strict=True):
-            if mine.shape != theirs.shape:
-                grown = theirs.detach().clone()
-                grown[: mine.shape[0]] = mine
-                mine.data = grown
-
-    def train_like_(self, model: nn.Module) -> None:
-        """Put each module into the mode that it has in the model."""
-        for mine, theirs in zip(self.model.modules(), model.modules(), strict=True):
-            mine.training = theirs.training
+        features, outputs = with_inputs(self.head, self.model, x)
+        return self.projection(features), outputs
 
 
 def squared_distance(outputs: Tensor, targets: Tensor, chosen: Tensor) -> Tensor:
     """The mean squared difference over samples and chosen columns; 0 if none is chosen.
 
-    Args:
-        outputs: ``(n, units)``.
-        targets: ``(n, units)``.
-        chosen: Which columns, ``(units,)`` of bool.
+    Outputs and targets are ``(n, units)``, ``chosen`` is ``(units,)`` of bool.
     """
     squares = torch.where(chosen, outputs - targets, 0.0).square()
     return squares.sum() / (len(outputs) * chosen.sum().clamp_min(1))

@@ -26,16 +26,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ocar.config import require
+from ocar.config import require_range
 from ocar.methods.context import Context
 from ocar.methods.contrastive import prototype_loss
-from ocar.methods.objective import Begun, Forward, Objective, Outcome, Step
-from ocar.methods.rotated import Rotated, RotatedSettings, entropies
+from ocar.methods.objective import Begun, Forward, Objective, Outcome, Step, sample_losses
+from ocar.methods.rotated import Rotated, RotatedSettings
 from ocar.rng import make_generator
 
 
@@ -66,19 +67,16 @@ class OnProSettings(RotatedSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("base_rate", "mixup", "mixup_largest"):
-            require(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "in [0, 1]")
-        for name in ("prototype_temperature", "similarity_scale", "mixup_alpha"):
-            value = getattr(self, name)
-            require(name, value, 0 < value < float("inf"), "larger than 0")
+        require_range(self, "in [0, 1]", "base_rate", "mixup", "mixup_largest")
+        positive = ("prototype_temperature", "similarity_scale", "mixup_alpha")
+        require_range(self, "larger than 0", *positive)
 
     def make_objective(self, context: Context) -> Objective:
         """The losses of OnPro."""
         return OnlinePrototypes(self, context)
 
 
-@dataclass(frozen=True, eq=False)
-class Mixed:
+class Mixed(NamedTuple):
     """Mixtures of two samples each."""
 
     x: Tensor
@@ -98,25 +96,19 @@ class Mixed:
         """(1 − λ) y_a + λ y_b: a mixture of two classes is a class of its own."""
         return torch.lerp(self.first.double(), self.second.double(), self.share.double())
 
-    def entropy(self, outputs: Tensor, active: Tensor) -> Tensor:
+    def entropy(self, outputs: Tensor, active: Tensor | None) -> Tensor:
         """The mean cross-entropy with both units, by their shares."""
-        first = entropies(outputs, self.first, active)
-        return torch.lerp(first, entropies(outputs, self.second, active), self.share).mean()
+        first = sample_losses(outputs, self.first, active)
+        return torch.lerp(first, sample_losses(outputs, self.second, active), self.share).mean()
 
 
-class OnlinePrototypes(Rotated):
-    """Cross-entropy, contrasts of instances and of prototypes, and feedback from them.
-
-    Args:
-        settings: The settings.
-        context: The parts of the learner.
-    """
+class OnlinePrototypes(Rotated[OnProSettings]):
+    """Cross-entropy, contrasts of instances and of prototypes, and feedback from them."""
 
     recordable = False  # the host reads the prototypes to choose the replayed samples
 
     def __init__(self, settings: OnProSettings, context: Context) -> None:
         super().__init__(settings, context)
-        self.settings = settings
         self.prototypes = self.projection.weight.detach().new_zeros(0, len(self.projection.weight))
         """Of the classes in the last draw from memory, ``(units, p)``; zero for other classes."""
         self._host = make_generator(settings.seed, "OnPro/feedback")
@@ -134,7 +126,6 @@ class OnlinePrototypes(Rotated):
 
     def __call__(self, forward: Forward, step: Step) -> Outcome:
         """The loss of one step."""
-        assert step.active is not None
         new, y_new = step.x[: step.new], step.y[: step.new]
         old, y_old = step.x[step.new :], step.y[step.new :]
         mixed = self._replayed(old, y_old) if step.replayed and self.stretches.ended else None
@@ -146,7 +137,7 @@ class OnlinePrototypes(Rotated):
         loss = self.contrast_new(u[:count], f[:count], y_new)
         if mixed is None:
             outputs = forward(self.augmented(new))
-            loss = loss + entropies(outputs, y_new, step.active).mean()
+            loss = loss + sample_losses(outputs, y_new, step.active).mean()
         else:
             scale = self.settings.similarity_scale
             loss = loss + self.contrast_old(u[count:], f[count:], mixed.labels, scale=scale)
@@ -185,12 +176,7 @@ class OnlinePrototypes(Rotated):
             for pair, count in zip(pairs.tolist(), counts.tolist(), strict=True)
             if count
         ]
-        return Mixed(
-            torch.cat([part.x for part in parts]),
-            torch.cat([part.first for part in parts]),
-            torch.cat([part.second for part in parts]),
-            torch.cat([part.share for part in parts]),
-        )
+        return Mixed(*map(torch.cat, zip(*parts, strict=True)))
 
     def _mix_uniform(self, x: Tensor, y: Tensor) -> Mixed:
         """The samples, some of them mixed with others."""
@@ -229,11 +215,7 @@ class OnlinePrototypes(Rotated):
         return super().state_dict() | own
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what :meth:`state_dict` gave.
-
-        Raises:
-            CheckpointError: The state is of another model.
-        """
+        """Restore what :meth:`state_dict` gave."""
         super().load_state_dict(state)
         self.prototypes = state["prototypes"].to(self.prototypes, copy=True)
         self._host.set_state(state["host"])
@@ -247,13 +229,9 @@ def mix(x_a: Tensor, x_b: Tensor, y_a: Tensor, y_b: Tensor, share: Tensor) -> Mi
 
 
 def close_pairs(prototypes: Tensor) -> tuple[Tensor, Tensor]:
-    """All pairs of units with a prototype, and the probability of each pair.
+    """Pairs of units a < b with a prototype, ``(pairs, 2)``, and the softmax of 1/‖p_a − p_b‖.
 
-    Args:
-        prototypes: ``(units, p)``, zero for units without one.
-
-    Returns:
-        Pairs a < b, ``(pairs, 2)``, and the softmax of 1/‖p_a − p_b‖ over them, on the host.
+    The prototypes are ``(units, p)``, zero for units without one; the results are on the host.
     """
     points = prototypes.double().cpu()
     units = points.abs().sum(1).nonzero().flatten()
@@ -265,13 +243,7 @@ def close_pairs(prototypes: Tensor) -> tuple[Tensor, Tensor]:
 def share_out(probabilities: Tensor, total: int, *, generator: torch.Generator) -> Tensor:
     """Counts in proportion to probabilities, rounded, then corrected at random to the total.
 
-    Args:
-        probabilities: ``(n,)``, n at least 1.
-        total: The sum of the counts.
-        generator: On the host.
-
-    Returns:
-        ``(n,)`` of integers.
+    Probabilities and counts are ``(n,)``, n at least 1; the generator is on the host.
     """
     counts = (probabilities * total).round().long()
     while (missing := total - int(counts.sum())) != 0:

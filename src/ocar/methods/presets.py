@@ -23,7 +23,29 @@ Settings that a benchmark itself fixes, such as the size of the memory, are in
 
 from __future__ import annotations
 
-PRESETS: dict[str, dict[str, dict[str, float | str | tuple[int, ...] | None]]] = {
+Preset = dict[str, float | str | tuple[int, ...] | None]
+
+_SCR: Preset = {
+    "base_temperature": 0.07,
+    "unit_length": "features",
+    "views": "survey",
+    "means": "averaged",
+    "replay_batch": 118,
+    "partial_replay": False,
+    "augment": None,
+}
+"""The survey's code."""
+
+_ROTATED: Preset = {
+    "memory_kind": "reservoir",
+    "replay_batch": 64,
+    "passes": 1,
+    "stretches": "boundary",
+    "augment": None,
+}
+"""The code of OCM and OnPro."""
+
+PRESETS: dict[str, dict[str, Preset]] = {
     "split-cifar100": {
         "er": {"lr": 0.0598729},
         "er-ace": {"lr": 0.0248415, "alpha": 0.451435},
@@ -37,33 +59,9 @@ PRESETS: dict[str, dict[str, dict[str, float | str | tuple[int, ...] | None]]] =
             "iterations": 2,
             "inner_lr": 1.22684e-4,
         },
-        "scr": {
-            "lr": 0.0817695,
-            "temperature": 0.175323,
-            "base_temperature": 0.07,
-            "unit_length": "features",
-            "views": "survey",
-            "means": "averaged",
-            "replay_batch": 118,
-            "partial_replay": False,
-            "augment": None,
-        },
-        "ocm": {
-            "lr": 0.001,
-            "memory_kind": "reservoir",
-            "replay_batch": 64,
-            "passes": 1,
-            "stretches": "boundary",
-            "augment": None,
-        },
-        "onpro": {
-            "lr": 0.0005,
-            "memory_kind": "reservoir",
-            "replay_batch": 64,
-            "passes": 1,
-            "stretches": "boundary",
-            "augment": None,
-        },
+        "scr": {"lr": 0.0817695, "temperature": 0.175323, **_SCR},
+        "ocm": {"lr": 0.001, **_ROTATED},
+        "onpro": {"lr": 0.0005, **_ROTATED},
         "agem": {"lr": 0.00201134, "reference": 200, "replay": "disjoint"},
         "lpr": {"lr": 0.1, "omega0": 4.0, "omega_power": 2.0, "refresh_every": 30},
         "der++": {
@@ -91,12 +89,7 @@ PRESETS: dict[str, dict[str, dict[str, float | str | tuple[int, ...] | None]]] =
             "classes": tuple(range(100)),
             "n_new": 5,
         },
-        "ocar": {
-            "lr": 7.03388e-4,
-            "tau_step": 3.67164e-8,
-            "ema": 0.138513,
-            "n_new": 5,
-        },
+        "ocar": {"lr": 7.03388e-4, "tau_step": 3.67164e-8, "ema": 0.138513, "n_new": 5},
     },
     "split-tinyimagenet": {
         "er": {"lr": 0.0251527},
@@ -111,33 +104,9 @@ PRESETS: dict[str, dict[str, dict[str, float | str | tuple[int, ...] | None]]] =
             "iterations": 5,
             "inner_lr": 0.0106502,
         },
-        "scr": {
-            "lr": 0.0300544,
-            "temperature": 0.408607,
-            "base_temperature": 0.07,
-            "unit_length": "features",
-            "views": "survey",
-            "means": "averaged",
-            "replay_batch": 118,
-            "partial_replay": False,
-            "augment": None,
-        },
-        "ocm": {
-            "lr": 0.001,
-            "memory_kind": "reservoir",
-            "replay_batch": 64,
-            "passes": 1,
-            "stretches": "boundary",
-            "augment": None,
-        },
-        "onpro": {
-            "lr": 0.0005,
-            "memory_kind": "reservoir",
-            "replay_batch": 64,
-            "passes": 1,
-            "stretches": "boundary",
-            "augment": None,
-        },
+        "scr": {"lr": 0.0300544, "temperature": 0.408607, **_SCR},
+        "ocm": {"lr": 0.001, **_ROTATED},
+        "onpro": {"lr": 0.0005, **_ROTATED},
         "lpr": {"lr": 0.01, "omega0": 0.25, "omega_power": 2.0, "refresh_every": 90},
         "der++": {
             "lr": 0.0130322,
@@ -154,12 +123,7 @@ PRESETS: dict[str, dict[str, dict[str, float | str | tuple[int, ...] | None]]] =
             "alpha": 0.648525,
             "n_new": 10,
         },
-        "ocar": {
-            "lr": 1.292762e-3,
-            "tau_step": 1.05697e-8,
-            "ema": 0.0239164,
-            "n_new": 10,
-        },
+        "ocar": {"lr": 1.292762e-3, "tau_step": 1.05697e-8, "ema": 0.0239164, "n_new": 10},
     },
     "clear": {
         "lpr": {
@@ -168,7 +132,7 @@ PRESETS: dict[str, dict[str, dict[str, float | str | tuple[int, ...] | None]]] =
             "omega_power": 1.0,
             "refresh_every": 100,
             "refresh_samples": 100,
-        },
+        }
     },
     "pacs": {
         "er": {"lr": 0.01512253948618756},

@@ -31,19 +31,27 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
-from ocar.config import require, require_one_of
+from ocar.config import require_range
 from ocar.methods.context import Context
-from ocar.methods.objective import Forward, Objective, Outcome, Step
+from ocar.methods.copies import VirtualStep
+from ocar.methods.objective import (
+    ClassObjective,
+    Forward,
+    Objective,
+    Outcome,
+    Step,
+    mean_loss,
+    sample_losses,
+)
 from ocar.methods.settings import LearnerSettings
-from ocar.methods.virtual import VirtualStep
-from ocar.models.head import mask_logits
 
 
 @dataclass(frozen=True, kw_only=True)
 class RARSettings(LearnerSettings):
     """Settings of RAR."""
+
+    no_regression = "a regression has no classes"
 
     beta: float = 0.4
     """Weight of the perturbed samples (β)."""
@@ -65,14 +73,8 @@ class RARSettings(LearnerSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require("beta", self.beta, 0 <= self.beta < float("inf"), "at least 0")
-        require("epsilon", self.epsilon, 0 <= self.epsilon < float("inf"), "at least 0")
-        require("iterations", self.iterations, self.iterations >= 1, "at least 1")
-        require("decay", self.decay, 0 <= self.decay < float("inf"), "at least 0")
-        require("inner_lr", self.inner_lr, 0 <= self.inner_lr < float("inf"), "at least 0")
-        require_one_of("perturbation", self.perturbation, ("survey", "paper"))
-        fits = self.likelihood == "categorical"
-        require("likelihood", self.likelihood, fits, "'categorical': a regression has no classes")
+        require_range(self, "at least 0", "beta", "epsilon", "decay", "inner_lr")
+        require_range(self, "at least 1", "iterations")
 
     @property
     def draws(self) -> tuple[int, ...]:
@@ -84,23 +86,13 @@ class RARSettings(LearnerSettings):
         return AdversarialReplay(self, context)
 
 
-class AdversarialReplay(Objective):
-    """CE(joint) + β CE(perturbed).
-
-    Args:
-        settings: The settings.
-        context: The parts of the learner.
-    """
+class AdversarialReplay(ClassObjective[RARSettings]):
+    """CE(joint) + β CE(perturbed)."""
 
     joint = False
 
-    def __init__(self, settings: RARSettings, context: Context) -> None:
-        self.settings = settings
-        self.context = context
-
     def __call__(self, forward: Forward, step: Step) -> Outcome:
         """The loss of one step; plain cross-entropy if nothing is replayed."""
-        assert step.active is not None
         n = step.new + step.draws[0]
         joint = replace(
             step,
@@ -110,7 +102,7 @@ class AdversarialReplay(Objective):
             draws=step.draws[:1],
             extras={name: extra[: step.draws[0]] for name, extra in step.extras.items()},
         )
-        loss = functional.cross_entropy(mask_logits(forward(joint.x), step.active), joint.y)
+        loss = mean_loss(forward(joint.x), joint.y, step.active)
         if not step.replayed:
             return Outcome(loss=loss, outputs=None)
         x, y = step.x[n:], step.y[n:]
@@ -119,7 +111,7 @@ class AdversarialReplay(Objective):
             x = self._survey(virtual, joint, x, y)
         else:
             x = self._paper(virtual, joint, x, y, raw=step.raw[n:])
-        perturbed = functional.cross_entropy(mask_logits(forward(x), step.active), y)
+        perturbed = mean_loss(forward(x), y, step.active)
         return Outcome(loss=loss + self.settings.beta * perturbed, outputs=None, step=joint)
 
     def _survey(self, virtual: Forward, joint: Step, x: Tensor, y: Tensor) -> Tensor:
@@ -130,71 +122,58 @@ class AdversarialReplay(Objective):
         logits = virtual(moving)
         # Masked logits are all 0, so they add nothing to a distance.
         ours, theirs = (torch.where(joint.active, z.detach(), 0.0) for z in (logits, others))
-        gap = different(distances(ours, theirs), y, joint.y, otherwise=-torch.inf)
-        farthest = gap.max(1)
+        farthest = distances(ours, theirs, y, joint.y, same=-torch.inf).max(1)
         targets = torch.where(farthest.values.isfinite(), joint.y[farthest.indices], 0)
-        loss = functional.cross_entropy(mask_logits(logits, joint.active), targets)
+        loss = mean_loss(logits, targets, joint.active)
         (grad,) = torch.autograd.grad(loss, moving)
         return ascend_once(
             x, grad, epsilon=self.settings.epsilon, iterations=self.settings.iterations
         )
 
     def _paper(self, virtual: Forward, joint: Step, x: Tensor, y: Tensor, *, raw: Tensor) -> Tensor:
-        assert joint.active is not None
         new, y_new = joint.x[: joint.new], joint.y[: joint.new]
         with torch.no_grad():
             ours, theirs = (self.context.features(z, virtual)[0].flatten(1) for z in (x, new))
-        gap = different(distances(ours, theirs), y, y_new, otherwise=torch.inf)
-        nearest = gap.min(1)
+        nearest = distances(ours, theirs, y, y_new, same=torch.inf).min(1)
         targets = y_new[nearest.indices]
         # A sample without a neighbour of another label is not perturbed.
         towards = _like(nearest.values.isfinite().to(x.dtype), x)
         size = towards * (self.settings.epsilon / self.settings.iterations)
-        low, high = self._range(raw)
+        bounds = self._range(raw)
         momentum, moved = torch.zeros_like(x), x
         for _ in range(self.settings.iterations):
             moving = moved.detach().requires_grad_()
-            logits = mask_logits(virtual(moving), joint.active)
-            (grad,) = torch.autograd.grad(
-                functional.cross_entropy(logits, targets, reduction="sum"), moving
-            )
+            loss = sample_losses(virtual(moving), targets, joint.active).sum()
+            (grad,) = torch.autograd.grad(loss, moving)
             norms = _like(grad.abs().flatten(1).sum(1), grad)
-            momentum = self.settings.decay * momentum + _normalized(grad, norms)
+            normalized = grad / norms.clamp_min(torch.finfo(grad.dtype).tiny)
+            momentum = self.settings.decay * momentum + normalized
             moved = moved - size * momentum.sign()
-            if low is not None and high is not None:
-                moved = moved.clamp(low, high)
+            if bounds is not None:
+                moved = moved.clamp(*bounds)
         return moved.detach()
 
-    def _range(self, raw: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def _range(self, raw: Tensor) -> tuple[Tensor, Tensor] | None:
         """The smallest and the largest possible inputs, if samples are uint8."""
         if raw.dtype != torch.uint8:
-            return None, None
+            return None
         normalize = self.context.normalize
         ends = normalize(torch.zeros_like(raw[:1])), normalize(torch.full_like(raw[:1], 255))
         return torch.minimum(*ends), torch.maximum(*ends)
 
 
-def distances(x: Tensor, others: Tensor) -> Tensor:
-    """Euclidean distances, ``(n, d)`` and ``(m, d)`` to ``(n, m)``."""
-    return torch.cdist(x, others, compute_mode="donot_use_mm_for_euclid_dist")
-
-
-def different(gap: Tensor, y: Tensor, others: Tensor, *, otherwise: float) -> Tensor:
-    """Distances ``(n, m)``; pairs of samples with the same label get ``otherwise``."""
-    return torch.where(y[:, None] == others[None, :], otherwise, gap)
+def distances(x: Tensor, others: Tensor, y: Tensor, y_others: Tensor, *, same: float) -> Tensor:
+    """Euclidean distances, ``(n, d)`` and ``(m, d)`` to ``(n, m)``; ``same`` for equal labels."""
+    gap = torch.cdist(x, others, compute_mode="donot_use_mm_for_euclid_dist")
+    return torch.where(y[:, None] == y_others, same, gap)
 
 
 def ascend_once(x: Tensor, grad: Tensor, *, epsilon: float, iterations: int) -> Tensor:
     """The sign method of the code behind the published tables, with one gradient for all steps.
 
     The momentum is always a positive multiple of the gradient, so only the gradient's sign counts.
-    The step that goes beyond ε is the last.
-
-    Args:
-        x: Inputs, ``(n, ...)``.
-        grad: Gradient of the loss, of the same shape.
-        epsilon: ε.
-        iterations: k; there are k − 1 steps of ε/k.
+    With k the ``iterations`` there are k − 1 steps of ε/k; the step that goes beyond ε is the last.
+    Inputs x and the gradient are ``(n, ...)``.
     """
     moved, size = x, (epsilon / iterations) * grad.sign()
     within = torch.ones((), dtype=torch.bool, device=x.device)
@@ -202,10 +181,6 @@ def ascend_once(x: Tensor, grad: Tensor, *, epsilon: float, iterations: int) -> 
         moved = torch.where(within, (moved + size).clamp(0, 1), moved)
         within = within & ((moved - x).abs().max() <= epsilon)
     return moved.detach()
-
-
-def _normalized(grad: Tensor, norms: Tensor) -> Tensor:
-    return grad / norms.clamp_min(torch.finfo(grad.dtype).tiny)
 
 
 def _like(values: Tensor, x: Tensor) -> Tensor:

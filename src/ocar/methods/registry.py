@@ -7,7 +7,7 @@ write a file with its settings and add an entry here, or call ``ocar.register`` 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from ocar.config import reject_unknown, to_plain
@@ -35,7 +35,7 @@ from ocar.registry import Registry
 from ocar.streams.benchmarks import get_benchmark
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Method:
     """A named combination of an objective and a gradient transform."""
 
@@ -45,7 +45,7 @@ class Method:
     transform: type[TransformSettings] | None = None
     """Settings of the gradient transform; None for plain SGD."""
 
-    about: str
+    about: str = field(kw_only=True)
     """What it does, in one sentence."""
 
 
@@ -64,81 +64,67 @@ TRANSFORMS: Registry[type[TransformSettings]] = Registry(
 METHODS: Registry[Method] = Registry(
     "method",
     {
-        "er": Method(settings=ERSettings, about="Experience replay with plain SGD."),
+        "er": Method(ERSettings, about="Experience replay with plain SGD."),
         "er-ace": Method(
-            settings=ERACESettings,
+            ERACESettings,
             about="Asymmetric cross-entropy: new samples compete among their own classes.",
         ),
         "er-lwf": Method(
-            settings=ERLwFSettings,
-            about="Replay and distillation from the model before the current task.",
+            ERLwFSettings, about="Replay and distillation from the model before the current task."
         ),
-        "mir": Method(
-            settings=MIRSettings, about="Replays the samples that the next step would hurt most."
-        ),
+        "mir": Method(MIRSettings, about="Replays the samples that the next step would hurt most."),
         "rar": Method(
-            settings=RARSettings,
-            about="Adversarial replay: some of the replayed samples are perturbed.",
+            RARSettings, about="Adversarial replay: some of the replayed samples are perturbed."
         ),
         "der": Method(
-            settings=DERSettings,
-            about="Dark experience replay: replayed samples are held to stored logits.",
+            DERSettings, about="Dark experience replay: replayed samples are held to stored logits."
         ),
         "der++": Method(
-            settings=DERPlusPlusSettings,
-            about="DER with the cross-entropy of replayed samples.",
+            DERPlusPlusSettings, about="DER with the cross-entropy of replayed samples."
         ),
         "scr": Method(
-            settings=SCRSettings,
-            about="Supervised contrastive replay, with the nearest class mean.",
+            SCRSettings, about="Supervised contrastive replay, with the nearest class mean."
         ),
         "ocm": Method(
-            settings=OCMSettings,
+            OCMSettings,
             about="Mutual information: rotated views contrasted, also with an earlier model's.",
         ),
         "onpro": Method(
-            settings=OnProSettings,
-            about="Prototypes contrasted online; replays mixtures of close classes.",
+            OnProSettings, about="Prototypes contrasted online; replays mixtures of close classes."
         ),
         "gdumb": Method(
-            settings=GDumbSettings,
+            GDumbSettings,
             about="Only remembers; trains from scratch on its memory for each prediction.",
         ),
         "agem": Method(
-            settings=AGEMLearnerSettings,
-            transform=AGEMSettings,
+            AGEMLearnerSettings,
+            AGEMSettings,
             about="A-GEM: the gradient of new samples projected against that of the memory.",
         ),
         "lpr": Method(
-            settings=ERSettings,
-            transform=LPRSettings,
+            ERSettings,
+            LPRSettings,
             about="Layerwise Proximal Replay: each layer's outputs on the memory are held.",
         ),
         "ewc": Method(
-            settings=ERSettings,
-            transform=EWCSettings,
+            ERSettings,
+            EWCSettings,
             about="Online EWC with replay: a quadratic penalty to earlier weights.",
         ),
         "ngd": Method(
-            settings=ERSettings,
-            transform=NGDSettings,
+            ERSettings,
+            NGDSettings,
             about="Natural gradient with replay: OCAR without its stability constraint.",
         ),
         "ocar": Method(
-            settings=ERSettings,
-            transform=OCARSettings,
+            ERSettings,
+            OCARSettings,
             about="Online Curvature-Aware Replay: the gradient preconditioned by K-FAC.",
         ),
         "ocar-ace": Method(
-            settings=ERACESettings,
-            transform=OCARSettings,
-            about="OCAR on the asymmetric cross-entropy of ER-ACE.",
+            ERACESettings, OCARSettings, about="OCAR on the asymmetric cross-entropy of ER-ACE."
         ),
-        "ocar-der++": Method(
-            settings=DERPlusPlusSettings,
-            transform=OCARSettings,
-            about="OCAR on the loss of DER++.",
-        ),
+        "ocar-der++": Method(DERPlusPlusSettings, OCARSettings, about="OCAR on the loss of DER++."),
     },
 )
 """Methods by name."""
@@ -160,14 +146,12 @@ def make_settings(
     """
     chosen = METHODS.find(method)
     kind = chosen.transform if transform is None else TRANSFORMS.find(transform)
-    learner_names = {f.name for f in fields(chosen.settings)}
-    own = {name: value for name, value in settings.items() if name in learner_names}
-    rest = {name: value for name, value in settings.items() if name not in learner_names}
-    if kind is None:
-        reject_unknown(chosen.settings, rest)
-        return _make(chosen.settings, own), None
-    reject_unknown(kind, rest)
-    made, rewriting = _make(chosen.settings, own), _make(kind, rest)
+    names = {f.name for f in fields(chosen.settings)}
+    own = {name: value for name, value in settings.items() if name in names}
+    rest = {name: value for name, value in settings.items() if name not in names}
+    reject_unknown(kind or chosen.settings, rest)
+    made = _make(chosen.settings, own)
+    rewriting = None if kind is None else _make(kind, rest)
     if (reason := made.refuses(rewriting)) is not None:
         raise ConfigError(reason)
     return made, rewriting

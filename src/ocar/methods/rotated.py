@@ -8,24 +8,24 @@ all views, rows of unit length, the similarity is
     s = u uᵀ + u (f restricted to as many neighbouring columns as u has, drawn anew each time)ᵀ.
 
 Both treat the first stretch of the stream (in their papers: the first task) differently from later
-ones. Its end is found by :class:`Stretches`.
+ones. Its end is found by :class:`~ocar.methods.stretches.Stretches`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from ocar import accel
 from ocar.augment import Compose, Grey, HorizontalFlip, ResizedCrop
-from ocar.config import require, require_one_of
+from ocar.config import require, require_range
 from ocar.methods.context import Context
 from ocar.methods.contrastive import (
+    Projecting,
     make_linear,
     mean_over_same,
     mean_over_views,
@@ -33,12 +33,12 @@ from ocar.methods.contrastive import (
     rotations,
     unit_rows,
 )
-from ocar.methods.objective import Forward, Objective
+from ocar.methods.objective import Forward
 from ocar.methods.settings import LearnerSettings
+from ocar.methods.stretches import Kind, Stretches
 from ocar.methods.transform import TransformSettings
-from ocar.models.head import mask_logits
 from ocar.rng import make_generator
-from ocar.state import check_names, with_prefix, without_prefix
+from ocar.state import with_prefix, without_prefix
 
 AUGMENT = Compose(
     (
@@ -48,8 +48,6 @@ AUGMENT = Compose(
     )
 )
 """The augmentation of the second view of images."""
-
-STRETCHES = ("boundary", "labels", "batches")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +59,8 @@ class RotatedSettings(LearnerSettings):
 
     name: ClassVar[str]
     """Name of the method, for messages."""
+
+    no_regression = "a regression has no classes"
 
     lr: float = 5e-4
     """Learning rate α."""
@@ -84,7 +84,7 @@ class RotatedSettings(LearnerSettings):
     projection: int = 128
     """Length of the projections, at most the length of the features."""
 
-    stretches: Literal["boundary", "labels", "batches"] = "labels"
+    stretches: Kind = "labels"
     """Where a stretch of the stream ends: at task boundaries, for which ``boundary()`` must be
     called (the published code), at a new label after ``quiet`` batches without one, or every
     ``stretch`` batches."""
@@ -109,16 +109,9 @@ class RotatedSettings(LearnerSettings):
         object.__setattr__(self, "betas", tuple(self.betas))
         valid = len(self.betas) == 2 and all(0 <= beta < 1 for beta in self.betas)
         require("betas", self.betas, valid, "two numbers in [0, 1)")
-        valid = 0 <= self.weight_decay < float("inf")
-        require("weight_decay", self.weight_decay, valid, "at least 0")
-        valid = 0 < self.temperature < float("inf")
-        require("temperature", self.temperature, valid, "larger than 0")
-        for name in ("replay_per_class", "projection", "quiet", "stretch"):
-            require(name, getattr(self, name), getattr(self, name) >= 1, "at least 1")
-        require_one_of("stretches", self.stretches, STRETCHES)
-        require_one_of("optimizer", self.optimizer, ("adam", "sgd"))
-        fits = self.likelihood == "categorical"
-        require("likelihood", self.likelihood, fits, "'categorical': a regression has no classes")
+        require_range(self, "at least 0", "weight_decay")
+        require_range(self, "larger than 0", "temperature")
+        require_range(self, "at least 1", "replay_per_class", "projection", "quiet", "stretch")
 
     def refuses(self, transform: TransformSettings | None) -> str | None:
         """Every transform, unless the optimizer is SGD."""
@@ -136,89 +129,20 @@ class RotatedSettings(LearnerSettings):
         return accel.adam(parameters, lr=self.lr, betas=self.betas, weight_decay=self.weight_decay)
 
 
-class Stretches:
-    """Counts the stretches of a stream.
-
-    Args:
-        kind: How the end of a stretch is found, see :class:`RotatedSettings`.
-        quiet: Batches without a new label before a new label begins a stretch.
-        length: Batches of a stretch.
-
-    Attributes:
-        ended: Stretches that have ended.
-    """
-
-    def __init__(self, kind: str, *, quiet: int, length: int) -> None:
-        self.kind = kind
-        self.quiet = quiet
-        self.length = length
-        self.ended = 0
-        self._units: set[int] = set()
-        self._batches = 0
-        self._since_new = 0
-        self._boundary = False
-
-    @property
-    def units(self) -> tuple[int, ...]:
-        """The units that have occurred."""
-        return tuple(sorted(self._units))
-
-    def boundary(self) -> None:
-        """A task has ended."""
-        self._boundary = True
-
-    def ends_before(self, units: Sequence[int]) -> bool:
-        """Whether a stretch has ended before a batch that is about to be learned."""
-        if not self._units:
-            return False
-        if self.kind == "boundary":
-            return self._boundary
-        if self.kind == "batches":
-            return self._batches % self.length == 0
-        return not self._units.issuperset(units) and self._since_new >= self.quiet
-
-    def begin(self, units: Sequence[int]) -> None:
-        """Count a batch that is about to be learned."""
-        self.ended += self.ends_before(units)
-        self._boundary = False
-        self._batches += 1
-        self._since_new = self._since_new + 1 if self._units.issuperset(units) else 0
-        self._units.update(units)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """The units and the counters."""
-        counters = (self.ended, self._batches, self._since_new, self._boundary)
-        return {
-            "units": torch.tensor(self.units, dtype=torch.int64),
-            "counters": torch.tensor(counters, dtype=torch.int64),
-        }
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what :meth:`state_dict` gave."""
-        self._units = set(state["units"].tolist())
-        self.ended, self._batches, self._since_new, boundary = state["counters"].tolist()
-        self._boundary = bool(boundary)
+R = TypeVar("R", bound=RotatedSettings)
 
 
-class Rotated(Objective):
-    """The base of the two objectives.
+class Rotated(Projecting[R]):
+    """The base of the two objectives."""
 
-    Args:
-        settings: The settings.
-        context: The parts of the learner.
-    """
+    projection: nn.Linear
 
-    joint = False
-
-    def __init__(self, settings: RotatedSettings, context: Context) -> None:
-        assert context.head is not None
-        self.context = context
-        self.head = context.head
+    def __init__(self, settings: R, context: Context) -> None:
+        super().__init__(settings, context, name=settings.name)
         self.wants_boundaries = settings.stretches == "boundary"
         self.stretches = Stretches(
             settings.stretches, quiet=settings.quiet, length=settings.stretch
         )
-        self.generator = make_generator(settings.seed, settings.name, context.device)
         size = self.head.layer.in_features
         self.projection = make_linear(
             size,
@@ -226,16 +150,6 @@ class Rotated(Objective):
             generator=make_generator(settings.seed, "projection"),
             like=self.head.layer.weight.detach(),
         )
-        self._shared = settings
-
-    @property
-    def generators(self) -> Sequence[torch.Generator]:
-        """The generator of the views and of the columns of the features."""
-        return (self.generator,)
-
-    def parameters(self) -> Sequence[nn.Parameter]:
-        """The parameters of the projection."""
-        return tuple(self.projection.parameters())
 
     def boundary(self) -> None:
         """A task has ended."""
@@ -243,7 +157,7 @@ class Rotated(Objective):
 
     def few(self, size: int) -> int:
         """Samples to replay: ``replay_per_class`` for each class seen, at most ``size``."""
-        return min(size, self._shared.replay_per_class * len(self.stretches.units))
+        return min(size, self.settings.replay_per_class * len(self.stretches.units))
 
     # The parts of the losses
 
@@ -277,16 +191,11 @@ class Rotated(Objective):
     def contrast_new(self, projections: Tensor, features: Tensor, labels: Tensor) -> Tensor:
         """The loss of new samples: over views of a sample, plus twice over views of a class.
 
-        Args:
-            projections: Of all views, ``(2 · ways · n, p)``.
-            features: Of all views, ``(2 · ways · n, d)``.
-            labels: Of the samples, ``(n,)``.
+        Projections ``(2 · ways · n, p)`` and features ``(2 · ways · n, d)`` are of all views, the
+        labels ``(n,)`` of the samples.
         """
-        losses = pair_losses(
-            self.similarity(projections, features),
-            temperature=self._shared.temperature,
-            itself=False,
-        )
+        similarity = self.similarity(projections, features)
+        losses = pair_losses(similarity, temperature=self.settings.temperature, itself=False)
         same = same_class(labels, views=2, rows=len(losses))
         return mean_over_views(losses) + 2 * mean_over_same(losses, same)
 
@@ -294,53 +203,28 @@ class Rotated(Objective):
         self, projections: Tensor, features: Tensor, labels: Tensor, *, scale: float = 1.0
     ) -> Tensor:
         """The loss of replayed samples: over views of a class; arguments as for new samples."""
-        losses = pair_losses(
-            scale * self.similarity(projections, features),
-            temperature=self._shared.temperature,
-            itself=True,
-        )
+        similarity = scale * self.similarity(projections, features)
+        losses = pair_losses(similarity, temperature=self.settings.temperature, itself=True)
         return mean_over_same(losses, same_class(labels, views=2, rows=len(losses)))
 
     # Saving
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The projection, the stretches and the generator."""
-        return {
-            **with_prefix("projection", self.projection.state_dict()),
-            **with_prefix("stretches", self.stretches.state_dict()),
-            "generator": self.generator.get_state(),
-        }
+        """The projection, the generator and the stretches."""
+        return super().state_dict() | with_prefix("stretches", self.stretches.state_dict())
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what :meth:`state_dict` gave.
-
-        Raises:
-            CheckpointError: The state is of another model.
-        """
-        projection = without_prefix("projection", state)
-        check_names("projection", projection, self.projection.state_dict())
-        self.projection.load_state_dict(projection)
+        """Restore what :meth:`state_dict` gave."""
+        super().load_state_dict(state)
         self.stretches.load_state_dict(without_prefix("stretches", state))
-        self.generator.set_state(state["generator"])
 
 
 def same_class(labels: Tensor, *, views: int, rows: int) -> Tensor:
-    """Which views belong to the same class and the same rotation.
+    """Which pairs of rows belong to the same class and the same rotation, ``(rows, rows)`` of bool.
 
-    Args:
-        labels: Of the samples, ``(n,)``.
-        views: Views of each rotated sample.
-        rows: Number of all views, a multiple of ``views`` times n.
-
-    Returns:
-        ``(rows, rows)`` of bool.
+    The rows are the ``views`` of all rotations of samples with labels ``(n,)``.
     """
     ways = rows // (views * len(labels))
     way = torch.arange(ways, device=labels.device)[:, None].expand(ways, len(labels))
     way, label = way.reshape(-1).repeat(views), labels.repeat(views * ways)
     return (label[:, None] == label) & (way[:, None] == way)
-
-
-def entropies(outputs: Tensor, y: Tensor, active: Tensor) -> Tensor:
-    """Cross-entropy of each sample over the classes seen, ``(n,)``."""
-    return functional.cross_entropy(mask_logits(outputs, active), y, reduction="none")

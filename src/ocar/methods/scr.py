@@ -23,7 +23,7 @@ are those of the last batch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,15 +33,14 @@ from torch.nn import functional
 
 from ocar.accel import MASKED
 from ocar.augment import ColorJitter, Compose, Grey, HorizontalFlip, ResizedCrop
-from ocar.config import require, require_one_of
+from ocar.config import require, require_range
 from ocar.errors import CheckpointError
 from ocar.methods.context import Context
-from ocar.methods.contrastive import make_linear, supervised_contrastive
+from ocar.methods.contrastive import Projecting, make_linear, supervised_contrastive
 from ocar.methods.objective import Forward, Objective, Outcome, Step
 from ocar.methods.settings import LearnerSettings
 from ocar.methods.transform import TransformSettings
 from ocar.rng import make_generator
-from ocar.state import check_names, with_prefix, without_prefix
 
 CHUNK = 1000
 """Samples of the memory that go through the model at once."""
@@ -54,6 +53,8 @@ class SCRSettings(LearnerSettings):
     ``augment`` makes the first view; the published tables use none there. Samples that are not
     images get no strong augmentation: their second view equals the first.
     """
+
+    no_regression = "a regression has no classes"
 
     replay_batch: int = 118
     """Replayed samples a gradient step."""
@@ -94,17 +95,11 @@ class SCRSettings(LearnerSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        valid = 0 < self.temperature < float("inf")
-        require("temperature", self.temperature, valid, "larger than 0")
+        require_range(self, "larger than 0", "temperature")
+        require_range(self, "at least 1", "projection")
+        require_range(self, "in (0, 1]", "means_rate")
         valid = self.base_temperature is None or self.base_temperature > 0
         require("base_temperature", self.base_temperature, valid, "larger than 0, or None")
-        require("projection", self.projection, self.projection >= 1, "at least 1")
-        require_one_of("unit_length", self.unit_length, ("projections", "features"))
-        require_one_of("views", self.views, ("unit", "survey"))
-        require_one_of("means", self.means, ("recomputed", "averaged"))
-        require("means_rate", self.means_rate, 0 < self.means_rate <= 1, "in (0, 1]")
-        fits = self.likelihood == "categorical"
-        require("likelihood", self.likelihood, fits, "'categorical': a regression has no classes")
         fits = self.prediction == "plain"
         require("prediction", self.prediction, fits, "'plain': class means follow the weights")
         self.strong  # noqa: B018 (its parts check themselves)
@@ -142,24 +137,14 @@ class SCRSettings(LearnerSettings):
         return ContrastiveReplay(self, context)
 
 
-class ContrastiveReplay(Objective):
-    """The supervised contrastive loss of two views; predicts by the nearest class mean.
+class ContrastiveReplay(Projecting[SCRSettings]):
+    """The supervised contrastive loss of two views; predicts by the nearest class mean."""
 
-    Args:
-        settings: The settings.
-        context: The parts of the learner.
-    """
-
-    joint = False
     predicts = True
 
     def __init__(self, settings: SCRSettings, context: Context) -> None:
-        assert context.head is not None
-        self.settings = settings
-        self.context = context
-        self.head = context.head
+        super().__init__(settings, context, name="scr")
         self.strong = settings.strong
-        self.generator = make_generator(settings.seed, "scr", context.device)
         size, weight = self.head.layer.in_features, self.head.layer.weight.detach()
         drawn = make_generator(settings.seed, "projection")
         self.projection = nn.Sequential(
@@ -170,15 +155,6 @@ class ContrastiveReplay(Objective):
         self._means = weight.new_zeros(0, size)
         self._known = torch.zeros(0, dtype=torch.bool, device=context.device)
         self._made_of: int | None = None  # samples that the memory had been offered
-
-    @property
-    def generators(self) -> Sequence[torch.Generator]:
-        """The generator of the second view."""
-        return (self.generator,)
-
-    def parameters(self) -> Sequence[nn.Parameter]:
-        """The parameters of the projection."""
-        return tuple(self.projection.parameters())
 
     def __call__(self, forward: Forward, step: Step) -> Outcome:
         """The loss of one step."""
@@ -215,10 +191,7 @@ class ContrastiveReplay(Objective):
 
     def predict(self, x: Tensor) -> Tensor:
         """Minus the distance of the features to each class mean, ``(n, classes)``."""
-        return self.score(self.context.features(x)[0])
-
-    def score(self, features: Tensor) -> Tensor:
-        """Minus the distance of features to each class mean."""
+        features, _ = self.context.features(x)
         if self.settings.means == "recomputed" and self._made_of != self.context.memory.seen:
             self._renew()
         self._fit_means()
@@ -262,23 +235,15 @@ class ContrastiveReplay(Objective):
 
     def state_dict(self) -> dict[str, Tensor]:
         """The projection, the averaged means, the generator."""
-        state = with_prefix("projection", self.projection.state_dict())
-        state["generator"] = self.generator.get_state()
+        state = super().state_dict()
         if self.settings.means == "averaged":
             self._fit_means()
             state |= {"means": self._means, "known": self._known}
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what :meth:`state_dict` gave.
-
-        Raises:
-            CheckpointError: The state is of another model.
-        """
-        projection = without_prefix("projection", state)
-        check_names("projection", projection, self.projection.state_dict())
-        self.projection.load_state_dict(projection)
-        self.generator.set_state(state["generator"])
+        """Restore what :meth:`state_dict` gave."""
+        super().load_state_dict(state)
         self._made_of = None
         if self.settings.means == "averaged":
             self._fit_means()

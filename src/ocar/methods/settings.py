@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from ocar.config import require, require_one_of
+from ocar.config import require, require_options, require_range
 from ocar.memory import MEMORIES, Memory
 from ocar.methods.context import Context
 from ocar.methods.objective import Objective
@@ -73,22 +73,25 @@ class LearnerSettings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "classes", tuple(self.classes))
-        require("lr", self.lr, 0 < self.lr < float("inf"), "larger than 0")
+        require_options(self)
+        require_range(self, "larger than 0", "lr")
+        require_range(self, "at least 0", "replay_batch")
+        require_range(self, "at least 1", "passes")
+        require_range(self, "in (0, 1]", "average_rate")
         if isinstance(self.memory, Memory):
             object.__setattr__(self, "memory_kind", MEMORIES.name_of(type(self.memory)) or "")
         else:
             require("memory", self.memory, self.memory >= 1, "at least 1, or a memory")
             MEMORIES.find(self.memory_kind)
-        require("replay_batch", self.replay_batch, self.replay_batch >= 0, "at least 0")
-        require("passes", self.passes, self.passes >= 1, "at least 1")
-        require("average_rate", self.average_rate, 0 < self.average_rate <= 1, "in (0, 1]")
-        require_one_of("replay", self.replay, ("fresh", "kept", "disjoint"))
-        require_one_of("likelihood", self.likelihood, ("categorical", "gaussian"))
-        require_one_of("prediction", self.prediction, ("plain", "average"))
         distinct = len(set(self.classes)) == len(self.classes) and min(self.classes, default=0) >= 0
         require("classes", self.classes, distinct, "distinct labels of at least 0")
         fits = self.likelihood == "categorical" or self.policy.float_targets
         require("memory_kind", self.memory_kind, fits, "'reservoir' for a gaussian likelihood")
+        fits = self.likelihood == "categorical" or not self.no_regression
+        require("likelihood", self.likelihood, fits, f"'categorical': {self.no_regression}")
+
+    no_regression: ClassVar[str] = ""
+    """Why the method has no regression; empty if it has."""
 
     extras: ClassVar[tuple[str, ...]] = ()
     """Extra columns of the memory; the objective's ``extras`` computes them."""
@@ -108,21 +111,16 @@ class LearnerSettings:
     @property
     def policy(self) -> type[Memory]:
         """The kind of memory."""
-        return type(self.memory) if isinstance(self.memory, Memory) else self._named_policy()
-
-    def _named_policy(self) -> type[Memory]:
+        if isinstance(self.memory, Memory):
+            return type(self.memory)
         return MEMORIES.find(self.memory_kind)
 
     def make_memory(self, device: torch.device) -> Memory:
-        """The memory, empty.
-
-        Args:
-            device: Where it stores samples.
-        """
+        """The memory, empty, with its samples on a device."""
         given: dict[str, Any] = {"extras": self.extras, "seed": self.seed, "device": device}
         if isinstance(self.memory, Memory):
             return self.memory.bind(**given)
-        return self._named_policy()(self.memory, **given)
+        return self.policy(self.memory, **given)
 
     def refuses(self, transform: TransformSettings | None) -> str | None:
         """Why the method cannot be used with a gradient transform; None if it can."""

@@ -7,34 +7,20 @@ gradients after the backward pass. Plain SGD needs none.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
+from ocar.config import require_options
 from ocar.methods.context import Context
-from ocar.methods.objective import Begun, Forward, Objective, Step
+from ocar.methods.objective import Forward, Objective, Part, Step
 
 
-class Transform:
+class Transform(Part):
     """Rewrites gradients. This base class leaves them unchanged: plain SGD."""
-
-    @property
-    def generators(self) -> Sequence[torch.Generator]:
-        """The generators that a step draws from."""
-        return ()
-
-    def begin(self, batch: Begun) -> Sequence[float]:
-        """A stream batch is about to be learned; this runs on the host.
-
-        Returns:
-            Numbers that change from batch to batch, always equally many. Each step gets them as
-            a tensor, ``step.numbers``; a recorded step sees changes of no other number.
-        """
-        return ()
 
     def shape(self, classes: int) -> Hashable:
         """Whatever a recorded step depends on besides the shapes of its tensors.
@@ -62,11 +48,7 @@ class Transform:
         return outputs
 
     def prepare(self, step: Step) -> None:
-        """Work that needs no gradient of the loss; it may run in parallel with the backward pass.
-
-        Args:
-            step: The joint batch.
-        """
+        """Work without the loss's gradient; it may run in parallel with the backward pass."""
 
     def rewrite_(self) -> None:
         """Change the gradients in place; called after the backward pass."""
@@ -89,13 +71,6 @@ class Transform:
         """Numbers worth watching, by name."""
         return {}
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """Everything that a restored transform needs to go on exactly."""
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what :meth:`state_dict` gave."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class TransformSettings(ABC):
@@ -104,13 +79,12 @@ class TransformSettings(ABC):
     needs_predictions: ClassVar[bool] = False
     """Whether it needs the model's outputs to be a predictive distribution."""
 
+    def __post_init__(self) -> None:
+        require_options(self)
+
     @abstractmethod
     def make(self, context: Context, objective: Objective) -> Transform:
         """The transform for a learner.
-
-        Args:
-            context: The parts of the learner.
-            objective: The loss.
 
         Raises:
             ConfigError: The transform does not work with this objective.
