@@ -37,7 +37,7 @@ OWN: dict[str, tuple[str, ...]] = {
     "batch norm": ("forward", "backward", "join"),
     "factorization": ("begin", "divide", "subtract", "finish"),
     "convolution": (
-        "multiply_channels_first", "multiply_channels_last", "first", "convolve", "convolution",
+        "multiply_channels_first", "multiply_channels_last", "convolve", "convolution",
     ),
     "products": ("multiply", "square_channels_first", "square_channels_last", "add_up"),
     "copies": ("channels_first", "channels_last", "copy", "write_rows", "restore"),
