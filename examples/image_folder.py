@@ -27,7 +27,8 @@ from torch import nn
 
 import ocar
 from ocar.datasets import load_domains
-from ocar.datasets.pictures import decode, is_picture
+from ocar.datasets.decoding import decode
+from ocar.datasets.pictures import is_picture
 from ocar.evaluate import Finished, Summary, TaskEnded
 from ocar.streams import ArrayStream, DomainIncremental, TaskArrays, TaskStream
 
