@@ -88,5 +88,5 @@ def _read_each(read: Callable[[Path], T], paths: Sequence[Path]) -> tuple[list[T
             try:
                 found.append(reading.result())
             except OcarError as error:
-                errors.append(printable(str(error), lines=True))
+                errors.append(printable(str(error)))
     return found, errors

@@ -80,7 +80,7 @@ def keep(runs: Sequence[Run], root: Path) -> Result:
     """
     first = runs[0]
     for name in (first.benchmark, f"{first.label}-{first.hash}"):
-        if Path(name).name != name:  # it would lead elsewhere
+        if Path(name).name != name or name == "..":  # it would lead elsewhere
             raise RunError(f"{first.path / CONFIG} is damaged: {name!r} is no name of a file.")
     path = root / first.benchmark / f"{first.label}-{first.hash}.json"
     fresh: dict[int, KeptRun] = {}
@@ -91,12 +91,16 @@ def keep(runs: Sequence[Run], root: Path) -> Result:
     before = {run.seed: run for run in read_result(path).runs} if path.exists() else {}
     together = tuple(run for _, run in sorted((before | fresh).items()))
     threads = {run.threads for run in together}
-    command = run_command(
-        first.config,
-        first.document["given"],
-        seeds=[run.seed for run in together],
-        threads=threads.pop() if len(threads) == 1 else None,
-    )
+    try:
+        command = run_command(
+            first.config,
+            first.document["given"],
+            seeds=[run.seed for run in together],
+            threads=threads.pop() if len(threads) == 1 else None,
+        )
+    except DAMAGE as error:
+        where = first.path / CONFIG
+        raise RunError(f"{where} is damaged: {type(error).__name__}: {error}.") from error
     result = Result(path=path, command=command, runs=together)
     text = json.dumps(_document(result), indent=1, ensure_ascii=False, allow_nan=False)
     path.parent.mkdir(parents=True, exist_ok=True)
