@@ -66,15 +66,15 @@ def decode(data: bytes, size: int) -> npt.NDArray[np.uint8]:
         _check_size(file, data, size)
         image = _to_rgb(file)
         turn = _TURNS.get(_orientation(file))  # after loading: Pillow turns a TIFF itself
-    if turn is not None:
-        image = image.transpose(turn)
-    width, height = image.size
-    if (width, height) != (size, size):
-        width, height = _scaled(width, height, size)
-        image = image.resize((width, height), Image.Resampling.BILINEAR)
-        left, top = round((width - size) / 2), round((height - size) / 2)
-        image = image.crop((left, top, left + size, top + size))
-    return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
+        if turn is not None:
+            image = image.transpose(turn)
+        width, height = image.size
+        if (width, height) != (size, size):
+            width, height = _scaled(width, height, size)
+            image = image.resize((width, height), Image.Resampling.BILINEAR)
+            left, top = round((width - size) / 2), round((height - size) / 2)
+            image = image.crop((left, top, left + size, top + size))
+        return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
 
 
 def _scaled(width: int, height: int, size: int) -> tuple[int, int]:
@@ -113,16 +113,22 @@ def _to_rgb(file: ImageFile) -> Image.Image:
     if mode not in _OPAQUE | _SEEN_THROUGH:
         raise DataError(f"its pixels are {_NAMES.get(mode, mode)}. Not read")
     if not transparent and mode in _OPAQUE:
-        return file.convert("RGB")
+        return _as(file, "RGB")
     if transparent and mode in ("L", "RGB") and ";" in str(file.tile[0][3]):
         raise DataError("it has a transparent colour and not 8 bits a channel. Not read")
-    image = (file.convert("LA") if mode == "La" else file).convert("RGBA")
+    image = _as(file.convert("LA") if mode == "La" else file, "RGBA")
     white = Image.new("RGB", image.size, "white")
     white.paste(image, mask=image.getchannel("A"))
     return white
 
 
 _NAMES = {"F": "floating-point numbers, of which none is known to be white", "LAB": "CIELAB"}
+
+
+def _as(image: Image.Image, mode: str) -> Image.Image:
+    """An image in a mode; Pillow would copy one that has it already."""
+    image.load()
+    return image if image.mode == mode else image.convert(mode)
 
 
 def _to_8_bits(file: ImageFile) -> Image.Image:

@@ -251,7 +251,12 @@ class Session:
             learner.settings, learner.transform_settings, learner.guard_settings
         )
         own = json.loads(json.dumps(described))
-        found = differences({name: saved.get(name) for name in own}, own)
+        theirs: dict[str, Any] = {name: saved.get(name) for name in own}
+        for name, values in own.items():
+            if isinstance(values, dict) and isinstance(theirs[name], dict):
+                # A version may have added or removed a setting: compare those of both.
+                theirs[name] = values | {n: v for n, v in theirs[name].items() if n in values}
+        found = differences(theirs, own)
         if found:
             raise CheckpointError(
                 f"{self.folder.path} has the checkpoint of another learner: {'; '.join(found)}. "

@@ -27,7 +27,7 @@ import platform
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from filelock import FileLock, Timeout
 
@@ -56,6 +56,9 @@ STATUS = "status.json"
 MOST_JSON = 64 << 20
 """Largest JSON file that is read, in bytes."""
 
+MOST_METRICS = 4 << 30
+"""Largest ``metrics.jsonl`` that is read, in bytes."""
+
 RUN = "run"
 """Name of :func:`run_name` in a checkpoint and in a result."""
 
@@ -75,7 +78,8 @@ def folder_lock(folder: Path) -> Iterator[None]:
         RunError: Another process holds the lock, or its file is a link or no regular file.
     """
     path = folder / ".lock"
-    open_to_write(path).close()  # some versions of filelock would empty what a link leads to
+    with suppress(FileNotFoundError):  # some versions of filelock empty what a link leads to
+        open_to_write(path, "r+b").close()
     # A generator may be closed by another thread than the one that entered it.
     lock = FileLock(path, timeout=0, thread_local=False)
     try:
@@ -83,7 +87,8 @@ def folder_lock(folder: Path) -> Iterator[None]:
     except Timeout as error:
         holder = ""
         with suppress(OSError):  # Windows does not let a locked file be read
-            holder = printable(read_file(path).decode("utf-8", "replace").strip())
+            said = read_file(path, most=MOST_JSON).decode("utf-8", "replace")
+            holder = printable(said.strip())
         raise RunError(
             f"{folder} is in use by {holder or 'another process'}. "
             "Wait until it ends, or stop it, and start again."
@@ -97,14 +102,16 @@ def folder_lock(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def open_to_write(path: Path, *, buffering: int = -1) -> IO[bytes]:
-    """Open a file at its end, or make it.
+def open_to_write(
+    path: Path, mode: Literal["ab", "r+b"] = "ab", *, buffering: int = -1
+) -> IO[bytes]:
+    """Open a file to write.
 
     Raises:
         RunError: It is a link or no regular file.
     """
     try:
-        return open_regular(path, "ab", buffering=buffering)
+        return open_regular(path, mode, buffering=buffering)
     except NotRegularError as error:
         raise RunError(f"{path} cannot be written: {error}. Remove it and start again.") from error
 
@@ -283,7 +290,7 @@ def read_metrics(path: Path) -> bytes:
         RunError: They cannot be read.
     """
     try:
-        return read_file(path / METRICS)
+        return read_file(path / METRICS, most=MOST_METRICS)
     except FileNotFoundError:
         return b""
     except OSError as error:
