@@ -117,8 +117,9 @@ def printable(text: str, *, lines: bool = False) -> str:
     """
     if text.isprintable():
         return text
-    kept = "\n" if lines else ""
-    return "".join(c if c.isprintable() or c in kept else _code(c) for c in text)
+    if lines:
+        return "\n".join(map(printable, text.split("\n")))
+    return "".join(c if c.isprintable() else _code(c) for c in text)
 
 
 def _code(character: str) -> str:

@@ -113,7 +113,9 @@ def open_to_write(
     try:
         return open_regular(path, mode, buffering=buffering)
     except NotRegularError as error:
-        raise RunError(f"{path} cannot be written: {error}. Remove it and start again.") from error
+        raise RunError(
+            f"{path} cannot be written: {error}. Replace it by a plain copy, or remove it."
+        ) from error
 
 
 def run_name(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,9 +126,9 @@ def run_name(document: Mapping[str, Any]) -> dict[str, Any]:
 
 def check_owner(stored: Mapping[str, Any], document: Mapping[str, Any], path: Path) -> None:
     """Raise if a checkpoint or a result names another run; older ones name none."""
-    named = stored.get(RUN)
-    found = differences(dict(named), run_name(document)) if named else []
-    if found:
+    named, own = stored.get(RUN), run_name(document)
+    if named is not None and named != own:
+        found = differences(named if isinstance(named, dict) else {}, own)
         raise RunError(
             f"{path} is of another run: {'; '.join(found)}. Move {path.parent} away to start again."
         )
