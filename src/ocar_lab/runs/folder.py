@@ -120,8 +120,8 @@ def open_to_write(
 
 def run_name(document: Mapping[str, Any]) -> dict[str, Any]:
     """What tells a run from others, from ``config.json``."""
-    own = {name: document.get(name) for name in ("label", "hash", "seed")}
-    return {"benchmark": document["config"].get("benchmark"), **own}
+    config, own = document.get("config"), {n: document.get(n) for n in ("label", "hash", "seed")}
+    return {"benchmark": config.get("benchmark") if isinstance(config, dict) else None, **own}
 
 
 def check_owner(stored: Mapping[str, Any], document: Mapping[str, Any], path: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ocar.config import CUSTOM
 from ocar.version import __version__
 
 if TYPE_CHECKING:  # commands that only read runs do not import PyTorch
@@ -89,7 +90,7 @@ def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[st
     for name in dict.fromkeys([*stored, *wanted]):
         one, other = stored.get(name), wanted.get(name)
         if isinstance(one, dict) and isinstance(other, dict):
-            if not one.get("kind") == other.get("kind") == "custom":
+            if not one.get("kind") == other.get("kind") == CUSTOM:
                 said += [f"{name}: {text}" for text in differences(one, other)]
         elif one != other:
             said.append(f"{name} is {one} there and {other} here")

@@ -18,6 +18,7 @@ from ocar_lab.runs.folder import (
     CONFIG,
     DAMAGE,
     METRICS,
+    RUN,
     check_owner,
     read_json,
     read_metrics,
@@ -138,10 +139,8 @@ def is_finished(path: Path) -> bool:
     records = parse_lines(read_metrics(path), path / METRICS)
     if not records or records[-1]["event"] != FINISHED:
         return False
-    try:
+    if RUN in records[-1]:
         check_owner(records[-1], read_json(path / CONFIG), path / METRICS)
-    except DAMAGE as error:
-        raise RunError(f"{path / CONFIG} is damaged: {type(error).__name__}: {error}.") from error
     return True
 
 
