@@ -27,8 +27,10 @@ from torch import nn
 
 import ocar
 from ocar.datasets import load_domains
-from ocar.datasets.pictures import decode, is_picture
+from ocar.datasets.decoding import decode
+from ocar.datasets.pictures import is_picture
 from ocar.evaluate import Finished, Summary, TaskEnded
+from ocar.files import read_file
 from ocar.streams import ArrayStream, DomainIncremental, TaskArrays, TaskStream
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -41,7 +43,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def read_image(path: Path, size: int) -> torch.Tensor:
     """The pixels of a file, ``(3, size, size)``."""
     try:
-        return torch.from_numpy(decode(path.read_bytes(), size))
+        return torch.from_numpy(decode(read_file(path), size))
     except Exception as error:  # a damaged image can raise anything
         raise SystemExit(f"Cannot read {path} as an image: {error}") from error
 

@@ -23,7 +23,7 @@ from safetensors.torch import save as serialize
 from torch import Tensor
 
 from ocar.errors import CheckpointError, CheckpointWarning, NumericalError
-from ocar.files import PARTIAL, naming, write_whole
+from ocar.files import PARTIAL, naming, read_file, write_whole
 from ocar.version import __version__
 
 FORMAT = "ocar-checkpoint"
@@ -195,7 +195,7 @@ def _check_header(header: Mapping[str, str], path: Path) -> None:
         raise CheckpointError(
             f"{str(path)!r} has checkpoint version {version!r}; this ocar reads {VERSION}."
         )
-    data = path.read_bytes()
+    data = read_file(path)
     if _checksum(data) is None:
         raise CheckpointError(f"{str(path)!r} is not a whole checkpoint: it has no checksum.")
     if seal(data) != data:

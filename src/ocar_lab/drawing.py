@@ -8,6 +8,7 @@ from typing import Any
 
 from PIL import Image
 
+from ocar.files import new_file
 from ocar_lab import styles
 from ocar_lab.optional import needed
 
@@ -119,8 +120,10 @@ def save(figure: Any, stem: Path, *, dpi: int = 150) -> list[Path]:
     paths = [stem.parent / f"{stem.name}.{kind}" for kind in FORMATS]  # a name may have a point
     with mpl.rc_context({"svg.hashsalt": "ocar", "svg.fonttype": "none", "pdf.fonttype": 42}):
         for path, kind in zip(paths, FORMATS, strict=True):
-            figure.savefig(path, dpi=dpi, metadata=metadata[kind])
+            with new_file(path) as file:
+                figure.savefig(file, format=kind, dpi=dpi, metadata=metadata[kind])
     with Image.open(paths[0]) as picture:  # these pictures need 256 colours, not millions
         small = picture.convert("RGB").quantize(256, dither=Image.Dither.NONE)
-    small.save(paths[0], optimize=True)
+    with new_file(paths[0]) as file:
+        small.save(file, "PNG", optimize=True)
     return paths

@@ -21,7 +21,7 @@ from dataset_files import domain_files, everything, picture, without_rights, wri
 
 from ocar.datasets import Arrays, load_domains
 from ocar.datasets.cache import CACHE, Entry, Images, load_or_make, verify_cache
-from ocar.datasets.pictures import decode
+from ocar.datasets.decoding import decode
 from ocar.errors import DataError
 
 SHAPE = (6, 3, 4, 4)

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from ocar.datasets.archives import Folder
-from ocar.datasets.pictures import Picture, decode, decode_all, is_picture
+from ocar.datasets.decoding import decode
+from ocar.datasets.pictures import Picture, decode_all, is_picture
 from ocar.errors import ConfigError, DataError
 
 
@@ -67,11 +68,6 @@ def test_all_kinds_of_pixels_become_colours() -> None:
     palette.putpalette([0, 0, 0, 10, 20, 30])
     expected = np.broadcast_to(np.array([10, 20, 30]).reshape(3, 1, 1), (3, 5, 5))
     np.testing.assert_array_equal(decode(encode(palette), 5), expected)
-    seen_through = encode(palette, transparency=bytes([0, 128]))
-    np.testing.assert_array_equal(decode(seen_through, 5), expected)  # and no warning
-    alpha = Image.new("RGBA", (5, 5), (10, 20, 30, 40))
-    np.testing.assert_array_equal(decode(encode(alpha), 5), expected)
-    assert decode(encode(Image.new("CMYK", (5, 5)), "JPEG"), 5).shape == (3, 5, 5)
 
 
 def chunk(kind: bytes, data: bytes) -> bytes:

@@ -334,3 +334,29 @@ def by_opcodes(data: bytes, rng: Random) -> bytes:
         place = rng.choice((2, 3, 4, len(out) - 1, _place(out, rng)))
         out[place:place] = rng.choice(_OPCODES)
     return bytes(out[:MOST])
+
+
+# --- images ---
+
+
+def by_png(data: bytes, rng: Random) -> bytes:
+    """The chunks of a PNG, with a checksum that is right again; the pixels also unpacked."""
+    if not data.startswith(b"\x89PNG"):
+        return by_bytes(data, rng)
+    chunks, place = [], 8
+    while place < len(data):
+        length = int.from_bytes(data[place : place + 4], "big")
+        chunks.append((data[place + 4 : place + 8], data[place + 8 : place + 8 + length]))
+        place += 12 + length
+    number = rng.randrange(len(chunks))
+    name, content = chunks[number]
+    if name == b"IDAT" and rng.random() < 0.7:
+        content = zlib.compress(by_bytes(zlib.decompress(content), rng))
+    else:
+        content = by_bytes(content, rng)
+    chunks[number] = (name, content)
+    if rng.random() < 0.2:
+        chunks.insert(rng.randrange(len(chunks)), rng.choice(chunks))
+    return data[:8] + b"".join(
+        struct.pack(">I", len(c)) + n + c + struct.pack(">I", zlib.crc32(n + c)) for n, c in chunks
+    )

@@ -26,6 +26,7 @@ from datasets.dataset_files import (
     names_bytes,
     tiny_files,
 )
+from PIL import Image
 from stored_runs import small
 from torch import nn
 
@@ -33,10 +34,11 @@ import ocar
 import ocar_lab
 from fuzz import mutate
 from ocar.datasets import load_clear10, load_mnist, load_tiny_imagenet
-from ocar.datasets.archives import Zip
+from ocar.datasets.archives import Folder, Zip
 from ocar.datasets.cache import Entry, load_or_make, verify_cache
 from ocar.datasets.cifar import CIFAR10, read_cifar
 from ocar.datasets.mnist import read_idx
+from ocar.datasets.pictures import Picture, decode_all
 from ocar.errors import DataError
 from ocar_lab.runs import read_run
 from ocar_lab.runs.folder import CONFIG, METRICS, STATUS
@@ -271,6 +273,42 @@ def _zip(folder: Path) -> Target:
     return Target(read, seeds, [mutate.by_zip] * 3, base=512 * MB, factor=1032)
 
 
+def _picture(folder: Path) -> Target:
+    rng = np.random.default_rng(0)
+    pixels = rng.integers(0, 256, (12, 10, 4), dtype=np.uint8)
+    colours, grey = Image.fromarray(pixels[..., :3]), Image.fromarray(pixels[..., 0])
+    deep = Image.fromarray(rng.integers(0, 65536, (12, 10), dtype=np.uint16))
+    frames = {"save_all": True, "append_images": [grey]}
+    kinds: list[tuple[Image.Image, str, dict[str, Any]]] = [
+        *((colours, kind, {}) for kind in ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")),
+        *((Image.fromarray(pixels), kind, {}) for kind in ("PNG", "TIFF", "WEBP")),
+        *((deep, kind, {}) for kind in ("PNG", "TIFF", "PPM")),
+        *((grey, kind, frames) for kind in ("GIF", "PNG", "WEBP")),
+        *((colours, "TIFF", {"compression": c}) for c in ("tiff_lzw", "tiff_deflate", "jpeg")),
+        (colours, "JPEG", {"progressive": True}),
+        (colours.convert("CMYK"), "JPEG", {}),
+        (colours.quantize(16), "PNG", {"transparency": 3}),
+    ]
+    seeds = []
+    for image, kind, options in kinds:
+        for orientation in (1, 6):
+            exif = Image.Exif()
+            exif[0x0112] = orientation
+            file = io.BytesIO()
+            image.save(file, kind, **options, **({"exif": exif} if orientation > 1 else {}))
+            seeds.append(file.getvalue())
+
+    def read(data: bytes) -> None:
+        (folder / "file.png").write_bytes(data)
+        with Folder(folder) as tree:
+            (made,) = decode_all([Picture(tree, "file.png", "", 0)], 8)
+        if made.shape != (3, 8, 8) or made.dtype != np.uint8:
+            raise AssertionError(f"{made.dtype} of {made.shape}")
+
+    # Fifty million pixels of four bytes, their alpha, and three bytes each after that.
+    return Target(read, seeds, [mutate.by_png], base=512 * MB, factor=1032)
+
+
 def _cache(folder: Path) -> Target:
     shape = (2, 3, 4, 4)
     entry = Entry(folder=folder, name="set-4", fingerprint="ab" * 32, shape=shape)
@@ -316,6 +354,7 @@ TARGETS: dict[str, Callable[[Path], Target]] = {
     "cifar": _cifar,
     "tar": _tar,
     "zip": _zip,
+    "picture": _picture,
     "cache": _cache,
 }
 """The readers by name; each works in a given folder."""

@@ -174,7 +174,7 @@ def test_runs_that_cannot_be_kept(runs: list[Run], tmp_path: Path) -> None:
         keep([runs[0], runs[0]], tmp_path / "results")
     copy = Path(shutil.copytree(runs[0].path, tmp_path / "copy"))
     said = json.loads((copy / CONFIG).read_text())
-    said["config"]["benchmark"] = "split-mnist"
+    said["config"]["blurry"] = 0.5
     (copy / CONFIG).write_text(json.dumps(said))
     with pytest.raises(RunError, match=r"config.json is damaged: its hash"):
         keep([read_run(copy)], tmp_path / "results")

@@ -16,11 +16,12 @@ import tarfile
 import zipfile
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Self
 
 from ocar.errors import DataError
+from ocar.files import open_regular, printable, read_file
 
 MOST_BYTES = 64 << 20
 """Largest file of a :class:`Tree`: an image, or a list of images."""
@@ -64,7 +65,7 @@ def _mode(path: Path) -> int:
 def cannot_read(where: Path | str, error: Exception) -> DataError:
     """An error that names the unreadable file and the reason."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-    return DataError(f"Cannot read {where}: {reason or type(error).__name__}.")
+    return DataError(f"Cannot read {printable(str(where))}: {reason or type(error).__name__}.")
 
 
 @contextmanager
@@ -100,7 +101,7 @@ class Tree(ABC):
 
     def locate(self, name: str) -> str:
         """The path of a file, for messages."""
-        return f"{self._prefix}{name}"
+        return printable(f"{self._prefix}{name}")
 
     def _check_size(self, name: str, size: int) -> None:
         if size > MOST_BYTES:
@@ -146,7 +147,7 @@ class Folder(Tree):
         path = self.where / name
         with reading(path):
             self._check_size(name, path.stat().st_size)
-            return path.read_bytes()
+            return read_file(path)
 
 
 class Zip(Tree):
@@ -160,10 +161,9 @@ class Zip(Tree):
     def __init__(self, where: Path, *, top: str) -> None:
         super().__init__(where, f"{where}: {top}/")
         self.top = top
-        with reading(where):
-            self._file = zipfile.ZipFile(where)
         self._entries: dict[str, zipfile.ZipInfo] = {}
-        try:
+        with ExitStack() as stack, reading(where):
+            self._file = zipfile.ZipFile(stack.enter_context(open_regular(where)))
             for info in sorted(self._file.infolist(), key=lambda info: info.filename):
                 name = info.filename
                 check_inside(info.orig_filename, where)
@@ -173,9 +173,7 @@ class Zip(Tree):
                     raise DataError(f"{where}: its entry {name!r} occurs twice.")
                 if name.startswith(f"{top}/") and not _IGNORED.search(name):
                     self._entries[name] = info
-        except DataError:
-            self._file.close()
-            raise
+            self._exit = stack.pop_all()
 
     def files(self, under: str = "") -> dict[str, str]:
         """Files below ``under``, sorted by name, with their size and checksum."""
@@ -210,6 +208,7 @@ class Zip(Tree):
 
     def __exit__(self, *_: object) -> None:
         self._file.close()
+        self._exit.close()
 
 
 def locate_tree(
@@ -258,7 +257,7 @@ def read_tar(path: Path, wanted: Collection[str]) -> dict[str, bytes]:
         DataError: The archive is damaged, or holds links, devices, or names that point outside.
     """
     found: dict[str, bytes] = {}
-    with reading(path), gzip.open(path, "rb") as unzipped:
+    with reading(path), open_regular(path) as file, gzip.GzipFile(fileobj=file) as unzipped:
         bounded = _Bounded(unzipped, MOST_TAR_BYTES)
         with tarfile.open(fileobj=bounded, mode="r|") as archive:
             for member in archive:

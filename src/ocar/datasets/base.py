@@ -14,6 +14,7 @@ from ocar.datasets.archives import locate_tree, reading
 from ocar.datasets.arrays import Arrays
 from ocar.datasets.cache import CACHE, verify_cache
 from ocar.errors import DataError, MissingPackageError
+from ocar.files import open_regular
 
 _LARGE = 512 << 20  # larger files are hashed in a deep check only: md5 takes seconds
 
@@ -122,7 +123,7 @@ def compare_md5(files: Mapping[Path, str | None], *, deep: bool) -> tuple[bool |
             if published is None or (path.stat().st_size > _LARGE and not deep):
                 unknown = True
                 continue
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 digest = hashlib.file_digest(file, "md5").hexdigest()
         if digest != published:
             return False, f"{path} has md5 {digest}, the published file {published}."

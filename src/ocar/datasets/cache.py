@@ -29,7 +29,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
-from ocar.files import PARTIAL, new_file, write_whole
+from ocar.files import PARTIAL, NotRegularError, new_file, open_regular, read_file, write_whole
 
 if sys.platform != "win32":
     import fcntl
@@ -41,6 +41,7 @@ CACHE = ".ocar-cache"
 """Name of the cache's folder in a data root."""
 
 _FORMAT = 1
+_MOST_NOTE = 1 << 20
 _compared: set[tuple[str, int, int, int]] = set()  # arrays whose checksum was compared
 
 
@@ -76,13 +77,15 @@ class Entry:
             _compare(self.array_path, note, again=False)
             # numpy's own reader would trust the header.
             header = _header(self.shape)
-            with self.array_path.open("rb") as file:
+            with open_regular(self.array_path) as file:
                 size = os.fstat(file.fileno()).st_size
                 if size != len(header) + math.prod(self.shape) or file.read(len(header)) != header:
                     raise ValueError(f"it holds no uint8 of {self.shape}")
+                return np.memmap(file, np.uint8, "c", offset=len(header), shape=self.shape)
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return np.memmap(self.array_path, np.uint8, "c", offset=len(header), shape=self.shape)
+        except NotRegularError as error:
+            raise ValueError(error) from error
 
     def write(self, rows: Iterator[Images]) -> None:
         """Write the array row by row, then the note."""
@@ -116,7 +119,7 @@ def load_or_make(entry: Entry, make: Callable[[], Iterator[Images]]) -> Images:
             if array is not None:
                 return array
         entry.folder.mkdir(parents=True, exist_ok=True)
-        with (entry.folder / ".lock").open("ab") as lock:
+        with open_regular(entry.folder / ".lock", "ab") as lock:
             if sys.platform != "win32":
                 with suppress(OSError):  # some network file systems have no locks
                     fcntl.flock(lock, fcntl.LOCK_EX)  # others would do the same work
@@ -172,7 +175,7 @@ def _header(shape: tuple[int, ...]) -> bytes:
 
 def _read_note(path: Path) -> dict[str, Any]:
     try:
-        note = json.loads(path.read_bytes())
+        note = json.loads(read_file(path, most=_MOST_NOTE))
     except RecursionError:
         note = None
     wanted = {"format": int, "fingerprint": str, "shape": list, "bytes": int, "sha256": str}
@@ -185,7 +188,7 @@ def _read_note(path: Path) -> dict[str, Any]:
 
 def _compare(path: Path, note: Mapping[str, Any], *, again: bool) -> None:
     """Raise ValueError if an array differs from its note; hashed once a process, or ``again``."""
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         info = os.fstat(file.fileno())
         if info.st_size != note["bytes"]:
             raise ValueError(f"it has {info.st_size} bytes, not {note['bytes']}")

@@ -21,6 +21,7 @@ from ocar.datasets.arrays import Arrays, from_numpy
 from ocar.datasets.base import DataSet
 from ocar.datasets.pickles import ByteArray, load_plain
 from ocar.errors import DataError
+from ocar.files import read_file
 
 _SIDE = 32
 _VALUES = 3 * _SIDE * _SIDE
@@ -79,7 +80,7 @@ class CifarSet(DataSet):
             for path in (place / name for name in (*images, self.meta)):
                 if is_file(path):
                     with reading(path):
-                        found[path.name] = str(path), path.read_bytes()
+                        found[path.name] = str(path), read_file(path)
         for name in images:
             if name not in found:
                 raise DataError(f"No {self.title} file {name} in {place}. {self.how_to_get}")

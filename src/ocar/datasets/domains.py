@@ -14,6 +14,7 @@ from ocar.datasets.arrays import Arrays
 from ocar.datasets.cache import CACHE
 from ocar.datasets.pictures import ImageFiles, ImageSet, Picture, is_picture
 from ocar.errors import DataError
+from ocar.files import printable
 from ocar.rng import make_generator
 
 # Li et al., Deeper, Broader and Artier Domain Generalization, ICCV 2017.
@@ -30,7 +31,7 @@ def _list_pacs(tree: Tree) -> ImageSet:
     ]
     others = sorted(set(counts) - set(_PACS))
     missing = (f"It has {', '.join(wrong)}. " if wrong else "") + (
-        f"It has other domains: {', '.join(others)}." if others else ""
+        f"It has other domains: {printable(', '.join(others))}." if others else ""
     )
     return dataclasses.replace(images, missing=missing)
 

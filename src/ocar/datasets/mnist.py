@@ -22,6 +22,7 @@ from ocar.datasets.archives import is_file, reading
 from ocar.datasets.arrays import Arrays, Labelled, from_numpy
 from ocar.datasets.base import DataSet
 from ocar.errors import DataError
+from ocar.files import open_regular
 
 MOST_VALUES = 1 << 30
 """Most values in an IDX file; the largest known set, EMNIST, has 0.55e9."""
@@ -91,12 +92,12 @@ def read_idx(path: Path) -> npt.NDArray[np.uint8]:
         DataError: The file cannot be read, is no IDX file of unsigned bytes, or holds more or
             fewer values than its header says.
     """
-    with reading(path):
-        with path.open("rb") as file:
-            zipped = file.read(2) == _GZIP
+    with reading(path), open_regular(path) as file:
+        zipped = file.read(2) == _GZIP
+        file.seek(0)
         most = path.stat().st_size * (_DEFLATE if zipped else 1)
-        with gzip.open(path, "rb") if zipped else path.open("rb") as file:
-            return _parse(file, path, most=min(most, MOST_VALUES))
+        content = gzip.GzipFile(fileobj=file) if zipped else file
+        return _parse(content, path, most=min(most, MOST_VALUES))
 
 
 def _parse(file: IO[bytes] | gzip.GzipFile, path: Path, *, most: int) -> npt.NDArray[np.uint8]:

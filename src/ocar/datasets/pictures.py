@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import io
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,20 +14,17 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import UnidentifiedImageError
 
 from ocar.datasets.archives import Folder, Tree, Zip, locate_tree
 from ocar.datasets.arrays import Arrays
 from ocar.datasets.base import DataSet
 from ocar.datasets.cache import CACHE, Entry, load_or_make
+from ocar.datasets.decoding import DECODER, FORMATS, decode
 from ocar.errors import ConfigError, DataError
 
-# Pillow decodes these itself; it hands others, such as EPS, to other programs.
-_FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 _SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
-_MOST_PIXELS = 50_000_000  # a small file may claim to be a large image
 _CHUNK = 256
-_DECODER = "shorter side, bilinear, centre crop, 1"  # change it if the pixels change
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,30 +41,6 @@ class Picture:
 def is_picture(name: str) -> bool:
     """Whether a file is an image by its name."""
     return os.path.splitext(name)[1].lower() in _SUFFIXES  # noqa: PTH122 a name, not a path
-
-
-def decode(data: bytes, size: int) -> npt.NDArray[np.uint8]:
-    """The pixels of an image file, ``(3, size, size)``: red, green and blue.
-
-    The shorter side is scaled to ``size`` (bilinear, with antialiasing) and the centre of the
-    longer one is cut out; an image of that size already is not changed.
-
-    Raises:
-        Exception: Any, since a damaged image can fail in any way.
-    """
-    with Image.open(io.BytesIO(data), formats=_FORMATS) as file:
-        width, height = file.size
-        if width * height > _MOST_PIXELS:
-            raise DataError(f"it claims {width}×{height} pixels, more than {_MOST_PIXELS}")
-        # Without the step between, Pillow warns about the transparency of a palette.
-        image = (file.convert("RGBA") if "transparency" in file.info else file).convert("RGB")
-    if (width, height) != (size, size):
-        scale = size / min(width, height)
-        width, height = max(size, int(width * scale)), max(size, int(height * scale))
-        image = image.resize((width, height), Image.Resampling.BILINEAR)
-        left, top = round((width - size) / 2), round((height - size) / 2)
-        image = image.crop((left, top, left + size, top + size))
-    return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
 
 
 def decode_all(pictures: Sequence[Picture], size: int) -> Iterator[npt.NDArray[np.uint8]]:
@@ -94,7 +66,7 @@ def _decode_one(picture: Picture, size: int) -> npt.NDArray[np.uint8]:
         where = picture.tree.locate(picture.name)
         reason: object = error
         if isinstance(error, UnidentifiedImageError):  # its message names our buffer
-            reason = f"it is none of {', '.join(_FORMATS)}"
+            reason = f"it is none of {', '.join(FORMATS)}"
         raise DataError(f"Cannot read {where} as an image: {reason}.") from error
 
 
@@ -116,7 +88,7 @@ class ImageSet:
             raise DataError(f"{self.name} has no {part} images.")
         pictures = [*self.train, *self.test]
         # All that decides the pixels: the files, their order, how they are decoded.
-        digest = hashlib.sha256(f"{_DECODER}/{size}".encode())
+        digest = hashlib.sha256(f"{DECODER}/{size}".encode())
         for picture in pictures:
             digest.update(f"\0{picture.name}\0{picture.stamp}".encode("utf-8", "surrogateescape"))
         entry = Entry(

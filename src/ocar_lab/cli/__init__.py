@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Sequence
 
 from ocar.errors import ConfigError, OcarError
+from ocar.files import printable
 from ocar.version import __version__
 from ocar_lab.plugins import take_plugins
 
@@ -79,7 +80,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:  # noqa: BLE001 (the last resort: nobody wants a traceback)
         if debug:
             traceback.print_exc()
-        print(f"ocar: {_say(error, debug=debug)}", file=sys.stderr)  # noqa: T201
+        said = printable(_say(error, debug=debug), lines=True)
+        print(f"ocar: {said}", file=sys.stderr)  # noqa: T201
         return WRONG_CALL if isinstance(error, ConfigError) else FAILED
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ from pathlib import Path
 from ocar import datasets
 from ocar.datasets import DataStatus
 from ocar_lab.cli.arguments import parse
-from ocar_lab.cli.tables import print_json, print_table
+from ocar_lab.cli.tables import print_json, print_table, print_text
 
 ACTIONS = ("status", "verify")
 
@@ -48,7 +47,7 @@ def main(command: str, arguments: list[str], *, debug: bool) -> int:
 
 
 def _print(root: Path, found: Sequence[DataStatus]) -> None:
-    sys.stdout.write(f"Data root: {root}\n\n")
+    print_text(f"Data root: {root}\n")
     print_table(
         ["data set", "state", "where"],
         [[one.name, state_text(one), str(one.where) if one.present else ""] for one in found],
@@ -56,7 +55,7 @@ def _print(root: Path, found: Sequence[DataStatus]) -> None:
     for one in found:
         text = one.problem if one.present else f"{one.problem}\n{one.how_to_get}".strip()
         if text:
-            sys.stdout.write(f"\n{one.name}\n{textwrap.indent(text, '  ')}\n")
+            print_text(f"\n{one.name}\n{textwrap.indent(text, '  ')}")
 
 
 def state_text(one: DataStatus) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 from ocar.errors import OcarError, RunError
 from ocar_lab.cli.arguments import parse
-from ocar_lab.cli.tables import print_errors
+from ocar_lab.cli.tables import print_errors, print_text
 from ocar_lab.runs import keep, read_folders, run_folders
 from ocar_lab.runs.paired import listed
 from ocar_lab.runs.table import by_configuration
@@ -50,6 +49,6 @@ def main(command: str, arguments: list[str], *, debug: bool) -> int:
         given = {run.seed for run in together}
         before = set(result.seeds) - given
         added = f", added to {listed(before)}" if before else ""
-        sys.stdout.write(f"{result.path}: seeds {listed(given)}{added}\n")
+        print_text(f"{result.path}: seeds {listed(given)}{added}")
     print_errors(errors)
     return 1 if errors else 0

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
+from ocar.files import printable
 from ocar_lab.experiment import Ended, Message, Progress
 from ocar_lab.optional import needed
 
@@ -77,8 +78,9 @@ class Display:
 
     def note(self, text: str) -> None:
         """Print a line, above the bars if there are any."""
+        text = printable(text, lines=True)
         if self.bars is not None:
-            self.bars.console.print(text, markup=False)
+            self.bars.console.print(text, markup=False, emoji=False)
         else:
             sys.stderr.write(f"{text}\n")
             sys.stderr.flush()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +10,7 @@ from pathlib import Path
 from ocar.errors import ConfigError, RunError
 from ocar.files import write_whole
 from ocar_lab.cli.arguments import parse
-from ocar_lab.cli.tables import print_errors
+from ocar_lab.cli.tables import print_errors, print_text
 from ocar_lab.report.page import make_page
 from ocar_lab.report.sections import make_report, plain
 from ocar_lab.runs import Measured, read_all
@@ -52,13 +51,12 @@ def main(command: str, arguments: list[str], *, debug: bool) -> int:
     title = options.dir.resolve().name or str(options.dir)
     if options.json:
         report = make_report(runs, title=title, created=now(), errors=errors)
-        json.dump(plain(report), sys.stdout, ensure_ascii=False, allow_nan=False)
-        sys.stdout.write("\n")
+        print_text(json.dumps(plain(report), ensure_ascii=False, allow_nan=False))
     else:
         folder = options.dir.parent if options.dir.is_file() else options.dir
         path = options.out or folder / NAME
         write_report(runs, path, title=title, errors=errors)
-        sys.stdout.write(f"{path}\n")
+        print_text(str(path))
     return 1 if errors else 0
 
 

@@ -13,8 +13,9 @@ from ocar.errors import ConfigError, RunError
 from ocar.files import write_whole
 from ocar_lab.cli.arguments import parse
 from ocar_lab.cli.tables import markdown_runs, print_errors, print_json, print_runs
-from ocar_lab.published import SOURCE, published
+from ocar_lab.published import SOURCE
 from ocar_lab.runs import Group, Measured, groups, read_all, rows
+from ocar_lab.runs.texts import papers_numbers
 
 BEGIN, END = "<!-- ocar show: begin -->", "<!-- ocar show: end -->"
 """The lines of a document that enclose its tables."""
@@ -23,6 +24,9 @@ BEGIN, END = "<!-- ocar show: begin -->", "<!-- ocar show: end -->"
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """Show stored runs: mean ± sample std of every metric, with the paper's numbers below.
+
+    The paper's numbers stand below its own methods only: not below a run with another curvature or
+    memory, or of part of a stream. The learning rate and other numbers may differ.
 
     The metrics of a run folder are computed from its metrics.jsonl; the files of ocar keep are
     shown like the runs that they were made from.
@@ -93,5 +97,4 @@ def document(runs: Sequence[Measured]) -> dict[str, Any]:
 
 
 def _paper(group: Group) -> dict[str, Any]:
-    printed = {} if group.is_part else published(group.benchmark, group.label)
-    return {name: number._asdict() for name, number in printed.items()}
+    return {name: number._asdict() for name, number in papers_numbers(group).items()}

@@ -1,12 +1,19 @@
-"""What commands print: tables for a terminal or as Markdown, JSON, errors."""
+"""What commands print: tables for a terminal or as Markdown, JSON, errors.
+
+A name or a text from a file may hold anything. Control characters are printed by their codes, and
+Markdown has no markup but ours.
+"""
 
 from __future__ import annotations
 
+import html
 import json
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ocar.files import printable
 from ocar_lab.optional import needed
 from ocar_lab.runs import Group, Measured, groups
 from ocar_lab.runs.texts import Sheet, group_rows, main_metrics, other_metrics
@@ -14,13 +21,17 @@ from ocar_lab.runs.texts import Sheet, group_rows, main_metrics, other_metrics
 
 def print_json(value: Any) -> None:
     """Print a value as indented JSON."""
-    json.dump(value, sys.stdout, indent=1, ensure_ascii=False)
-    sys.stdout.write("\n")
+    print_text(json.dumps(value, indent=1, ensure_ascii=False))
+
+
+def print_text(text: str) -> None:
+    """Print some lines; in JSON the codes of control characters stand for them."""
+    sys.stdout.write(f"{printable(text, lines=True)}\n")
 
 
 def print_errors(errors: Iterable[str]) -> None:
     """Print the errors of runs that cannot be read."""
-    sys.stderr.writelines(f"ocar: {error}\n" for error in errors)
+    sys.stderr.writelines(f"ocar: {printable(error, lines=True)}\n" for error in errors)
 
 
 def print_table(
@@ -39,14 +50,17 @@ def print_table(
         from rich.console import Console
         from rich.table import Table
     terminal = sys.stdout.isatty()
-    console = Console(width=None if terminal else 1000, highlight=False, soft_wrap=not terminal)
+    width = None if terminal else 1000
+    console = Console(
+        width=width, highlight=False, markup=False, emoji=False, soft_wrap=not terminal
+    )
     table = Table(box=box.SIMPLE_HEAD if terminal else None, pad_edge=False)
     for index, column in enumerate(header):
-        table.add_column(column, justify="right" if numbers and index else "left")
+        table.add_column(printable(column), justify="right" if numbers and index else "left")
     for row in rows:
-        table.add_row(*row)
+        table.add_row(*map(printable, row))
     if title:
-        console.print(title, markup=False, style="bold")
+        console.print(printable(title), style="bold")
     console.print(table)
 
 
@@ -57,7 +71,8 @@ def print_sheets(sheets: Sequence[Sheet]) -> None:
         sys.stdout.flush()
         print_table(sheet.header, sheet.rows, title=sheet.title, numbers=True)
         lines = [*sheet.notes, *(f"  {command}" for command in sheet.commands)]
-        sys.stdout.write("".join(f"{line}\n" for line in ["", *lines] if lines))
+        if lines:
+            print_text("\n".join(["", *map(printable, lines)]))
 
 
 def print_runs(runs: Sequence[Measured], *, details: bool = False) -> None:
@@ -99,7 +114,7 @@ def markdown_runs(together: Sequence[Group]) -> str:
         ]
         header = ["method", "seeds", *metrics.values(), "device"]
         table = _markdown_table(header, rows, "---:|" * (len(header) - 2) + "---|")
-        parts.append(f"**{benchmark}**\n\n{table}\n")
+        parts.append(f"**{_markdown(benchmark)}**\n\n{table}\n")
     return "\n".join(parts)
 
 
@@ -108,11 +123,11 @@ def markdown_sheets(sheets: Sequence[Sheet]) -> str:
     texts = []
     for sheet in sheets:
         table = _markdown_table(sheet.header, sheet.rows, "---:|" * (len(sheet.header) - 1))
-        parts = [f"**{sheet.title}**", table]
+        parts = [f"**{_markdown(sheet.title)}**", table]
         if sheet.notes:
-            parts.append("\n".join(f"- {note}" for note in sheet.notes))
+            parts.append("\n".join(f"- {_markdown(note)}" for note in sheet.notes))
         if sheet.commands:
-            parts.append("\n".join(["```", *sheet.commands, "```"]))
+            parts.append("\n".join(["```", *map(printable, sheet.commands), "```"]))
         texts.append("\n\n".join(parts) + "\n")
     return "\n".join(texts)
 
@@ -122,5 +137,10 @@ def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], aligne
 
 
 def _markdown_row(cells: Sequence[str]) -> str:
-    texts = [cell.strip().replace("|", "\\|") for cell in cells]
+    texts = [_markdown(cell.strip()) for cell in cells]
     return "|" + "|".join(f" {text} " if text else " " for text in texts) + "|"
+
+
+def _markdown(text: str) -> str:
+    """A text in Markdown: no HTML, no link, no emphasis, no end of a cell."""
+    return re.sub(r"[\\*\[\]|]", r"\\\g<0>", html.escape(printable(text), quote=False))

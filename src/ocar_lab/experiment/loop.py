@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from ocar.config import to_plain
+from ocar.errors import RunError
 from ocar.streams.benchmarks import get_benchmark
 from ocar_lab.experiment.config import RunConfig
 from ocar_lab.experiment.determinism import deterministic_algorithms
@@ -102,7 +103,7 @@ def run_events(
                     folder.set_status("stopped")
                 raise
             except BaseException as error:
-                with suppress(OSError):  # perhaps the disk has failed
+                with suppress(OSError, RunError):  # perhaps the disk has failed
                     folder.set_status("failed", error=f"{type(error).__name__}: {error}")
                 raise
 

@@ -6,6 +6,7 @@ checkpoints and metrics, and can be killed and resumed, as the benchmarks can.
 
 from __future__ import annotations
 
+import json
 import math
 import operator
 import time
@@ -20,11 +21,13 @@ from ocar.evaluate import History, evaluate
 from ocar.evaluate.history import is_kept
 from ocar.events import Evaluated, Finished, Guarded, Idle, Learned, TaskEnded
 from ocar.learner import Learner
+from ocar.methods.registry import describe_method
 from ocar.state import with_prefix, without_prefix
 from ocar.streams.base import TaskStream
 from ocar_lab.experiment.events import Recorded, RunEvent, Saved, Started, Stopped
 from ocar_lab.experiment.executors.base import never
 from ocar_lab.runs import RunFolder
+from ocar_lab.runs.provenance import differences
 from ocar_lab.runs.records import evaluation_record, evaluations, result_record
 
 FLUSH_SECONDS = 5.0
@@ -167,8 +170,8 @@ class Session:
                 # A run with a result counts as finished, so that its last state must be saved.
                 if self._saved < self.position:
                     yield self._save("running")
-                whole = self.history.whole
-                self.folder.append(result_record(event, None if whole else self.history.count))
+                evaluated = None if self.history.whole else self.history.count
+                self.folder.append(result_record(event, evaluated) | self.folder.named)
                 self.folder.set_status(
                     "finished",
                     learned=self.learner.batches,
@@ -225,6 +228,7 @@ class Session:
         records: list[dict[str, Any]],
     ) -> None:
         try:
+            self._check_method(values["learner"])
             self.learner.load_state(without_prefix("learner", tensors), values["learner"])
             self.stream.load_state_dict(values["stream"])
             self.position = int(values["position"])
@@ -239,6 +243,25 @@ class Session:
             self.history = History(self._past)
         self._saved = self.position
         self.cadence.note(self.position - 1)
+
+    def _check_method(self, saved: Mapping[str, Any]) -> None:
+        """Raise if the checkpoint is of a learner with another method, seed or setting."""
+        learner = self.learner
+        described = describe_method(
+            learner.settings, learner.transform_settings, learner.guard_settings
+        )
+        own = json.loads(json.dumps(described))
+        theirs: dict[str, Any] = {name: saved.get(name) for name in own}
+        for name, values in own.items():
+            if isinstance(values, dict) and isinstance(theirs[name], dict):
+                # A version may have added or removed a setting: compare those of both.
+                theirs[name] = values | {n: v for n, v in theirs[name].items() if n in values}
+        found = differences(theirs, own)
+        if found:
+            raise CheckpointError(
+                f"{self.folder.path} has the checkpoint of another learner: {'; '.join(found)}. "
+                "Move the folder away to start again."
+            )
 
 
 def _reported(learned: Learned) -> dict[str, float]:

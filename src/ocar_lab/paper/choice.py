@@ -6,9 +6,7 @@ from collections.abc import Collection, Sequence
 
 from ocar.methods.presets import PRESETS
 from ocar_lab.runs import Group
-
-PROTOCOL = frozenset({"blurry", "max_tasks", "max_batches", "every"})
-"""Settings of the protocol, as opposed to those of a method."""
+from ocar_lab.runs.table import PROTOCOL, estimates_fisher
 
 
 def choose(
@@ -34,17 +32,12 @@ def choose(
     tuned = label.removesuffix("-iid") in PRESETS.get(benchmark, {})
 
     def fits(g: Group) -> bool:
-        differing = g.changed.keys() - {*allowed, *(("fisher",) if _estimates_fisher(g) else ())}
+        sketched = ("fisher",) if estimates_fisher(g.changed) else ()
+        differing = g.changed.keys() - {*allowed, *sketched}
         return not (differing if tuned else differing & PROTOCOL)
 
     def rank(g: Group) -> tuple[int, ...]:
-        return -int(_estimates_fisher(g)), len(g.seeds), len(set(metrics) & g.metrics.keys())
+        return -int(estimates_fisher(g.changed)), len(g.seeds), len(set(metrics) & g.metrics.keys())
 
     best = max(filter(fits, mine), key=rank, default=None)
     return best, [g for g in mine if g is not best]
-
-
-def _estimates_fisher(group: Group) -> bool:
-    """Whether the Fisher is the paper's, exact or sketched, but not the default."""
-    root = str(group.changed.get("fisher", ""))
-    return root == "exact" or (root.startswith("sketched(") and "independent" not in root)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from ocar.files import new_file
 from ocar_lab.drawing import draw_band, method_styles, new_figure
 from ocar_lab.runs import Run
 from ocar_lab.runs.columns import Columns, Floats
@@ -83,4 +84,5 @@ def draw_accuracy(runs: Sequence[Run], path: Path) -> None:
     seeds = sorted({run.seed for run in runs})
     axes[0].set_title(f"{runs[0].benchmark}: mean and range over {len(seeds)} seeds", loc="left")
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=150)
+    with new_file(path) as file:
+        figure.savefig(file, format="png", dpi=150)

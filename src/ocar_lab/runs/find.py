@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ocar.errors import OcarError, RunError
+from ocar.files import printable
 from ocar_lab.runs.folder import CONFIG, METRICS, STATUS
 from ocar_lab.runs.reading import Measured, Run, read_run
 from ocar_lab.runs.results import read_result
@@ -87,5 +88,5 @@ def _read_each(read: Callable[[Path], T], paths: Sequence[Path]) -> tuple[list[T
             try:
                 found.append(reading.result())
             except OcarError as error:
-                errors.append(str(error))
+                errors.append(printable(str(error)))
     return found, errors

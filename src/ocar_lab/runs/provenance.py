@@ -11,12 +11,24 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ocar.config import CUSTOM
 from ocar.version import __version__
 
 if TYPE_CHECKING:  # commands that only read runs do not import PyTorch
     import torch
 
 PACKAGES = ("numpy", "safetensors", "Pillow", "scikit-learn")
+
+
+_SESSION: dict[str, Any] = {
+    "versions": dict,
+    "device": dict,
+    "git": (dict, type(None)),
+    "command": (list, str),
+    "time": str,
+    "beside": (int, type(None)),
+    "batch": int,
+}
 
 
 def describe_process(device: torch.device) -> dict[str, Any]:
@@ -50,6 +62,39 @@ def describe_device(device: torch.device) -> dict[str, str]:
 
         return {"type": "cuda", "name": str(accel.gpu_name(device))}
     return {"type": device.type, "name": _processor(), "machine": platform.machine()}
+
+
+def is_session(value: Any) -> bool:
+    """Whether a value from a file describes a process as :func:`describe_process` does."""
+    if not isinstance(value, dict):
+        return False
+    if not all(isinstance(value[name], kind) for name, kind in _SESSION.items() if name in value):
+        return False
+    texts = [*value.get("versions", {}).values(), *value.get("device", {}).values()]
+    return is_time(value.get("time")) and all(
+        isinstance(text, str) for text in (*texts, *value.get("command", ()))
+    )
+
+
+def is_time(value: Any) -> bool:
+    """Whether a value is a time as :func:`now` gives it, or None."""
+    try:
+        return value is None or bool(datetime.datetime.fromisoformat(value).tzinfo)
+    except (TypeError, ValueError):
+        return False
+
+
+def differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
+    """The values that differ, in words; functions of one's own cannot be compared."""
+    said = []
+    for name in dict.fromkeys([*stored, *wanted]):
+        one, other = stored.get(name), wanted.get(name)
+        if isinstance(one, dict) and isinstance(other, dict):
+            if not one.get("kind") == other.get("kind") == CUSTOM:
+                said += [f"{name}: {text}" for text in differences(one, other)]
+        elif one != other:
+            said.append(f"{name} is {one} there and {other} here")
+    return said
 
 
 def device_names(sessions: Iterable[Mapping[str, Any]]) -> str:

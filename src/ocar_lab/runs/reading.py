@@ -13,8 +13,18 @@ from typing import Any
 from ocar.errors import RunError
 from ocar.events import Evaluated, Summary
 from ocar_lab.runs.columns import Columns, summary_of
-from ocar_lab.runs.folder import CHECKPOINT, CONFIG, DAMAGE, METRICS, STATUS, read_json
-from ocar_lab.runs.provenance import device_names
+from ocar_lab.runs.folder import (
+    CHECKPOINT,
+    CONFIG,
+    DAMAGE,
+    METRICS,
+    RUN,
+    check_owner,
+    read_json,
+    read_metrics,
+    read_status,
+)
+from ocar_lab.runs.provenance import device_names, is_session
 from ocar_lab.runs.records import FINISHED, parse_lines, read_columns
 
 
@@ -93,9 +103,10 @@ def read_run(path: Path) -> Run:
     missing = sorted({"config", "label", "hash", "seed"} - document.keys())
     if missing:
         raise RunError(f"{path / CONFIG} is not of a run: it lacks {', '.join(missing)}.")
-    status = read_json(path / STATUS) if (path / STATUS).exists() else {}
+    status = read_status(path)
     try:
-        columns, result = read_columns(_metrics(path), path / METRICS)
+        columns, result = read_columns(read_metrics(path), path / METRICS)
+        check_owner(result or {}, document, path / METRICS)
         summary = summary_of(columns, result)
         run = Run(
             path=path,
@@ -123,14 +134,14 @@ def is_finished(path: Path) -> bool:
     """Whether a run folder holds a result. Unlike :func:`read_run` it needs no optional package.
 
     Raises:
-        RunError: The metrics are damaged.
+        RunError: The metrics are damaged, or the result is of another run.
     """
-    records = parse_lines(_metrics(path), path / METRICS)
-    return bool(records) and records[-1]["event"] == FINISHED
-
-
-def _metrics(path: Path) -> bytes:
-    return (path / METRICS).read_bytes() if (path / METRICS).exists() else b""
+    records = parse_lines(read_metrics(path), path / METRICS)
+    if not records or records[-1]["event"] != FINISHED:
+        return False
+    if RUN in records[-1]:
+        check_owner(records[-1], read_json(path / CONFIG), path / METRICS)
+    return True
 
 
 def _sessions(document: Mapping[str, Any], status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -139,7 +150,10 @@ def _sessions(document: Mapping[str, Any], status: Mapping[str, Any]) -> list[Ma
         return known
     # Without a status, config.json still describes the first process.
     names = ("versions", "device", "git", "command", "time")
-    return [{n: document[n] for n in names if n in document} | {"batch": 0}, *known]
+    first = {n: document[n] for n in names if n in document} | {"batch": 0}
+    if not is_session(first):
+        raise ValueError(f"{CONFIG} does not describe a process")
+    return [first, *known]
 
 
 def _state(status: Mapping[str, Any]) -> str:

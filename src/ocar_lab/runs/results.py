@@ -26,6 +26,7 @@ from ocar.files import write_whole
 from ocar_lab.runs.columns import read_summary
 from ocar_lab.runs.command import run_command, shell_line
 from ocar_lab.runs.folder import CONFIG, DAMAGE, read_json
+from ocar_lab.runs.provenance import is_session
 from ocar_lab.runs.reading import Measured, Run
 
 FORMAT = "ocar-result"
@@ -75,9 +76,12 @@ def keep(runs: Sequence[Run], root: Path) -> Result:
 
     Raises:
         RunError: A run is not finished or does not describe its process, two runs have the same
-            seed, or the existing file is damaged.
+            seed, a name is no file name, or the existing file is damaged.
     """
     first = runs[0]
+    for name in (first.benchmark, f"{first.label}-{first.hash}"):
+        if Path(name).name != name or name == "..":  # it would lead elsewhere
+            raise RunError(f"{first.path / CONFIG} is damaged: {name!r} is no name of a file.")
     path = root / first.benchmark / f"{first.label}-{first.hash}.json"
     fresh: dict[int, KeptRun] = {}
     for run in runs:
@@ -87,12 +91,16 @@ def keep(runs: Sequence[Run], root: Path) -> Result:
     before = {run.seed: run for run in read_result(path).runs} if path.exists() else {}
     together = tuple(run for _, run in sorted((before | fresh).items()))
     threads = {run.threads for run in together}
-    command = run_command(
-        first.config,
-        first.document["given"],
-        seeds=[run.seed for run in together],
-        threads=threads.pop() if len(threads) == 1 else None,
-    )
+    try:
+        command = run_command(
+            first.config,
+            first.document["given"],
+            seeds=[run.seed for run in together],
+            threads=threads.pop() if len(threads) == 1 else None,
+        )
+    except DAMAGE as error:
+        where = first.path / CONFIG
+        raise RunError(f"{where} is damaged: {type(error).__name__}: {error}.") from error
     result = Result(path=path, command=command, runs=together)
     text = json.dumps(_document(result), indent=1, ensure_ascii=False, allow_nan=False)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -190,6 +198,8 @@ def read_result(path: Path) -> Result:
 
 
 def _read_run(run: Mapping[str, Any], document: Mapping[str, Any], path: Path) -> KeptRun:
+    if not all(map(is_session, run["sessions"])):
+        raise ValueError("a session does not describe a process")
     return KeptRun(
         path=path,
         **{name: document[name] for name in ("config", "label", "hash", "changed")},

@@ -20,6 +20,19 @@ METRICS = tuple(field.name for field in dataclasses.fields(Summary))
 """Names of the metrics."""
 
 
+PROTOCOL = frozenset({"blurry", "max_tasks", "max_batches", "every"})
+"""Settings of the protocol, as opposed to those of a method."""
+
+NEUTRAL = frozenset({"guard", "head", "track_norms"})
+"""Settings that leave the method as it is in the paper."""
+
+
+def estimates_fisher(changed: Mapping[str, Any]) -> bool:
+    """Whether the Fisher is the paper's, exact or sketched, but not the default."""
+    root = str(changed.get("fisher", ""))
+    return root == "exact" or (root.startswith("sketched(") and "independent" not in root)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Spread:
     """A number over several seeds."""
@@ -51,6 +64,18 @@ class Group:
     def is_part(self) -> bool:
         """Whether the runs saw only part of the stream and cannot be compared with whole ones."""
         return not self.changed.keys().isdisjoint(("max_tasks", "max_batches"))
+
+    @property
+    def is_papers(self) -> bool:
+        """Whether the paper's numbers of the method are of the same method and protocol.
+
+        Numbers such as the learning rate may differ, and the sketch of the Fisher. Another
+        curvature, kind of damping or memory makes another method.
+        """
+        same = NEUTRAL | {"fisher"} if estimates_fisher(self.changed) else NEUTRAL
+        fixed = PROTOCOL | {"memory"}
+        others = {name: value for name, value in self.changed.items() if name not in same}
+        return all(type(v) in (int, float) and n not in fixed for n, v in others.items())
 
 
 def rows(runs: Iterable[Measured]) -> list[dict[str, Any]]:

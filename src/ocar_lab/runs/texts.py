@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from ocar_lab.published import published
+from ocar_lab.published import Published, published
 from ocar_lab.runs.table import Group, Spread
 
 
@@ -66,8 +66,7 @@ def group_rows(
 ) -> list[tuple[Group | None, list[str]]]:
     """The rows of a benchmark's table: group, and texts of method, seeds, mean ± std by metric.
 
-    The paper's numbers follow their method, with None for the group; not for runs of part of a
-    stream.
+    The paper's numbers follow their method, with None for the group.
     """
     rows: list[tuple[Group | None, list[str]]] = []
     names = list(metrics)
@@ -75,12 +74,17 @@ def group_rows(
         own = group.metrics
         texts = [spread_text(name, own[name]) if name in own else "" for name in names]
         rows.append((group, [describe(group), seeds_text(group), *texts]))
-        printed = {} if group.is_part else published(benchmark, group.label)
+        printed = papers_numbers(group)
         numbers = [printed.get(name) for name in names]
         if any(numbers):
             texts = ["" if n is None else f"{n.mean:.1f} ± {n.std:.1f}" for n in numbers]
             rows.append((None, ["  paper", "", *texts]))
     return rows
+
+
+def papers_numbers(group: Group) -> dict[str, Published]:
+    """The paper's numbers of a method, by metric; none for another variant or part of a stream."""
+    return published(group.benchmark, group.label) if group.is_papers else {}
 
 
 def describe(group: Group) -> str:

@@ -25,8 +25,9 @@ from typing import Any
 
 from ocar.config import WRONG_KIND, to_plain
 from ocar.errors import ConfigError, OcarError
-from ocar.files import write_whole
+from ocar.files import printable_values, read_file, write_whole
 from ocar_lab.experiment.config import RunConfig, method_name
+from ocar_lab.runs.folder import MOST_JSON
 
 FORMAT, VERSION = "ocar-preset", 1
 
@@ -70,7 +71,7 @@ def read_preset(path: Path) -> Preset:
         ConfigError: The file cannot be read, is no preset, or its settings are invalid.
     """
     try:
-        document = json.loads(path.read_bytes())
+        document = printable_values(json.loads(read_file(path, most=MOST_JSON)))
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"Invalid preset: {path} cannot be read: {error}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:

@@ -17,20 +17,21 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
 from ocar import accel
 from ocar.errors import OcarError, RunError
-from ocar.files import write_whole
+from ocar.files import printable_values, read_file, write_whole
 from ocar.rng import derive_seed
 from ocar_lab.experiment.executors import Executor, Stop, WorkError
 from ocar_lab.experiment.executors.base import never
 from ocar_lab.optional import needed
 from ocar_lab.runs import describe_process
-from ocar_lab.runs.folder import folder_lock, read_json
+from ocar_lab.runs.folder import folder_lock, open_to_write, read_json
+from ocar_lab.runs.provenance import differences
 from ocar_lab.tune.config import STARTUP, TuneConfig
 from ocar_lab.tune.events import Ended, Moved, SearchEvent, State, Trial
 from ocar_lab.tune.preset import Preset, write_preset
@@ -261,17 +262,17 @@ class Study:
     def _describe(self) -> None:
         """Write what the study is, or check that the folder holds the same study."""
         path = self.folder / STUDY
-        wanted = json.loads(json.dumps(self.config.identity()))
+        wanted = printable_values(json.loads(json.dumps(self.config.identity())))
         if not path.exists():
             device = accel.choose_device(wanted["device"] if accel.has_gpu() else "cpu")
             plugins = {"plugins": self.config.plugins} if self.config.plugins else {}
             document = {"config": wanted, **plugins, **describe_process(device)}
             write_whole(path, json.dumps(document, indent=1, ensure_ascii=False).encode() + b"\n")
         stored = read_json(path).get("config")
-        differences = _differences(stored if isinstance(stored, dict) else {}, wanted)
-        if differences:
+        found = differences(stored if isinstance(stored, dict) else {}, wanted)
+        if found:
             raise RunError(
-                f"{self.folder} holds another study: {'; '.join(differences)}.\n"
+                f"{self.folder} holds another study: {'; '.join(found)}.\n"
                 "      Name another folder with --out, or move this one away."
             )
 
@@ -316,22 +317,9 @@ def _trial(frozen: Any) -> Trial | None:
     )
 
 
-def _differences(stored: Mapping[str, Any], wanted: Mapping[str, Any]) -> list[str]:
-    """The values that differ, in words."""
-    said = []
-    for name in dict.fromkeys([*stored, *wanted]):
-        one, other = stored.get(name), wanted.get(name)
-        if isinstance(one, dict) and isinstance(other, dict):
-            said += [f"{name}: {text}" for text in _differences(one, other)]
-        elif one != other:
-            said.append(f"{name} is {one} there and {other} here")
-    return said
-
-
 def _cut_torn_line(path: Path) -> None:
-    """Remove a last line that a killed process did not finish."""
-    if path.exists():
-        data = path.read_bytes()
+    """Remove a last line that a killed process did not finish; make the file if there is none."""
+    with open_to_write(path) as file:  # Optuna itself would write through a link
+        data = read_file(path)
         if not data.endswith(b"\n"):
-            with path.open("rb+") as file:
-                file.truncate(data.rfind(b"\n") + 1)
+            file.truncate(data.rfind(b"\n") + 1)
