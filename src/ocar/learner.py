@@ -227,6 +227,7 @@ class Learner:
                 self._undo.restore()
             known = 0 if self.head is None else len(self.head.seen)
             report = Report(loss=loss, classes=known, values=self.transform.report())
+            self._guard.end()
             self.batches += 1
         for serving in self.servings:
             serving.learned()
@@ -271,6 +272,7 @@ class Learner:
             self._guard.refuse(trusted)
             if accel.known(trusted) is False:
                 self._undo.restore()
+            self._guard.end()
 
     @synchronized
     def accept_scale(self) -> None:

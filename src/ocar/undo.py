@@ -63,7 +63,13 @@ class Undo:
         self._forget = forget
         self._clocks = [(owner, name) for owner, names in clocks.items() for name in names]
         self._parts, found, self._generators = _reachable(roots)
-        self._memories = [part for part in self._parts if isinstance(part, Memory)]
+        self._policies = [
+            (part, name)
+            for part in self._parts
+            if isinstance(part, Memory)
+            for name, value in vars(part).items()
+            if isinstance(value, Tensor) and name != "_slots"  # which is replaced
+        ]
         modules = list(dict.fromkeys(m for module in found for m in module.modules()))
         parameters = (p for m in modules for p in m.parameters(recurse=False))
         self._parameters = list(dict.fromkeys(parameters))
@@ -91,8 +97,8 @@ class Undo:
             self._optimized = {p: dict(own) for p, own in self._optimizer.state.items()}
         self._guard.start()
         self._enabled = True
-        for memory in self._memories:  # a policy keeps small tensors, on the host
-            self.keep(value for value in vars(memory).values() if isinstance(value, Tensor))
+        for memory, name in self._policies:
+            self.keep([getattr(memory, name)])
         if accel.known(self._guard.kept) is not None:  # elsewhere each copy is a launch
             for own in self._buffers:
                 self.keep(b for b in own.values() if b is not None and not b.is_floating_point())
@@ -108,7 +114,7 @@ class Undo:
             self._drop_graphs(error)
             self._guard.abandon()
             self.restore()
-        self._guard.end()
+        self._guard.close()
         self._enabled = False
         self._kept.clear()
 
@@ -116,13 +122,13 @@ class Undo:
         """Copy tensors, or some of their rows, that are about to be changed in place."""
         if not self._enabled:
             return
-        with torch.no_grad():
-            for tensor in tensors:
-                if rows is None:
-                    self._kept.append((tensor.detach(), tensor.detach().clone(), None))
-                else:
-                    index = torch.tensor(rows).to(tensor.device, non_blocking=True)
-                    self._kept.append((tensor, tensor.index_select(0, index), index))
+        index = None if rows is None else torch.tensor(rows)
+        for tensor in map(Tensor.detach, tensors):
+            if index is None:
+                self._kept.append((tensor, tensor.clone(), None))
+            else:
+                index = index.to(tensor.device, non_blocking=True)
+                self._kept.append((tensor, tensor.index_select(0, index), index))
 
     def _drop_graphs(self, error: BaseException | None) -> None:
         """If the head has grown, drop the graphs that the frames of an error hold.

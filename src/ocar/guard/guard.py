@@ -30,8 +30,8 @@ class BatchGuard:
     """Decides for each batch whether its steps stand.
 
     The calls for a batch: :meth:`start`; :meth:`trust`; then :meth:`refuse`, or :meth:`begin`,
-    :meth:`ask` and :meth:`commit`; :meth:`end`. A batch that is remembered before the steps asks
-    :meth:`remembers`.
+    :meth:`ask` and :meth:`commit`; :meth:`end`; :meth:`close`. Instead of :meth:`end` there may be
+    :meth:`abandon`. A batch that is remembered before the steps asks :meth:`remembers`.
 
     Args:
         settings: When to back off; None for never.
@@ -59,7 +59,7 @@ class BatchGuard:
         self._bound = None if bound is None else torch.tensor(bound, device=device).float()
         self.verdict = accel.Verdict.on(device)
         self.kept = torch.ones((), dtype=torch.bool, device=device)
-        self._largest_square = torch.zeros((), dtype=torch.float64, device=device)
+        self._set_scale(torch.zeros((), dtype=torch.float64, device=device))
         self._square: Tensor | None = None  # of the batch in progress
         self._none_refused = torch.zeros(3, dtype=torch.float64, device=device)
         self._refused = self._none_refused
@@ -71,14 +71,14 @@ class BatchGuard:
         self._snapshot: accel.Snapshot | None = None
         self._divergences: Callable[[], Tensor | None] = _nobody_asked
         self._copied: Tensor | None = None
-        self._before: tuple[list[int], float, Tensor, Tensor] | None = None
+        self._before: tuple[list[int], float, tuple[Tensor, Tensor, Tensor]] | None = None
         self._warn_at, self._reported, self._warned_of_row = 1, 0, False
 
     def start(self) -> None:
         """A batch has arrived."""
         if accel.known(self.kept) is not None:
             counts, largest = self.verdict.counts.tolist(), float(self.verdict.largest)
-            self._before = counts, largest, self._largest_square, self._refused
+            self._before = counts, largest, (self._largest_square, self._limit, self._refused)
 
     @torch.no_grad()
     def trust(self, x: Tensor) -> Tensor:
@@ -91,9 +91,7 @@ class BatchGuard:
             return self._yes
         flat = self._normalize(x).reshape(-1)
         square = (flat @ flat).double() / max(1, flat.numel())
-        largest = self._largest_square
-        first = (largest == 0) & square.isfinite()
-        trusted = (square <= largest.clamp(min=1.0) * scale**2) | first
+        trusted = square <= self._limit
         self._square = square
         if accel.known(trusted):
             self._refused = self._none_refused
@@ -117,8 +115,16 @@ class BatchGuard:
 
     def accept_scale(self) -> None:
         """Trust inputs of the scale of the last batches, if they were refused for it."""
-        self._largest_square = torch.maximum(self._largest_square, self._refused[2])
+        self._set_scale(torch.maximum(self._largest_square, self._refused[2]))
         self._refused = self._none_refused
+
+    def _set_scale(self, largest: Tensor) -> None:
+        """Take a mean square as the largest so far; after 0 any finite one may come."""
+        scale = None if self.settings is None else self.settings.scale
+        self._largest_square = largest
+        if scale is not None:
+            limit = largest.clamp(min=1.0) * scale**2
+            self._limit = torch.where(largest == 0, torch.finfo(limit.dtype).max, limit)
 
     def refuse(self, trusted: Tensor) -> None:
         """No step is taken on a batch; it is skipped if :meth:`trust` said so."""
@@ -215,7 +221,7 @@ class BatchGuard:
         if self._snapshot is not None:
             self._restore()
         if self._before is not None:
-            counts, largest, self._largest_square, self._refused = self._before
+            counts, largest, (self._largest_square, self._limit, self._refused) = self._before
             self.verdict.counts.copy_(torch.tensor(counts))
             self.verdict.largest.fill_(largest)
         self._square = None
@@ -226,12 +232,16 @@ class BatchGuard:
         self._snapshot = None
 
     def end(self) -> None:
-        """The batch is over; if it was accepted, its scale counts from now on."""
+        """The batch was dealt with; if it was accepted, its scale counts from now on."""
+        square, before = self._square, self._largest_square
+        if square is not None and not accel.known(square <= before):
+            accepted = self.verdict.accepted
+            self._set_scale(torch.where(accepted, torch.maximum(before, square), before))
+        self._square = None
+
+    def close(self) -> None:
+        """The batch is over: it cannot be abandoned any more."""
         self._snapshot = self._before = None
-        if self._square is not None:
-            largest = torch.maximum(self._largest_square, self._square)
-            self._largest_square = torch.where(self.verdict.accepted, largest, self._largest_square)
-            self._square = None
 
     @torch.no_grad()
     def remembers(self, x: Tensor, accepted: Tensor) -> Tensor:
@@ -328,7 +338,7 @@ class BatchGuard:
         if state:
             self.verdict.counts.copy_(state["counts"])
             self.verdict.largest.copy_(state["largest_kl"])
-            self._largest_square = state["largest_square"].to(self._largest_square, copy=True)
+            self._set_scale(state["largest_square"].to(self._largest_square, copy=True))
             refused = state.get("refused", torch.zeros(3))  # ocar 0.2.0 had none
             self._refused = refused.to(self._refused, copy=True)
 
