@@ -115,6 +115,8 @@ class Intake:
         Raises:
             InputError: The batch cannot be learned from. Nothing has changed.
         """
+        if torch.is_inference_mode_enabled():
+            raise InputError("A learner cannot change in torch.inference_mode(). Leave it first.")
         item = check_samples(x, like=self.item)
         if x.shape[0] == 0:
             raise InputError("The batch is empty; it must have at least one sample.")
@@ -122,6 +124,8 @@ class Intake:
             raise InputError(
                 f"y must have one entry for each of {len(x)} samples; given {_shown(y)}."
             )
+        # A tensor that was made in inference mode cannot be part of a backward pass; a copy can.
+        x, y = (t.clone() if t.is_inference() else t for t in (x, y))
         units: list[int] = []
         if self._head is None:
             self._try_model(x)

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ocar import accel, state
 from ocar.averaging import WeightAverage
-from ocar.errors import CheckpointError, ConfigError, ModelError
+from ocar.errors import CheckpointError, ConfigError, InputError, ModelError
 from ocar.guard import BatchGuard, Guard, GuardCounts
 from ocar.inputs import Intake, check_samples
 from ocar.methods.context import Context
@@ -33,6 +33,7 @@ from ocar.optimizer import load_optimizer, save_optimizer
 from ocar.prediction import Repeated
 from ocar.rng import make_generator
 from ocar.steps import Steps
+from ocar.undo import Undo
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -85,8 +86,8 @@ class Learner:
         guard: When to back off from a batch, see :mod:`ocar.guard`; None for never.
 
     Attributes:
-        batches: Stream batches learned.
-        steps: Gradient steps taken.
+        batches: Stream batches that :meth:`learn` has been given; also those that were skipped.
+        steps: Gradient steps taken; on a GPU also those that were rolled back.
         lock: Held by every call; hold it where several calls belong together.
     """
 
@@ -166,6 +167,14 @@ class Learner:
             average=self.average,
             generator=self.intake.generator,
         )
+        parts = (model, self.head, self.intake, self.average, self._head_generator)
+        self._undo = Undo(
+            {self: ("batches", "steps"), self._steps: ("capacity",)},
+            [*parts, *(self.memory, self.objective, self.transform)],
+            guard=self._guard,
+            optimizer=self._steps.optimizer,
+            forget=self._steps.graph.forget,
+        )
 
     def __repr__(self) -> str:
         transform = "" if self.transform_settings is None else f", {self.transform_settings!r}"
@@ -203,37 +212,76 @@ class Learner:
             y: Labels, ``(n,)`` of integers, or regression targets, ``(n, outputs)``.
 
         Raises:
-            InputError: The batch cannot be learned from. Nothing has changed.
+            InputError: The batch cannot be learned from.
+
+        Whatever is raised, an interrupt included, undoes the batch if there is a guard: nothing
+        has changed then.
         """
+        with self._undo:
+            first = not (self.steps if self.objective.learns else self.memory.seen)
+            loss = self._learn(x, y)
+            accepted = self._guard.verdict.accepted
+            # A GPU is waited for while nothing has been learned: then all can be undone there too.
+            sure = bool(accepted) if first else accel.known(accepted)
+            if sure is False:
+                self._undo.restore()
+            known = 0 if self.head is None else len(self.head.seen)
+            report = Report(loss=loss, classes=known, values=self.transform.report())
+            self._guard.end()
+            self.batches += 1
+        for serving in self.servings:
+            serving.learned()
+        return report
+
+    def _learn(self, x: Tensor, y: Tensor) -> Tensor:
+        """Learn and remember a batch; returns the loss."""
+        if self.objective.learns and not torch.is_grad_enabled():
+            raise InputError("learn() needs gradients. Call it outside torch.no_grad().")
         x, y, units = self.intake.take(x, y)
         self.average.fit()  # the head may have grown
         known = 0 if self.head is None else len(self.head.seen)
-        numbers = self._steps.begin(Begun(units=units, known=known, step=self.steps))
+        begun = Begun(units=units, known=known, step=self.steps, keep=self._undo.keep)
+        numbers = self._steps.begin(begun)
         trusted = self._guard.trust(x)
-        if self.settings.remembers_first or not self.objective.learns:
-            self._remember(x, y, units, accepted=self._guard.remembers(x, trusted))
         if not self.objective.learns:
+            self._remember(x, y, units, accepted=self._guard.remembers(x, trusted))
             self._guard.refuse(trusted)
-            loss = torch.zeros((), device=self.device)
-        else:
-            loss = self._steps.take(x, y, trusted, numbers)
+            return torch.zeros((), device=self.device)
+        remembers_first = self.settings.remembers_first
+        if remembers_first:
+            self._remember(x, y, units, accepted=self._guard.remembers(x, trusted))
+        loss = self._steps.take(x, y, trusted, numbers)
+        accepted = self._guard.verdict.accepted
+        if (sure := accel.known(accepted)) is not False:
             self.steps += self.settings.passes
-            if not self.settings.remembers_first:
+            if not remembers_first:
                 self._remember(x, y, units, accepted=self._guard.kept)
+            elif sure is None:
+                self._undo.restore_rows(unless=accepted)
             self.objective.learned()
-        self.batches += 1
-        for serving in self.servings:
-            serving.learned()
-        return Report(loss=loss, classes=known, values=self.transform.report())
+        return loss
 
     @synchronized
     def remember(self, x: Tensor, y: Tensor) -> None:
         """Offer a batch to the memory without learning from it now; takes what ``learn`` takes."""
-        x, y, units = self.intake.take(x, y)
-        self.average.fit()  # the head may have grown
-        trusted = self._guard.trust(x)
-        self._remember(x, y, units, accepted=self._guard.remembers(x, trusted))
-        self._guard.refuse(trusted)
+        with self._undo:
+            x, y, units = self.intake.take(x, y)
+            self.average.fit()  # the head may have grown
+            trusted = self._guard.trust(x)
+            self._remember(x, y, units, accepted=self._guard.remembers(x, trusted))
+            self._guard.refuse(trusted)
+            if accel.known(trusted) is False:
+                self._undo.restore()
+            self._guard.end()
+
+    @synchronized
+    def accept_scale(self) -> None:
+        """Trust inputs of the scale of the last batches that the guard refused for it.
+
+        For inputs whose scale has changed for good; ``learner.guarded.in_a_row`` says how many
+        batches were refused in a row.
+        """
+        self._guard.accept_scale()
 
     @synchronized
     def release(self) -> None:
@@ -253,7 +301,8 @@ class Learner:
             self.memory.reconcile()  # the host has counted a batch that the device then refused
 
     def _remember(self, x: Tensor, y: Tensor, units: list[int], *, accepted: Tensor) -> None:
-        sure = accel.known(accepted)
+        # The first samples fill all slots, so they must be known to be good.
+        sure = accel.known(accepted) if self.memory.seen else bool(accepted)
         if sure is False:
             return
         known: dict[str, Tensor] = {}
@@ -269,6 +318,7 @@ class Learner:
             labels=units if self.head is not None else None,
             known=known,
             accepted=None if sure else accepted,
+            keep=self._undo.keep if sure or self.settings.remembers_first else None,
         )
 
     # Predicting

@@ -57,15 +57,6 @@ def fit_optimizer_(optimizer: torch.optim.Optimizer | None) -> None:
                 state[name] = wider
 
 
-@torch.no_grad()
-def clear_optimizer_(optimizer: torch.optim.Optimizer, *, unless: Tensor) -> None:
-    """Set the state to zeros in place, as before the first step, unless a scalar bool is true."""
-    for state in optimizer.state.values():
-        for value in state.values():
-            if isinstance(value, Tensor):
-                value.copy_(torch.where(unless.to(value.device), value, torch.zeros_like(value)))
-
-
 def _belongs(value: Tensor, parameter: Tensor) -> bool:
     """Whether a quantity is a number or has the shape of a parameter, perhaps before it grew."""
     if value.dim() == 0:

@@ -22,7 +22,7 @@ from ocar.methods.objective import Begun, Objective, Step
 from ocar.methods.settings import LearnerSettings
 from ocar.methods.transform import Transform
 from ocar.models.modes import train_mode_
-from ocar.optimizer import clear_optimizer_, fit_optimizer_
+from ocar.optimizer import fit_optimizer_
 
 
 class Steps:
@@ -30,6 +30,7 @@ class Steps:
 
     Attributes:
         optimizer: Takes the steps; None for plain SGD.
+        capacity: Units of the head in the last steps.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Steps:
             generators=[generator, *objective.generators, *transform.generators],
             enabled=context.record and objective.recordable,
         )
-        self._capacity = 0
+        self.capacity = 0
 
     def parameters(self) -> list[nn.Parameter]:
         """All that learns: of the model, then of the objective."""
@@ -83,15 +84,14 @@ class Steps:
             self.guard.refuse(trusted)
             return torch.full((), float("nan"), device=device)
         capacity = 0 if head is None else head.capacity
-        if capacity != self._capacity:
+        if capacity != self.capacity:
             self.graph.forget()
             fit_optimizer_(self.optimizer)
-            self._capacity = capacity
+            self.capacity = capacity
         active = torch.empty(0) if head is None else head.active
         drawn = [self._draw(size) for size in self.objective.draws(self.settings.draws)]
         sizes = tuple(slots.shape[1] for slots in drawn)
         key = sizes, self.transform.shape(0 if head is None else len(head.classes))
-        starts = self.optimizer is not None and not self.optimizer.state
         loss: Tensor | tuple[Tensor, ...]
         try:
             loss = self.graph(x, y, torch.cat(drawn, dim=1), *numbers, active, trusted, key=key)
@@ -100,8 +100,6 @@ class Steps:
                 raise
             self.guard.roll_back()
             loss = torch.full((), float("nan"), device=device)
-        if self.optimizer is not None and starts:  # its state is younger than the snapshot
-            clear_optimizer_(self.optimizer, unless=self.guard.verdict.accepted)
         assert isinstance(loss, Tensor)
         return loss
 
@@ -165,13 +163,13 @@ class Steps:
             )
 
         new = None if self.settings.remembers_first else x
-        changed = parameters, self._statistics(), self.transform.tensors()
-        begin = partial(self.guard.begin, *changed, new=new)
+        others = [*self.transform.tensors(), *self.objective.tensors()]
+        begin = partial(self.guard.begin, parameters, self._statistics(), others, new=new)
         # A graph starts sooner with one first node.
         first, _ = accel.parallel(partial(join, 0, gather(0)), begin)
-        others = range(1, len(slots))
+        later = range(1, len(slots))
         loss, rest = accel.parallel(
-            partial(self._take, first, parameters), lambda: [join(i, gather(i)) for i in others]
+            partial(self._take, first, parameters), lambda: [join(i, gather(i)) for i in later]
         )
         for step in rest:
             loss = self._take(step, parameters)

@@ -45,6 +45,14 @@ def batch(scale: float = 1.0, *, seed: int = 0, n: int = 10) -> Tensor:
 # --- inputs --------------------------------------------------------------------------------------
 
 
+def trusts(guard: BatchGuard, x: Tensor) -> bool:
+    """Whether a batch that is fine otherwise is accepted."""
+    trusted = guard.trust(x)
+    guard.refuse(trusted)
+    guard.end()
+    return bool(trusted)
+
+
 @pytest.mark.parametrize("first", [1e-6, 1.0, 1e6])
 def test_inputs_may_be_some_times_as_large_as_any_before(first: float) -> None:
     guard = make(Guard(scale=100.0))
@@ -54,18 +62,18 @@ def test_inputs_may_be_some_times_as_large_as_any_before(first: float) -> None:
     def scaled(size: float) -> Tensor:
         return start * (size / float(start.square().mean().sqrt()))
 
-    assert bool(guard.trust(start))
-    assert not bool(guard.trust(scaled(1.01 * limit)))
-    assert not bool(guard.trust(scaled(1.01 * limit))), "what is refused raises no bound"
-    assert bool(guard.trust(scaled(0.99 * limit)))
-    assert bool(guard.trust(scaled(50 * limit))), "the largest so far counts"
+    assert trusts(guard, start)
+    assert not trusts(guard, scaled(1.01 * limit))
+    assert not trusts(guard, scaled(1.01 * limit)), "what is refused raises no bound"
+    assert trusts(guard, scaled(0.99 * limit))
+    assert trusts(guard, scaled(50 * limit)), "the largest so far counts"
 
 
 def test_the_scale_is_that_of_the_model_s_inputs() -> None:
     guard = make(normalize=lambda x: x / 1e6)
-    assert bool(guard.trust(batch(1e6)))
-    assert bool(guard.trust(batch(1e8)))
-    assert not bool(guard.trust(batch(1e12)))
+    assert trusts(guard, batch(1e6))
+    assert trusts(guard, batch(1e8))
+    assert not trusts(guard, batch(1e12))
 
 
 @pytest.mark.parametrize("x", [batch(1e30), batch().fill_(float("inf"))])
@@ -73,6 +81,55 @@ def test_inputs_whose_square_is_not_finite_are_never_trusted(x: Tensor) -> None:
     assert not bool(make().trust(x)), "not even at first"
     assert bool(make(Guard(scale=None)).trust(x))
     assert bool(make(None).trust(x))
+
+
+def test_a_batch_that_was_rolled_back_raises_no_bound() -> None:
+    guard = make(Guard(scale=100.0))
+    assert trusts(guard, batch(1.0))
+    for ending in ("skipped", "broken off"):
+        assert bool(guard.trust(batch(90.0)))
+        happen(guard, "nan") if ending == "skipped" else guard.abandon()
+        guard.end()
+        assert not trusts(guard, batch(5000.0)), ending
+    assert trusts(guard, batch(90.0))
+    assert trusts(guard, batch(5000.0)), "the negative control"
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_scale_that_has_changed_for_good_can_be_accepted(
+    waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not waits:
+        monkeypatch.setattr("ocar.accel.known", lambda flag: None)
+    guard, other = make(Guard(scale=10.0)), make(Guard(scale=10.0))
+    for one in (guard, other):
+        assert trusts(one, batch(1.0))
+        assert [trusts(one, batch(5000.0, seed=i)) for i in range(30)] == [False] * 30
+        assert one.counts().in_a_row == 30
+    guard.accept_scale()
+    assert trusts(guard, batch(5000.0))
+    assert not trusts(guard, batch(1e6))
+    guard.accept_scale()
+    assert trusts(guard, batch(1.0))
+    guard.accept_scale()  # nothing was refused since
+    assert not trusts(other, batch(5000.0)), "the negative control"
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_guard_with_patience_accepts_a_scale_that_stays(
+    waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not waits:
+        monkeypatch.setattr("ocar.accel.known", lambda flag: None)
+    guard = make(Guard(scale=10.0, rescale_after=3))
+    assert trusts(guard, batch(1.0))
+    assert not any(trusts(guard, batch(10.0**power)) for power in (4, 6, 8, 10, 12)), "all differ"
+    assert trusts(guard, batch(1.0))
+    assert [trusts(guard, batch(5000.0, seed=i)) for i in range(5)] == [False] * 3 + [True] * 2
+    assert trusts(guard, batch(1.0))
+    assert not trusts(guard, batch(1e30)), "its square is not finite"
+    row = [trusts(guard, batch(size)) for size in (1e6, 1e6, 1.0, 1e6, 1e6, 1e6, 1e6)]
+    assert row == [False, False, True, False, False, False, True], "in a row"
 
 
 def test_bytes_have_one_scale() -> None:
@@ -375,14 +432,19 @@ def test_counts_are_those_of_a_plain_model(events: list[str]) -> None:
     assert (guard.counts().largest_kl > 1e-3) == ("long" in events)
 
 
-def test_it_warns_at_1_10_and_100() -> None:
+def test_it_warns_at_1_10_and_100_and_of_20_in_a_row() -> None:
     guard, warned = make(), []
     for number in range(1, 121):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             happen(guard, ("nan", "scale", "refused", "copies")[number % 4])
         warned += [number for w in caught if issubclass(w.category, GuardWarning)]
-    assert warned == [1, 10, 100]
+    assert warned == [1, 10, 26, 100]  # three of four are skipped, and none is learned
+    happen(guard, "good")
+    for _ in range(19):
+        happen(guard, "refused")
+    with pytest.warns(GuardWarning, match=r"20 batches in a row.*accept_scale\(\)"):
+        happen(guard, "refused")
 
 
 def test_a_check_says_once_that_batches_were_refused() -> None:
@@ -396,7 +458,7 @@ def test_a_check_says_once_that_batches_were_refused() -> None:
 
 def test_a_restored_guard_goes_on() -> None:
     guard = make(Guard(scale=10.0), bound=1e-3)
-    guard.trust(batch(50.0))
+    assert trusts(guard, batch(50.0))
     for event in ("nan", "long", "refused"):
         happen(guard, event)
     other = make(Guard(scale=10.0), bound=1e-3)
@@ -407,8 +469,8 @@ def test_a_restored_guard_goes_on() -> None:
     happen(other, "good")
     assert other.counts() == guard.counts()
     for one in (guard, other):
-        assert bool(one.trust(batch(400.0)))
-        assert not bool(one.trust(batch(1e6)))
+        assert trusts(one, batch(400.0))
+        assert not trusts(one, batch(1e6))
 
 
 def test_the_divergence_needs_no_more_than_single_precision() -> None:

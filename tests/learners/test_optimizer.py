@@ -17,7 +17,7 @@ from toys import assert_same, everything, mlp, registered
 from ocar.errors import CheckpointError
 from ocar.learner import Learner
 from ocar.methods.er import ERSettings
-from ocar.optimizer import clear_optimizer_, fit_optimizer_, load_optimizer, save_optimizer
+from ocar.optimizer import fit_optimizer_, load_optimizer, save_optimizer
 from ocar.state import load_state, save_state
 
 Make = Callable[[Sequence[nn.Parameter]], torch.optim.Optimizer]
@@ -131,26 +131,6 @@ def test_rows_that_are_added_start_from_nothing_and_the_others_go_on(make: Make)
         theirs.step()
     for one, other in zip(small, large, strict=True):
         assert_close(one, other, rtol=1e-6, atol=1e-6)
-
-
-@EVERY_OPTIMIZER
-def test_a_cleared_optimizer_is_a_new_one(make: Make) -> None:
-    """In the same tensors; where it is not to be cleared nothing changes."""
-    ours, theirs = parameters(), parameters()
-    optimizer, fresh = make(ours), make(theirs)
-    take_steps(optimizer, ours, 3)
-    before = {name: t.clone() for name, t in save_optimizer(optimizer).items()}
-    tensors = [id(t) for state in optimizer.state.values() for t in state.values()]
-    clear_optimizer_(optimizer, unless=torch.tensor(True))
-    assert_same(save_optimizer(optimizer), before)
-    clear_optimizer_(optimizer, unless=torch.tensor(False))
-    assert tensors == [id(t) for state in optimizer.state.values() for t in state.values()]
-    for one, other in zip(ours, theirs, strict=True):
-        one.data.copy_(other)
-    take_steps(optimizer, ours, 3)
-    take_steps(fresh, theirs, 3)
-    for one, other in zip(ours, theirs, strict=True):
-        assert torch.equal(one, other)
 
 
 @dataclass(frozen=True, kw_only=True)

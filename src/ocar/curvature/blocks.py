@@ -110,12 +110,12 @@ class Blocks(ABC, Generic[L]):
     def eigenvalues(self, layer: L, damping: float) -> Tensor:
         """All eigenvalues of the damped curvature of a layer, ascending."""
 
-    def refresh(self, batches: int) -> None:
-        """Called before each batch, outside any recording: for what is derived rarely.
+    def is_due(self, batches: int) -> bool:
+        """Whether to :meth:`refresh` before a batch; there were so many ``batches`` before it."""
+        return False
 
-        Args:
-            batches: How many batches there were before.
-        """
+    def refresh(self) -> None:
+        """Renew averages that are derived rarely; called before a batch, outside any recording."""
 
     def following(self) -> AbstractContextManager[None]:
         """A context for the forward pass of the loss."""

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import wraps
@@ -242,13 +242,19 @@ class Curvature(ABC):
 
     # The parts of a step, as a learner calls them. All but begin may be part of a CUDA graph.
 
-    def begin(self) -> None:
-        """Called before the steps on a batch, outside any recording."""
+    def begin(self, keep: Callable[[Iterable[Tensor]], object] = lambda tensors: None) -> None:
+        """Called before the steps on a batch, outside any recording.
+
+        Args:
+            keep: Called with averages that are about to be changed.
+        """
         self._require_model()
         self.ok.fill_(True)
         for block in self.blocks:
             block.fit()
-            block.refresh(self._batches)
+            if block.is_due(self._batches):
+                keep(block.tensors())
+                block.refresh()
         self._batches += 1
 
     def record(self) -> Recorder:

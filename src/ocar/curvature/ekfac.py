@@ -61,10 +61,12 @@ class EigenBlocks(FactorBlocks):
         u_a, u_g = (torch.eye(u.shape[-1], dtype=u.dtype, device=u.device) + u for u in stored)
         return u_a, u_g
 
-    def refresh(self, batches: int) -> None:
-        """Renew the bases if it is time."""
-        if batches % self.every:
-            return
+    def is_due(self, batches: int) -> bool:
+        """Every so many batches."""
+        return batches % self.every == 0
+
+    def refresh(self) -> None:
+        """Renew the bases."""
         for name in self.ready:
             values = []
             for key, stored in zip(("A", "G"), self.stored, strict=True):

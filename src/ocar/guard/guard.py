@@ -19,12 +19,19 @@ from ocar import accel
 from ocar.guard.settings import Guard, GuardCounts, GuardWarning
 from ocar.models.modes import evaluating
 
+ALIKE = 10.0
+"""Refused batches are of like scale if the largest is at most this many times the smallest."""
+
+MANY_IN_A_ROW = 20
+"""Skipped batches in a row that are worth a warning of their own."""
+
 
 class BatchGuard:
     """Decides for each batch whether its steps stand.
 
-    The calls for a batch: :meth:`trust`; then :meth:`refuse`, or :meth:`begin`, :meth:`ask` and
-    :meth:`commit`. A batch that is remembered before the steps asks :meth:`remembers`.
+    The calls for a batch: :meth:`start`; :meth:`trust`; then :meth:`refuse`, or :meth:`begin`,
+    :meth:`ask` and :meth:`commit`; :meth:`end`; :meth:`close`. Instead of :meth:`end` there may be
+    :meth:`abandon`. A batch that is remembered before the steps asks :meth:`remembers`.
 
     Args:
         settings: When to back off; None for never.
@@ -52,7 +59,10 @@ class BatchGuard:
         self._bound = None if bound is None else torch.tensor(bound, device=device).float()
         self.verdict = accel.Verdict.on(device)
         self.kept = torch.ones((), dtype=torch.bool, device=device)
-        self._largest_square = torch.zeros((), dtype=torch.float64, device=device)
+        self._set_scale(torch.zeros((), dtype=torch.float64, device=device))
+        self._square: Tensor | None = None  # of the batch in progress
+        self._none_refused = torch.zeros(3, dtype=torch.float64, device=device)
+        self._refused = self._none_refused
         self._yes = torch.ones((), dtype=torch.bool, device=device)
         modules = list(model.modules())
         # A model that draws at random answers differently each time, so it is asked in eval mode.
@@ -61,21 +71,60 @@ class BatchGuard:
         self._snapshot: accel.Snapshot | None = None
         self._divergences: Callable[[], Tensor | None] = _nobody_asked
         self._copied: Tensor | None = None
-        self._warn_at, self._reported = 1, 0
+        self._before: tuple[list[int], float, tuple[Tensor, Tensor, Tensor]] | None = None
+        self._warn_at, self._reported, self._warned_of_row = 1, 0, False
+
+    def start(self) -> None:
+        """A batch has arrived."""
+        if accel.known(self.kept) is not None:
+            counts, largest = self.verdict.counts.tolist(), float(self.verdict.largest)
+            self._before = counts, largest, (self._largest_square, self._limit, self._refused)
 
     @torch.no_grad()
     def trust(self, x: Tensor) -> Tensor:
-        """Whether raw samples, ``(n, ...)``, are of a sane scale, a scalar of bool."""
+        """Whether raw samples, ``(n, ...)``, are of a sane scale, a scalar of bool.
+
+        Their scale counts for later batches once :meth:`end` finds that the batch was accepted.
+        """
         scale = None if self.settings is None else self.settings.scale
         if scale is None or not x.is_floating_point():  # uint8 has one scale
             return self._yes
         flat = self._normalize(x).reshape(-1)
         square = (flat @ flat).double() / max(1, flat.numel())
-        largest = self._largest_square
-        first = (largest == 0) & square.isfinite()
-        trusted = (square <= largest.clamp(min=1.0) * scale**2) | first
-        largest.copy_(torch.where(trusted, torch.maximum(largest, square), largest))
-        return trusted
+        trusted = square <= self._limit
+        self._square = square
+        if accel.known(trusted):
+            self._refused = self._none_refused
+            return trusted
+        return self._follow_refused(trusted, square)
+
+    def _follow_refused(self, trusted: Tensor, square: Tensor) -> Tensor:
+        """Follow the batches that are refused in a row; trust them if they are enough.
+
+        ``_refused`` holds their number, and the smallest and the largest of their mean squares; of
+        the last batch alone if it is unlike the one before.
+        """
+        count, least, most = self._refused.unbind()
+        least, most = torch.minimum(least, square), torch.maximum(most, square)
+        alike = (count > 0) & (most <= least * ALIKE**2)
+        row = torch.stack([count + 1, least, most])
+        row = torch.where(alike, row, torch.stack([torch.ones_like(square), square, square]))
+        self._refused = torch.where(trusted | ~square.isfinite(), self._none_refused, row)
+        patience = None if self.settings is None else self.settings.rescale_after
+        return trusted if patience is None else trusted | (self._refused[0] > patience)
+
+    def accept_scale(self) -> None:
+        """Trust inputs of the scale of the last batches, if they were refused for it."""
+        self._set_scale(torch.maximum(self._largest_square, self._refused[2]))
+        self._refused = self._none_refused
+
+    def _set_scale(self, largest: Tensor) -> None:
+        """Take a mean square as the largest so far; after 0 any finite one may come."""
+        scale = None if self.settings is None else self.settings.scale
+        self._largest_square = largest
+        if scale is not None:
+            limit = largest.clamp(min=1.0) * scale**2
+            self._limit = torch.where(largest == 0, torch.finfo(limit.dtype).max, limit)
 
     def refuse(self, trusted: Tensor) -> None:
         """No step is taken on a batch; it is skipped if :meth:`trust` said so."""
@@ -153,19 +202,46 @@ class BatchGuard:
         )
         if ok is not None:
             ok.fill_(True)  # the batch that was not is rolled back
-        self._snapshot = None
+        if accel.known(self.kept) is None:  # the memory of a recording is not ours to keep
+            self._snapshot = None
         self._keep(self.verdict.accepted, self._copied)
 
     def roll_back(self) -> None:
-        """The steps on a batch broke off: everything becomes what it was before."""
+        """The steps on a batch failed: it is skipped, and tensors become what they were."""
         if self._snapshot is None:
             return
-        self._snapshot.restore_(self.verdict.accepted.fill_(False), self._yes.float())
-        self._snapshot = None
+        self._restore()
         self.kept.fill_(False)
         self.verdict.counts[0] += 1
         self.verdict.counts[4] += 1
         self._report()
+
+    def abandon(self) -> None:
+        """An error has broken off a batch: it does not count, and tensors become what they were."""
+        if self._snapshot is not None:
+            self._restore()
+        if self._before is not None:
+            counts, largest, (self._largest_square, self._limit, self._refused) = self._before
+            self.verdict.counts.copy_(torch.tensor(counts))
+            self.verdict.largest.fill_(largest)
+        self._square = None
+
+    def _restore(self) -> None:
+        assert self._snapshot is not None
+        self._snapshot.restore_(self.verdict.accepted.fill_(False), self._yes.float())
+        self._snapshot = None
+
+    def end(self) -> None:
+        """The batch was dealt with; if it was accepted, its scale counts from now on."""
+        square, before = self._square, self._largest_square
+        if square is not None and not accel.known(square <= before):
+            accepted = self.verdict.accepted
+            self._set_scale(torch.where(accepted, torch.maximum(before, square), before))
+        self._square = None
+
+    def close(self) -> None:
+        """The batch is over: it cannot be abandoned any more."""
+        self._snapshot = self._before = None
 
     @torch.no_grad()
     def remembers(self, x: Tensor, accepted: Tensor) -> Tensor:
@@ -220,16 +296,31 @@ class BatchGuard:
 
     def _report(self) -> None:
         """Warn at once where that means no waiting."""
-        known = accel.known(self.verdict.accepted) is not None
-        if known and sum(self.verdict.counts.tolist()) >= self._warn_at:
+        if accel.known(self.verdict.accepted) is None:
+            return
+        counts = self.verdict.counts.tolist()
+        if sum(counts) >= self._warn_at or counts[-1] >= MANY_IN_A_ROW:
             self._warn(self.counts())
+        elif counts[-1] == 0:
+            self._warned_of_row = False
 
     def _warn(self, counts: GuardCounts) -> None:
-        """Warn the first time, and then at 10, 100, 1,000, ... batches."""
+        """Warn the first time, then at 10, 100, ... batches, and once of many in a row."""
         if counts.total >= self._warn_at:
             while self._warn_at <= counts.total:
                 self._warn_at *= 10
             warnings.warn(f"The guard has backed off batches: {counts}.", GuardWarning, 6)
+        many = counts.in_a_row >= MANY_IN_A_ROW
+        if many and not self._warned_of_row:
+            warnings.warn(
+                f"The guard has skipped {counts.in_a_row} batches in a row, so nothing is learned: "
+                f"{counts}. If the scale of the inputs has changed for good, call "
+                "learner.accept_scale(), or set Guard(rescale_after=...). Otherwise check the "
+                "inputs, or try a smaller learning rate.",
+                GuardWarning,
+                6,
+            )
+        self._warned_of_row = many
 
     def state_dict(self) -> dict[str, Tensor]:
         """The counts and the scale of the inputs."""
@@ -239,6 +330,7 @@ class BatchGuard:
             "counts": self.verdict.counts.clone(),
             "largest_kl": self.verdict.largest.clone(),
             "largest_square": self._largest_square.clone(),
+            "refused": self._refused.clone(),
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -246,7 +338,9 @@ class BatchGuard:
         if state:
             self.verdict.counts.copy_(state["counts"])
             self.verdict.largest.copy_(state["largest_kl"])
-            self._largest_square.copy_(state["largest_square"])
+            self._set_scale(state["largest_square"].to(self._largest_square, copy=True))
+            refused = state.get("refused", torch.zeros(3))  # ocar 0.2.0 had none
+            self._refused = refused.to(self._refused, copy=True)
 
 
 def _nobody_asked() -> None:

@@ -22,6 +22,10 @@ class Guard:
     """How many times larger than in any batch before the inputs may be; None for no bound. Inputs
     with a root mean square below this number are never too large."""
 
+    rescale_after: int | None = None
+    """Batches of like scale that are refused in a row for it before their scale is trusted; None
+    for any number. ``learner.accept_scale()`` trusts it at once."""
+
     copies: bool = False
     """Whether to remember a batch whose samples are all the same."""
 
@@ -30,6 +34,8 @@ class Guard:
             value = getattr(self, name)
             valid = value is None or 0 < value < float("inf")
             require(name, value, valid, "larger than 0, or None")
+        patience = self.rescale_after
+        require("rescale_after", patience, patience is None or patience >= 1, "at least 1, or None")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import inspect
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -168,6 +168,7 @@ class Memory(ABC):
         labels: Sequence[int] | None = None,
         known: Mapping[str, Tensor] | None = None,
         accepted: Tensor | None = None,
+        keep: Callable[[Iterable[Tensor], Sequence[int]], None] | None = None,
     ) -> None:
         """Offer n samples; the memory keeps those that its policy chooses.
 
@@ -179,6 +180,7 @@ class Memory(ABC):
             known: At least what the policy uses, see :attr:`uses`.
             accepted: A scalar of bool on the memory's device: where it is False, the slots keep
                 what they hold. The host does not learn of it before :meth:`reconcile`.
+            keep: Called with the columns and the slots that are about to be overwritten.
 
         Raises:
             InputError: The batch does not fit; the memory is as it was before.
@@ -204,6 +206,8 @@ class Memory(ABC):
         placement = self.place(Offer(x=x, y=y, labels=host, known=known))
         self.seen += len(host)
         slots, rows = list(placement.writes), list(placement.writes.values())
+        if slots and keep is not None:
+            keep(self._columns.values(), slots)
         self._labels[list(placement.freed)] = -1
         self._labels[slots] = np.array(host)[rows]
         if placement.freed or len(self) < self.capacity:

@@ -53,6 +53,11 @@ def copy_values_(copied: nn.Module, model: nn.Module) -> None:
         mine.copy_(theirs)
 
 
+def floating_buffers(model: nn.Module) -> list[Tensor]:
+    """The buffers that a forward pass may change, such as BatchNorm's statistics."""
+    return [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+
+
 def copy_modes_(copied: nn.Module, model: nn.Module, *, train: bool = True) -> None:
     """Put each module into the mode that it has in the model, or all into eval mode."""
     for mine, theirs in zip(copied.modules(), model.modules(), strict=True):

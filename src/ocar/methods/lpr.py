@@ -97,6 +97,7 @@ class LPRTransform(Transform):
             every = self.settings.refresh_every
             self._due = (batch.step // every + 1) * every
             if len(self.context.memory):
+                batch.keep(self.inverses.values())
                 self.refresh()
         return ()
 

@@ -31,7 +31,13 @@ from torch.nn import functional
 
 from ocar.config import require_range
 from ocar.methods.context import Context
-from ocar.methods.copies import copy_modes_, copy_values_, fit_head_, mark_units
+from ocar.methods.copies import (
+    copy_modes_,
+    copy_values_,
+    fit_head_,
+    floating_buffers,
+    mark_units,
+)
 from ocar.methods.objective import (
     Begun,
     ClassObjective,
@@ -120,6 +126,7 @@ class Distillation(ClassObjective[ERLwFSettings]):
         model, train = self.context.model, self.settings.teacher_mode == "train"
         copy_modes_(self.teacher, model, train=train)  # a frozen BatchNorm is in eval mode
         if self._stretches.ends_before(batch.units):
+            batch.keep(self._tensors().values())
             copy_values_(self.teacher, model)
             if self.settings.distilled == "paper":
                 self._distilled = set(self._stretches.units)
@@ -139,6 +146,10 @@ class Distillation(ClassObjective[ERLwFSettings]):
         # recorded step is the same with and without a teacher.
         kl = divergence(targets, outputs, self._mask, temperature=self.settings.temperature)
         return Outcome(loss=loss + self.settings.alpha * kl, outputs=outputs)
+
+    def tensors(self) -> Sequence[Tensor]:
+        """BatchNorm's statistics of a teacher in train mode."""
+        return floating_buffers(self.teacher)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The teacher, the learned and the distilled classes, and the counters."""

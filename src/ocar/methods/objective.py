@@ -7,7 +7,7 @@ does not know how the gradient is used, so any objective works with any gradient
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -36,6 +36,10 @@ class Begun:
 
     step: int
     """Gradient steps taken so far."""
+
+    keep: Callable[[Iterable[Tensor]], object] = lambda tensors: None
+    """To be called with tensors that ``begin`` is about to change in place, so that a roll back can
+    restore them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +116,10 @@ class Part:
             a tensor, ``step.numbers`` for a transform and ``step.own_numbers`` for an objective;
             a recorded step sees changes of no other number.
         """
+        return ()
+
+    def tensors(self) -> Sequence[Tensor]:
+        """Tensors that a step changes in place; the guard rolls them back with a batch."""
         return ()
 
     def state_dict(self) -> dict[str, Tensor]:

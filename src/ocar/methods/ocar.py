@@ -197,7 +197,7 @@ class OCARTransform(Transform):
 
     def begin(self, batch: Begun) -> Sequence[float]:
         """The weight of replayed samples, and τ in each pass."""
-        self.curvature.begin()
+        self.curvature.begin(batch.keep)
         self._recent.append(frozenset(batch.units))
         self.replay_weight = self._weight(batch)
         steps = range(batch.step, batch.step + self._passes)

@@ -35,7 +35,7 @@ from torch.nn import functional
 
 from ocar.methods.context import Context, with_inputs
 from ocar.methods.contrastive import load_module, mean_over_same, pair_losses, rotations, unit_rows
-from ocar.methods.copies import copy_modes_, copy_values_, fit_head_
+from ocar.methods.copies import copy_modes_, copy_values_, fit_head_, floating_buffers
 from ocar.methods.objective import Begun, Forward, Objective, Outcome, Step, sample_losses
 from ocar.methods.rotated import Rotated, RotatedSettings, same_class
 from ocar.state import with_prefix
@@ -70,6 +70,7 @@ class MutualInformation(Rotated[OCMSettings]):
         """Copy the model if a stretch has ended."""
         self._fit()
         if self.stretches.ends_before(batch.units):
+            batch.keep([*self.previous.parameters(), *self.previous.buffers(), self._old])
             copy_values_(self.previous.model, self.context.model)
             copy_values_(self.previous.projection, self.projection)
             old = torch.tensor(self.stretches.units, dtype=torch.int64)
@@ -81,6 +82,10 @@ class MutualInformation(Rotated[OCMSettings]):
     def draws(self, sizes: tuple[int, ...]) -> tuple[int, ...]:
         """Nothing in the first stretch, then a few samples for each class seen."""
         return (self.few(sizes[0]) if self.stretches.ended else 0,)
+
+    def tensors(self) -> Sequence[Tensor]:
+        """BatchNorm's statistics of the previous model, which is in train mode."""
+        return floating_buffers(self.previous)
 
     def _fit(self) -> None:
         """Give the previous model the new units of the head."""

@@ -7,7 +7,7 @@ gradients after the backward pass. Plain SGD needs none.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
@@ -62,10 +62,6 @@ class Transform(Part):
 
     def check(self) -> None:
         """Raise if something went wrong since the last call; this waits for the device."""
-
-    def tensors(self) -> Sequence[Tensor]:
-        """Tensors that a step changes; the guard rolls them back with a batch."""
-        return ()
 
     def report(self) -> dict[str, float]:
         """Numbers worth watching, by name."""
