@@ -21,15 +21,13 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from filelock import FileLock, Timeout
-
 from ocar.errors import RunError
-from ocar.files import PARTIAL, naming, write_whole
+from ocar.files import PARTIAL, folder_lock, naming, write_whole
 from ocar_lab.runs.provenance import now
 from ocar_lab.runs.records import Record, parse_lines, to_line
 
@@ -43,38 +41,6 @@ STATUS = "status.json"
 
 DAMAGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What Python raises when a file holds values of the wrong type."""
-
-
-@contextmanager
-def folder_lock(folder: Path) -> Iterator[None]:
-    """Let one process at a time work in a folder, by ``filelock`` (which PyTorch installs).
-
-    The operating system holds the lock and drops it when the process ends, however it ends: a
-    killed run leaves nothing to clean up. The lock file names its holder, for the error of the
-    next process.
-
-    Raises:
-        RunError: Another process holds the lock.
-    """
-    path = folder / ".lock"
-    # A generator may be closed by another thread than the one that entered it.
-    lock = FileLock(path, timeout=0, thread_local=False)
-    try:
-        lock.acquire()
-    except Timeout as error:
-        holder = ""
-        with suppress(OSError):  # Windows does not let a locked file be read
-            holder = path.read_text(encoding="utf-8").strip()
-        raise RunError(
-            f"{folder} is in use by {holder or 'another process'}. "
-            "Wait until it ends, or stop it, and start again."
-        ) from error
-    try:
-        with suppress(OSError):
-            path.write_text(f"process {os.getpid()} on {platform.node()}\n", encoding="utf-8")
-        yield
-    finally:
-        lock.release()
 
 
 class RunFolder:
