@@ -21,7 +21,7 @@ from torch import Tensor
 from ocar.errors import DataError
 from ocar.files import naming, sync_folder, write_whole
 from ocar.service.records import (
-    MARK_AT,
+    MARKS_AT,
     Known,
     Mark,
     Record,
@@ -31,7 +31,7 @@ from ocar.service.records import (
     pack_mark,
     pack_record,
     read_head,
-    read_mark,
+    read_marks,
     read_record,
     whole_records,
 )
@@ -72,23 +72,25 @@ class Journal:
         expected = after + 1
         self._records: list[Record] = []
         for place, path in enumerate(paths):
-            first, keys, records, mark = _contents(path)
+            first, keys, records, mark, marks = _contents(path)
             if first > expected or (place and first != expected):
                 raise _damaged(path, f"it begins with batch {first}; {expected} was to follow")
             self._records += [record for record in records if record.number > after]
             expected = mark.number + 1
         if expected <= after:
             raise _damaged(path, f"it ends with batch {expected - 1}; the checkpoint has {after}")
-        self._path, self._first, self._mark = path, first, mark
-        self.last = mark.number
+        self._path, self._first, self.last = path, first, mark.number
         self._keys = keys
         for record in records:
             self._remember(record.key, record.known)
         self._handle = os.open(path, os.O_RDWR)
+        self._marks = [each or mark for each in marks]
         try:
-            if os.fstat(self._handle).st_size > mark.end:  # of a batch that nobody was promised
-                os.ftruncate(self._handle, mark.end)
+            if None in marks:  # only then: a whole one is not put at risk
+                _write(self._handle, pack_mark(mark), MARKS_AT[marks.index(None)])
                 os.fsync(self._handle)
+            os.ftruncate(self._handle, mark.end)  # after it nothing was promised
+            os.fsync(self._handle)
         except OSError:
             os.close(self._handle)
             raise
@@ -126,25 +128,26 @@ class Journal:
             if self.failure:
                 raise OSError(errno.EIO, self.failure)
             number = self.last + 1
-            record = pack_record(number, key, batch)
-            mark = Mark(number, self._mark.end + len(record))
+            record, end = pack_record(number, key, batch), max(self._marks).end
+            mark, place = Mark(number, end + len(record)), number % 2
             try:
-                _write(self._handle, record, self._mark.end)
+                _write(self._handle, record, end)
                 os.fsync(self._handle)
-                _write(self._handle, pack_mark(mark), MARK_AT)
+                _write(self._handle, pack_mark(mark), MARKS_AT[place])
                 os.fsync(self._handle)
             except BaseException:
-                self._roll_back()
+                self._roll_back(place)
                 raise
-            self._mark, self.last = mark, number
+            self._marks[place], self.last = mark, number
             self._remember(key, Known(number, digest(batch)))
             return number
 
-    def _roll_back(self) -> None:
+    def _roll_back(self, place: int) -> None:
         """Make the file what it was before a batch was appended."""
         try:
-            _write(self._handle, pack_mark(self._mark), MARK_AT)
-            os.ftruncate(self._handle, self._mark.end)
+            _write(self._handle, pack_mark(self._marks[place]), MARKS_AT[place])
+            os.fsync(self._handle)
+            os.ftruncate(self._handle, max(self._marks).end)
             os.fsync(self._handle)
         except OSError as error:
             self.failure = f"{self._path} cannot be written: {error.strerror}"
@@ -183,7 +186,8 @@ class Journal:
                 self.failure = f"{path} cannot be removed: {error.strerror}"
             raise
         os.close(self._handle)
-        self._handle, self._path, self._first, self._mark = handle, path, self.last + 1, mark
+        self._handle, self._path, self._first = handle, path, self.last + 1
+        self._marks = [mark, mark]
 
     def close(self) -> None:
         """Close the file."""
@@ -228,10 +232,11 @@ def repair(folder: Path, *, after: int) -> Repaired:
     last = after
     for path, _ in files:
         data = path.read_bytes()
-        head, mark = read_head(data), read_mark(data)
+        head, marks = read_head(data), [mark for mark in read_marks(data) if mark]
         keys |= {} if head is None else head[1]
-        found |= {r.number: r for r in whole_records(data[: mark.end] if mark else data)}
-        last = max([last, *found, mark.number if mark else 0])
+        end = max(marks).end if len(marks) == 2 else len(data)
+        found |= {record.number: record for record in whole_records(data[:end])}
+        last = max([last, *found, *(mark.number for mark in marks)])
     keys |= {record.key: record.known for record in found.values() if record.key}
     kept = [found[number] for number in sorted(found) if number > after]
     moved = {record.number: after + place for place, record in enumerate(kept, start=1)}
@@ -264,13 +269,22 @@ def _files(folder: Path) -> tuple[int, list[tuple[Path, int]]]:
     return int(newest), [(path, first) for repairs, first, path in found if repairs == newest]
 
 
-def _contents(path: Path) -> tuple[int, dict[str, Known], list[Record], Mark]:
-    """First number, keys of earlier batches, records and mark of a file."""
+def _contents(
+    path: Path,
+) -> tuple[int, dict[str, Known], list[Record], Mark, list[Mark | None]]:
+    """First number, keys of earlier batches, records, the last mark and both marks of a file."""
     data = path.read_bytes()
-    head, mark = read_head(data), read_mark(data)
-    if head is None or mark is None:
-        raise _damaged(path, f"its {'head' if head is None else 'mark'} is not as it was written")
+    head, marks = read_head(data), read_marks(data)
+    found = [mark for mark in marks if mark]
+    if head is None or not found:
+        raise _damaged(path, f"its {'head' if head is None else 'marks'} cannot be read")
     first, keys, at = head
+    mark = max(found)
+    if None in marks:  # a kill while the other was written: the next record was on the disk then
+        following = read_record(data, mark.end)
+        if following is None:
+            raise _damaged(path, "one of its marks cannot be read")
+        mark = Mark(following.number, following.end)
     records: list[Record] = []
     while at < mark.end and (record := read_record(data, at)) is not None:
         records.append(record)
@@ -280,7 +294,7 @@ def _contents(path: Path) -> tuple[int, dict[str, Known], list[Record], Mark]:
         lost = [n for n in range(first, mark.number + 1) if n not in whole]
         what = f"{ranges(lost)} cannot be read" if lost else "there are bytes between them"
         raise _damaged(path, f"of batches {first} to {mark.number}, {what}")
-    return first, keys, records, mark
+    return first, keys, records, mark, marks
 
 
 def ranges(numbers: list[int]) -> str:

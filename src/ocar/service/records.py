@@ -1,17 +1,17 @@
-"""The bytes of a journal file: a head, a mark, the keys of earlier batches, then records.
+"""The bytes of a journal file: a head, two marks, the keys of earlier batches, then records.
 
 ::
 
     head    magic  checksum  first number  length of the keys
-    mark    checksum  number  end
-    keys    {key: [number, digest], ...}  JSON
+    mark    checksum  number  end                in a sector of its own, twice
+    keys    {key: [number, digest], ...}         JSON
     record  magic  checksum  number  length of key  length of batch | key | batch, safetensors
 
-The mark names the last batch that was on the disk, and where its record ends. It is written after
-that record was synced, and synced before the batch is acknowledged. So everything up to the mark
-is right or was damaged later, and nothing after it was acknowledged: whatever a kill or a loss of
-power has left there is cut off. The mark lies in the first sector of the file, which a disk writes
-whole or not at all.
+A mark names the last batch that was on the disk, and where its record ends. It is written after
+that record was synced, and synced before the batch is acknowledged. So everything up to the mark is
+right or was damaged later, and nothing after it was acknowledged: whatever a kill or a loss of
+power has left there is cut off. The marks are written in turn: one is whole while the other is
+written.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ _MARK = struct.Struct("<IQQ")
 _RECORD = struct.Struct("<4sIQHI")
 _FILE_MAGIC, _RECORD_MAGIC = b"ocarjrn2", b"ocjr"
 
-MARK_AT = _HEAD.size
-"""Where the mark is in a file."""
+MARKS_AT = (512, 1024)
+"""Where the marks are in a file."""
+
+_KEYS_AT = 1536
 
 
 class Known(NamedTuple):
@@ -96,32 +98,32 @@ def pack_file(first: int, keys: Mapping[str, Known], records: Iterable[tuple[str
     """A file whose records, of keys and batches, are numbered from ``first``."""
     names = json.dumps(keys).encode()
     numbered = [pack_record(n, *record) for n, record in enumerate(records, start=first)]
-    body = b"".join([names, *numbered])
     rest = struct.pack("<QI", first, len(names))
     head = _FILE_MAGIC + struct.pack("<I", zlib.crc32(names, zlib.crc32(rest))) + rest
-    end = _HEAD.size + _MARK.size + len(body)
-    return head + pack_mark(Mark(first + len(numbered) - 1, end)) + body
+    end = _KEYS_AT + len(names) + sum(map(len, numbered))
+    mark = pack_mark(Mark(first + len(numbered) - 1, end))
+    return b"".join([head.ljust(512, b"\0"), 2 * mark.ljust(512, b"\0"), names, *numbered])
 
 
 def read_head(data: bytes) -> tuple[int, dict[str, Known], int] | None:
     """First number, keys, and where the records begin; None if the head is damaged."""
-    if len(data) < _HEAD.size:
+    if len(data) < _KEYS_AT:
         return None
     magic, checksum, first, length = _HEAD.unpack_from(data)
-    start = _HEAD.size + _MARK.size + length
-    names = data[start - length : start]
+    names = data[_KEYS_AT : _KEYS_AT + length]
     covered = zlib.crc32(names, zlib.crc32(struct.pack("<QI", first, length)))
-    if magic != _FILE_MAGIC or checksum != covered or start > len(data):
+    if magic != _FILE_MAGIC or checksum != covered:
         return None
-    return first, {key: Known(*known) for key, known in json.loads(names).items()}, start
+    keys = {key: Known(*known) for key, known in json.loads(names).items()}
+    return first, keys, _KEYS_AT + length
 
 
-def read_mark(data: bytes) -> Mark | None:
-    """The mark of a file; None if it is damaged."""
-    if len(data) < MARK_AT + _MARK.size:
-        return None
-    mark = Mark(*_MARK.unpack_from(data, MARK_AT)[1:])
-    return mark if data[MARK_AT : MARK_AT + _MARK.size] == pack_mark(mark) else None
+def read_marks(data: bytes) -> list[Mark | None]:
+    """The marks of a file; None for one that is damaged."""
+    if len(data) < _KEYS_AT:
+        return [None, None]
+    marks = [(at, Mark(*_MARK.unpack_from(data, at)[1:])) for at in MARKS_AT]
+    return [mark if data[at : at + _MARK.size] == pack_mark(mark) else None for at, mark in marks]
 
 
 def read_record(data: bytes, at: int) -> Record | None:

@@ -211,6 +211,7 @@ class Service:
                 self.failure = f"{type(error).__name__}: {error}"
             finally:
                 self._queue.task_done()
+        self._queue.task_done()
 
     def _save(self) -> None:
         """Save the learner, and drop what is older than the checkpoint before it."""
