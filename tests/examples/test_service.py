@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import http.client
+import itertools
 import json
 import signal
 import socket
@@ -21,6 +22,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from ocar.errors import RunError
 from ocar.service import Refused
 from ocar.state import load_state
 
@@ -71,6 +73,45 @@ BAD = {
 }
 
 
+HOSTILE = {
+    "NaN": b'{"x": [[%s]], "y": [NaN]}',
+    "Infinity": b'{"x": [[%s]], "y": [-Infinity]}',
+    "1e400": b'{"x": [[%s]], "y": [1e400]}',
+    "NaN as a pixel": b'{"x": [[NaN]], "y": [1]}',
+    "a lone surrogate": b'{"x": [[%s]], "y": ["\\ud800"]}',
+    "a lone surrogate as a key": b'{"x": [[%s]], "y": [1], "key": "\\ud800"}',
+    "a key with a new line": b'{"x": [[%s]], "y": [1], "key": "a\\nb"}',
+    "a long key": b'{"x": [[%s]], "y": [1], "key": "' + b"k" * 65 + b'"}',
+    "NaN as a number": b'{"x": [[%s]], "y": [1], "number": NaN}',
+    "a number of 4,000 digits": b'{"x": [[%s]], "y": [' + b"9" * 4000 + b"]}",
+    "a number of 5,000 digits": b'{"x": [[%s]], "y": [' + b"9" * 5000 + b"]}",
+    "NaN alone": b"NaN",
+    "not UTF-8": b'{"x": "\xff"}',
+    "deep": b"[" * 100_000,
+    "a surrogate as a name": b'{"\\ud800": [NaN]}',
+    "nothing": b"",
+}
+
+
+def check_hostile(server: service_load.Server) -> None:
+    """What JSON does not know is the client's fault: 400 or 422, and nothing is accepted."""
+    pixels = b", ".join([b"0"] * 64)
+    for what, body in HOSTILE.items():
+        for path, kind in itertools.product(
+            ["/learn", "/predict"] if b"%s" not in body else ["/learn"],
+            ["application/json", "text/plain"],
+        ):
+            with closing(http.client.HTTPConnection("127.0.0.1", server.port)) as connection:
+                connection.request(
+                    "POST", path, body.replace(b"%s", pixels), {"Content-Type": kind}
+                )
+                answer = connection.getresponse()
+                said = json.loads(answer.read())
+            assert answer.status in (400, 422), (what, path, kind, said)
+            assert said["detail"]
+    assert server.health()["accepted"] == 0
+
+
 def test_it_answers_learns_and_goes_on_after_a_restart(server: service_load.Server) -> None:
     server.start()
     ask, offline = partial(post, server), service.new_learner()
@@ -80,8 +121,10 @@ def test_it_answers_learns_and_goes_on_after_a_restart(server: service_load.Serv
     assert (status, said["batches"], said["classes"], said["labels"]) == (200, 0, [], [])
     for what, content in BAD.items():
         assert ask("/learn", content)[0] == 422, what
+    check_hostile(server)
     for number in range(1, 8):
-        assert ask("/learn", lesson(*batch(number))) == (200, {"number": number, "repeated": False})
+        own = lesson(*batch(number)) | {"key": f"a-{number}"}
+        assert ask("/learn", own) == (200, {"number": number, "repeated": False})
         offline.learn(*batch(number))
     assert ask("/learn", lesson(*batch(8)) | {"number": 7}) == (
         409,
@@ -99,6 +142,11 @@ def test_it_answers_learns_and_goes_on_after_a_restart(server: service_load.Serv
         assert health["guard"] == asdict(offline.guarded)
         assert (said["batches"], tuple(said["classes"])) == (7, offline.classes)
         assert said["logits"] == logits.tolist()
+        for number in (1, 7):  # a client's own batch, sent again
+            own = lesson(*batch(number)) | {"key": f"a-{number}"}
+            assert ask("/learn", own) == (200, {"number": number, "repeated": True})
+        status, said_so = ask("/learn", lesson(*batch(1)) | {"key": "a-2"})
+        assert (status, "came with another batch" in said_so["detail"]) == (422, True)
         assert said["labels"] == [offline.classes[i] for i in logits.argmax(1).tolist()]
 
 
@@ -157,93 +205,38 @@ def test_files_stay_bounded_and_the_checkpoint_before_the_last_is_enough(tmp_pat
         assert torch.equal(left, right), name
 
 
-def test_a_second_start_leaves_the_first_alone(tmp_path: Path) -> None:
-    first = service_load.Server(tmp_path, "--every", "4")
-    first.start()
-    for number in range(1, 6):
-        assert post(first, "/learn", lesson(*batch(number)))[0] == 200
-    before = {path.name: path.read_bytes() for path in tmp_path.glob("journal-*")}
-    for port in (first.port, service_load.Server(tmp_path).port):
-        command = [sys.executable, str(EXAMPLES / "service.py"), "--state", str(tmp_path)]
-        ended = subprocess.run(
-            [*command, "--port", str(port)], capture_output=True, text=True, check=False
-        )
-        assert ended.returncode == 1
-        assert first.process is not None
-        assert f"is in use by process {first.process.pid} on " in ended.stderr
-        assert "Wait until it ends, or stop it, and start again." in ended.stderr
-        assert "Traceback" not in ended.stderr
-    assert before == {path.name: path.read_bytes() for path in tmp_path.glob("journal-*")}
-    assert post(first, "/learn", lesson(*batch(6))) == (200, {"number": 6, "repeated": False})
-    first.end(signal.SIGKILL)
-    again = service.open_service(tmp_path)
-    assert again.learner.batches == 6
-    again.close()
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_half_a_request_does_not_keep_it_from_ending(tmp_path: Path) -> None:
-    server = service_load.Server(tmp_path, "--grace", "1")
+def test_a_second_start_leaves_the_first_alone_and_half_a_request_does_not_keep_it(
+    tmp_path: Path, server: service_load.Server
+) -> None:
+    state = tmp_path / "state"
+    server._command += ["--grace", "1"]
     server.start()
-    assert post(server, "/learn", lesson(*batch(1)))[0] == 200
+    for number in range(1, 6):
+        assert post(server, "/learn", lesson(*batch(number)))[0] == 200
+    while (health := server.health())["saved"] < 4 or health["batches"] < 5:
+        time.sleep(0.02)
+    time.sleep(0.2)  # the journal is cut after the checkpoint is there
+    before = contents(state)
+    ended = subprocess.run(server._command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert server.process is not None
+    assert f"{state} is in use by process {server.process.pid} on " in ended.stderr
+    assert "Wait until it ends, or stop it, and start again." in ended.stderr
+    assert "Traceback" not in ended.stderr
+    with pytest.raises(RunError, match=f"in use by process {server.process.pid} on"):
+        service.open_service(state)
+    assert contents(state) == before
+    assert post(server, "/learn", lesson(*batch(6))) == (200, {"number": 6, "repeated": False})
     with socket.create_connection(("127.0.0.1", server.port)) as half:
         half.sendall(b"POST /learn HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n")
         half.sendall(b"Content-Length: 1000\r\n\r\n{")
         time.sleep(0.2)
         server.end(signal.SIGTERM)
-    assert load_state(tmp_path / "learner.safetensors")[1]["batches"] == 1
-
-
-HOSTILE = {
-    "NaN": b'{"x": [[%s]], "y": [NaN]}',
-    "Infinity": b'{"x": [[%s]], "y": [-Infinity]}',
-    "1e400": b'{"x": [[%s]], "y": [1e400]}',
-    "NaN as a pixel": b'{"x": [[NaN]], "y": [1]}',
-    "a lone surrogate": b'{"x": [[%s]], "y": ["\\ud800"]}',
-    "a lone surrogate as a key": b'{"x": [[%s]], "y": [1], "key": "\\ud800"}',
-    "a key with a new line": b'{"x": [[%s]], "y": [1], "key": "a\\nb"}',
-    "a long key": b'{"x": [[%s]], "y": [1], "key": "' + b"k" * 65 + b'"}',
-    "NaN as a number": b'{"x": [[%s]], "y": [1], "number": NaN}',
-    "a number of 4,000 digits": b'{"x": [[%s]], "y": [' + b"9" * 4000 + b"]}",
-    "a number of 5,000 digits": b'{"x": [[%s]], "y": [' + b"9" * 5000 + b"]}",
-    "NaN alone": b"NaN",
-    "not UTF-8": b'{"x": "\xff"}',
-    "deep": b"[" * 100_000,
-    "a surrogate as a name": b'{"\\ud800": [NaN]}',
-    "nothing": b"",
-}
-
-
-def test_numbers_that_json_does_not_know_are_the_clients_fault(server: service_load.Server) -> None:
-    server.start()
-    pixels = b", ".join([b"0"] * 64)
-    for what, body in HOSTILE.items():
-        body = body.replace(b"%s", pixels)
-        for path in ("/learn", "/predict"):
-            for kind in ("application/json", "text/plain"):
-                if path == "/predict" and b'"y"' in body and b"NaN]]" not in body:
-                    continue  # right for /predict, which does not look at y
-                with closing(http.client.HTTPConnection("127.0.0.1", server.port)) as connection:
-                    connection.request("POST", path, body, {"Content-Type": kind})
-                    answer = connection.getresponse()
-                    said = json.loads(answer.read())
-                assert answer.status in (400, 422), (what, path, kind, said)
-                assert said["detail"]
-    assert server.health()["accepted"] == 0
-
-
-def test_keys_tell_a_clients_own_batch_from_anothers(server: service_load.Server) -> None:
-    server.start()
-    for how in (None, signal.SIGTERM, signal.SIGKILL):
-        if how is not None:
-            server.end(how)
-            server.start()
-        for number in range(1, 7):
-            own = lesson(*batch(number)) | {"key": f"a-{number}"}
-            wanted = {"number": number, "repeated": how is not None}
-            assert post(server, "/learn", own) == (200, wanted)
-    status, said = post(server, "/learn", lesson(*batch(1)) | {"key": "a-2"})
-    assert status == 422
-    assert "'a-2' came with another batch, number 2" in said["detail"]
+    assert load_state(state / "learner.safetensors")[1]["batches"] == 6
 
 
 def test_labels_do_not_make_the_model_grow_without_end(tmp_path: Path) -> None:
