@@ -181,7 +181,7 @@ class Load:
 
     def _post_one(self, connection: Connection, number: int, x: Tensor, y: Tensor) -> bool:
         """Send a batch until it is known to be on disk; False if it is not."""
-        lesson = {"x": x.flatten(1).tolist(), "y": y.tolist(), "number": number}
+        lesson = {"x": x.flatten(1).tolist(), "y": y.tolist(), "key": f"batch-{number}"}
         body = json.dumps(lesson).encode()
         while (answer := self._try(connection, "/learn", body)) is None or answer[0] == 429:
             if answer is not None:
@@ -189,9 +189,10 @@ class Load:
                     return False
                 self._count("told to wait")
                 time.sleep(PAUSE)
-        if answer[0] == 409 and self.may_be_lost:
+        repeated = {"number": number, "repeated": True}
+        if answer == (200, repeated) and self.may_be_lost:
             self._count("on disk, answer lost")  # by a kill between the two
-        elif answer != (200, {"number": number}):
+        elif answer != (200, repeated | {"repeated": False}):
             self._count("errors")
             return False
         return True

@@ -23,7 +23,7 @@ from safetensors.torch import save as serialize
 from torch import Tensor
 
 from ocar.errors import CheckpointError, CheckpointWarning, NumericalError
-from ocar.files import PARTIAL, naming, read_file, write_whole
+from ocar.files import clear_partials, make_folder, new_file, read_file
 from ocar.version import __version__
 
 FORMAT = "ocar-checkpoint"
@@ -72,15 +72,9 @@ def save_state(
         raise NumericalError(
             f"{str(target)!r} was not written: {', '.join(broken)} would hold NaN or Inf."
         )
-    target.parent.mkdir(parents=True, exist_ok=True)
-    newest = target.with_name(f".{target.name}.{os.getpid()}.newest{PARTIAL}")
-    try:
-        with naming(target):
-            write_whole(newest, seal(serialize(own, metadata=header)))
-        _keep_previous(target)
-        newest.replace(target)
-    finally:
-        newest.unlink(missing_ok=True)
+    make_folder(target.parent)
+    with new_file(target, previous=previous(target)) as file:
+        file.write(seal(serialize(own, metadata=header)))
 
 
 def seal(data: bytes) -> bytes:
@@ -105,21 +99,6 @@ def previous(path: str | os.PathLike[str]) -> Path:
     return target.with_name(target.name + PREVIOUS)
 
 
-def _keep_previous(path: Path) -> None:
-    """Add a second name to the file, so that its own name never disappears."""
-    if not path.is_file():
-        return
-    second = path.with_name(f".{path.name}.{os.getpid()}{PREVIOUS}{PARTIAL}")
-    try:
-        second.unlink(missing_ok=True)
-        second.hardlink_to(path)
-        second.replace(previous(path))
-    except OSError:  # a file system without links: for a moment only the previous one exists
-        path.replace(previous(path))
-    finally:
-        second.unlink(missing_ok=True)
-
-
 def load_newest(path: str | os.PathLike[str], read: Callable[[Path], T]) -> T:
     """Read a checkpoint or, if it is refused, the one before it, with a warning.
 
@@ -127,6 +106,7 @@ def load_newest(path: str | os.PathLike[str], read: Callable[[Path], T]) -> T:
         CheckpointError: Both were refused; the message gives the reason of the newer one.
     """
     target, older = Path(path), previous(path)
+    clear_partials(target.parent, target.name)
     try:
         return read(target)
     except CheckpointError as error:

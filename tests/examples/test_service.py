@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import errno
+import http.client
+import itertools
 import json
 import signal
+import socket
+import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,7 +22,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from ocar.errors import DataError
+from ocar.errors import RunError
+from ocar.service import Refused
+from ocar.state import load_state
 
 pytest.importorskip("fastapi")
 pytest.importorskip("uvicorn")
@@ -26,8 +33,6 @@ sys.path.insert(0, str(EXAMPLES))
 
 import service  # noqa: E402
 import service_load  # noqa: E402
-from fastapi import HTTPException  # noqa: E402
-from service_journal import Journal  # noqa: E402
 
 ITEM = service.ITEM
 
@@ -68,6 +73,45 @@ BAD = {
 }
 
 
+HOSTILE = {
+    "NaN": b'{"x": [[%s]], "y": [NaN]}',
+    "Infinity": b'{"x": [[%s]], "y": [-Infinity]}',
+    "1e400": b'{"x": [[%s]], "y": [1e400]}',
+    "NaN as a pixel": b'{"x": [[NaN]], "y": [1]}',
+    "a lone surrogate": b'{"x": [[%s]], "y": ["\\ud800"]}',
+    "a lone surrogate as a key": b'{"x": [[%s]], "y": [1], "key": "\\ud800"}',
+    "a key with a new line": b'{"x": [[%s]], "y": [1], "key": "a\\nb"}',
+    "a long key": b'{"x": [[%s]], "y": [1], "key": "' + b"k" * 65 + b'"}',
+    "NaN as a number": b'{"x": [[%s]], "y": [1], "number": NaN}',
+    "a number of 4,000 digits": b'{"x": [[%s]], "y": [' + b"9" * 4000 + b"]}",
+    "a number of 5,000 digits": b'{"x": [[%s]], "y": [' + b"9" * 5000 + b"]}",
+    "NaN alone": b"NaN",
+    "not UTF-8": b'{"x": "\xff"}',
+    "deep": b"[" * 100_000,
+    "a surrogate as a name": b'{"\\ud800": [NaN]}',
+    "nothing": b"",
+}
+
+
+def check_hostile(server: service_load.Server) -> None:
+    """What JSON does not know is the client's fault: 400 or 422, and nothing is accepted."""
+    pixels = b", ".join([b"0"] * 64)
+    for what, body in HOSTILE.items():
+        for path, kind in itertools.product(
+            ["/learn", "/predict"] if b"%s" not in body else ["/learn"],
+            ["application/json", "text/plain"],
+        ):
+            with closing(http.client.HTTPConnection("127.0.0.1", server.port)) as connection:
+                connection.request(
+                    "POST", path, body.replace(b"%s", pixels), {"Content-Type": kind}
+                )
+                answer = connection.getresponse()
+                said = json.loads(answer.read())
+            assert answer.status in (400, 422), (what, path, kind, said)
+            assert said["detail"]
+    assert server.health()["accepted"] == 0
+
+
 def test_it_answers_learns_and_goes_on_after_a_restart(server: service_load.Server) -> None:
     server.start()
     ask, offline = partial(post, server), service.new_learner()
@@ -77,8 +121,10 @@ def test_it_answers_learns_and_goes_on_after_a_restart(server: service_load.Serv
     assert (status, said["batches"], said["classes"], said["labels"]) == (200, 0, [], [])
     for what, content in BAD.items():
         assert ask("/learn", content)[0] == 422, what
+    check_hostile(server)
     for number in range(1, 8):
-        assert ask("/learn", lesson(*batch(number))) == (200, {"number": number})
+        own = lesson(*batch(number)) | {"key": f"a-{number}"}
+        assert ask("/learn", own) == (200, {"number": number, "repeated": False})
         offline.learn(*batch(number))
     assert ask("/learn", lesson(*batch(8)) | {"number": 7}) == (
         409,
@@ -93,9 +139,14 @@ def test_it_answers_learns_and_goes_on_after_a_restart(server: service_load.Serv
         health, (status, said) = server.health(), ask("/predict", question)
         logits = offline.predict(x)
         assert (health["batches"], health["accepted"], health["failure"]) == (7, 7, "")
-        assert health["guard"] == service.asdict(offline.guarded)
+        assert health["guard"] == asdict(offline.guarded)
         assert (said["batches"], tuple(said["classes"])) == (7, offline.classes)
         assert said["logits"] == logits.tolist()
+        for number in (1, 7):  # a client's own batch, sent again
+            own = lesson(*batch(number)) | {"key": f"a-{number}"}
+            assert ask("/learn", own) == (200, {"number": number, "repeated": True})
+        status, said_so = ask("/learn", lesson(*batch(1)) | {"key": "a-2"})
+        assert (status, "came with another batch" in said_so["detail"]) == (422, True)
         assert said["labels"] == [offline.classes[i] for i in logits.argmax(1).tolist()]
 
 
@@ -110,49 +161,43 @@ def test_killed_under_load_it_loses_nothing(tmp_path: Path, kills: int, seconds:
 
 
 def test_when_learning_cannot_follow_it_says_when_to_come_back(tmp_path: Path) -> None:
-    held = service.Service(tmp_path, every=100, waiting=2)
+    held = service.open_service(tmp_path, waiting=2)
     with held.learner.lock:  # the learning waits here
-        accepted = held._accept(*batch(1), None)
+        accepted = held.accept(*batch(1)).number
         while not held._queue.full():  # one may be at the learner already
-            accepted = held._accept(*batch(accepted + 1), None)
-        with pytest.raises(HTTPException) as refused:
-            held._accept(*batch(9), None)
-        assert accepted == held.journal.last
-        assert (refused.value.status_code, refused.value.headers) == (429, {"Retry-After": "1"})
+            accepted = held.accept(*batch(accepted + 1)).number
+        with pytest.raises(Refused, match="2 batches wait") as refused:
+            held.accept(*batch(9))
+        assert (accepted, refused.value.status) == (held.journal.last, 429)
     held.close()
     assert held.learner.batches == accepted
 
 
-def test_a_learner_that_fails_is_said_and_answers_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
-    broken = service.Service(tmp_path, every=100, waiting=8)
-    broken._accept(*batch(1), None)
+def test_a_learner_that_fails_is_said_and_answers_go_on(tmp_path: Path) -> None:
+    broken = service.open_service(tmp_path)
+    broken.accept(*batch(1))
     broken._queue.put((torch.zeros(1, 2), torch.zeros(1)))
-    broken._thread.join()
-    with pytest.raises(HTTPException) as refused:
-        broken._accept(*batch(2), None)
-    assert refused.value.status_code == 503
-    assert refused.value.detail.startswith("Learning has stopped: InputError: x must hold samples")
+    broken.flush()
+    with pytest.raises(Refused, match="Learning has stopped: InputError: x must hold") as refused:
+        broken.accept(*batch(2))
+    assert refused.value.status == 503
     assert broken.health()["failure"]
     assert broken.predict(batch(1)[0]).batches == 1
     broken.close()
 
 
 def test_files_stay_bounded_and_the_checkpoint_before_the_last_is_enough(tmp_path: Path) -> None:
-    first = service.Service(tmp_path, every=5, waiting=64)
+    first = service.open_service(tmp_path, every=5)
     for number in range(1, 43):
-        first._accept(*batch(number), None)
+        first.accept(*batch(number))
         while first._queue.qsize() > 3:
             time.sleep(0.005)
     first.close()
-    numbers = [b.number for b in first.journal.batches(after=0)]
-    assert numbers[-1] == 42
-    assert len(numbers) <= 5 + 2 * (3 + 2)
+    begun = min(int(path.name[12:]) for path in tmp_path.glob("journal-*"))
+    assert 42 - begun < 5 + 2 * (3 + 2)
     checkpoint = tmp_path / "learner.safetensors"
     checkpoint.write_bytes(checkpoint.read_bytes()[:-1])
-    again = service.Service(tmp_path, every=5, waiting=64)
+    again = service.open_service(tmp_path, every=5)
     again.close()
     for (name, left), right in zip(
         first.learner.state()[0].items(), again.learner.state()[0].values(), strict=True
@@ -160,68 +205,79 @@ def test_files_stay_bounded_and_the_checkpoint_before_the_last_is_enough(tmp_pat
         assert torch.equal(left, right), name
 
 
-def filled(folder: Path, batches: int) -> Path:
-    journal = Journal(folder, item=ITEM, first=1)
-    for number in range(1, batches + 1):
-        assert journal.append(*batch(number)) == number
-    journal.close()
-    (path,) = folder.iterdir()
-    return path
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_a_journal_gives_back_what_it_was_given(tmp_path: Path) -> None:
-    filled(tmp_path, 5)
-    journal = Journal(tmp_path, item=ITEM, first=1)
-    assert journal.last == 5
-    found = list(journal.batches(after=2))
-    assert [b.number for b in found] == [3, 4, 5]
-    for number, x, y in found:
-        assert torch.equal(x, batch(number)[0])
-        assert torch.equal(y, batch(number)[1])
-    journal.close()
+def test_a_second_start_leaves_the_first_alone_and_half_a_request_does_not_keep_it(
+    tmp_path: Path, server: service_load.Server
+) -> None:
+    state = tmp_path / "state"
+    server._command += ["--grace", "1"]
+    server.start()
+    for number in range(1, 6):
+        assert post(server, "/learn", lesson(*batch(number)))[0] == 200
+    while (health := server.health())["saved"] < 4 or health["batches"] < 5:
+        time.sleep(0.02)
+    time.sleep(0.2)  # the journal is cut after the checkpoint is there
+    before = contents(state)
+    ended = subprocess.run(server._command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1
+    assert server.process is not None
+    assert f"{state} is in use by process {server.process.pid} on " in ended.stderr
+    assert "Wait until it ends, or stop it, and start again." in ended.stderr
+    assert "Traceback" not in ended.stderr
+    with pytest.raises(RunError, match=f"in use by process {server.process.pid} on"):
+        service.open_service(state)
+    assert contents(state) == before
+    assert post(server, "/learn", lesson(*batch(6))) == (200, {"number": 6, "repeated": False})
+    with socket.create_connection(("127.0.0.1", server.port)) as half:
+        half.sendall(b"POST /learn HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n")
+        half.sendall(b"Content-Length: 1000\r\n\r\n{")
+        time.sleep(0.2)
+        server.end(signal.SIGTERM)
+    assert load_state(state / "learner.safetensors")[1]["batches"] == 6
 
 
-def test_a_last_record_cut_anywhere_is_dropped_and_written_again(tmp_path: Path) -> None:
-    path = filled(tmp_path, 3)
-    whole = path.read_bytes()
-    for length in range(len(whole) * 2 // 3, len(whole)):
-        path.write_bytes(whole[:length])
-        journal = Journal(tmp_path, item=ITEM, first=1)
-        assert journal.last == 2
-        assert journal.append(*batch(3)) == 3
-        journal.close()
-        assert path.read_bytes() == whole
+def test_labels_do_not_make_the_model_grow_without_end(tmp_path: Path) -> None:
+    small = service.open_service(tmp_path, classes=10)
+    small.accept(*batch(1))  # classes 1 to 3
+    before = {path: path.stat().st_size for path in tmp_path.glob("journal-*")}
+    with pytest.raises(Refused, match="would be 11 classes; at most 10 are allowed, 3 are") as said:
+        small.accept(batch(2, 8)[0], torch.arange(8) + 100)
+    assert said.value.status == 422
+    assert before == {path: path.stat().st_size for path in tmp_path.glob("journal-*")}
+    small.accept(batch(2, 7)[0], torch.arange(7) + 100)
+    small.close()
+    assert len(small.learner.classes) == 10
+    smaller = service.open_service(tmp_path, classes=5)
+    smaller.accept(*batch(1))  # known classes may always come
+    smaller.close()
 
 
-def test_a_record_damaged_in_the_middle_is_refused(tmp_path: Path) -> None:
-    path = filled(tmp_path, 3)
-    whole = path.read_bytes()
-    for at in range(len(whole) * 2 // 3):
-        path.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-        with pytest.raises(DataError, match="is damaged at byte"):
-            Journal(tmp_path, item=ITEM, first=1)
-        assert len(path.read_bytes()) == len(whole), "nothing was cut"
+def test_a_checkpoint_that_cannot_be_saved_is_said_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = service.open_service(tmp_path, every=2)
 
+    def fails(path: Path) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device", str(path))
 
-def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, item=ITEM, first=1)
-    for number in range(1, 7):
-        journal.append(*batch(number))
-        if number % 2 == 0:
-            journal.trim(needed=1)
-    journal.close()
-    (tmp_path / "journal-000000000003").unlink()
-    with pytest.raises(DataError, match="begins with batch 5; 3 was to follow"):
-        Journal(tmp_path, item=ITEM, first=1)
-    (tmp_path / "journal-000000000001").unlink()
-    with pytest.raises(DataError, match="some are missing"):
-        service.Service(tmp_path, every=5, waiting=8)
-
-
-def test_a_journal_forgets_what_is_not_needed(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, item=ITEM, first=1)
-    for number in range(1, 7):
-        journal.append(*batch(number))
-        journal.trim(needed=number - 1)
-    assert [b.number for b in journal.batches(after=0)] == [5, 6]
-    journal.close()
+    with monkeypatch.context() as patched:
+        patched.setattr(full.learner, "save", fails)
+        for number in range(1, 4):
+            full.accept(*batch(number))
+            full.flush()
+        assert "No space left" in full.health()["unsaved"]
+        assert (full.health()["failure"], full.health()["saved"]) == ("", 0)
+    full.accept(*batch(4))
+    full.flush()
+    assert (full.health()["unsaved"], full.health()["saved"]) == ("", 4)
+    monkeypatch.setattr(full.learner, "save", fails)
+    full.accept(*batch(5))
+    with pytest.raises(OSError, match="No space left"):
+        full.close()
+    monkeypatch.undo()
+    again = service.open_service(tmp_path)  # the lock was released, the journal has it
+    assert again.learner.batches == 5
+    again.close()

@@ -24,20 +24,18 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
-
-from filelock import FileLock, Timeout
 
 from ocar.errors import RunError
 from ocar.files import (
     PARTIAL,
     NotRegularError,
+    folder_lock,
     naming,
     open_regular,
-    printable,
     printable_values,
     read_file,
     write_whole,
@@ -64,42 +62,6 @@ RUN = "run"
 
 DAMAGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What Python raises when a file holds values of the wrong type."""
-
-
-@contextmanager
-def folder_lock(folder: Path) -> Iterator[None]:
-    """Let one process at a time work in a folder, by ``filelock`` (which PyTorch installs).
-
-    The operating system holds the lock and drops it when the process ends, however it ends: a
-    killed run leaves nothing to clean up. The lock file names its holder, for the error of the
-    next process.
-
-    Raises:
-        RunError: Another process holds the lock, or its file is a link or no regular file.
-    """
-    path = folder / ".lock"
-    with suppress(FileNotFoundError):  # some versions of filelock empty what a link leads to
-        open_to_write(path, "r+b").close()
-    # A generator may be closed by another thread than the one that entered it.
-    lock = FileLock(path, timeout=0, thread_local=False)
-    try:
-        lock.acquire()
-    except Timeout as error:
-        holder = ""
-        with suppress(OSError):  # Windows does not let a locked file be read
-            said = read_file(path, most=MOST_JSON).decode("utf-8", "replace")
-            holder = printable(said.strip())
-        raise RunError(
-            f"{folder} is in use by {holder or 'another process'}. "
-            "Wait until it ends, or stop it, and start again."
-        ) from error
-    try:
-        with suppress(OSError), open_regular(path, "r+b") as file:
-            file.truncate()
-            file.write(f"process {os.getpid()} on {platform.node()}\n".encode())
-        yield
-    finally:
-        lock.release()
 
 
 def open_to_write(

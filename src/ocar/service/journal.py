@@ -1,0 +1,322 @@
+"""A journal of labelled batches: on the disk before they are acknowledged, read again after a kill.
+
+It is a few files, each begun after a checkpoint and named by its first batch;
+:mod:`ocar.service.records` says what is in one. A client may give its batch a key. The keys of
+recent batches survive checkpoints, so that a batch that is sent again is found.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import threading
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ocar.errors import DataError
+from ocar.files import naming, sync_folder, write_whole
+from ocar.service.records import (
+    MARKS_AT,
+    Known,
+    Mark,
+    Record,
+    digest,
+    pack_batch,
+    pack_file,
+    pack_mark,
+    pack_record,
+    read_head,
+    read_marks,
+    read_record,
+    whole_records,
+)
+
+KEYS = 4096
+"""How many keys are remembered."""
+
+
+class Journal:
+    """Appends batches, gives them back in order, and forgets what a checkpoint holds.
+
+    Args:
+        folder: Where its files are; nobody else writes there (:func:`ocar.files.folder_lock`).
+        after: Number of the last batch in the checkpoint. Earlier files are not read.
+        keys: How many keys are remembered.
+
+    Attributes:
+        last: Number of the last batch; batches count from 1.
+        failure: Why nothing can be appended until the journal is opened again; empty if it can.
+
+    Raises:
+        DataError: A file is damaged or missing.
+    """
+
+    def __init__(self, folder: Path, *, after: int, keys: int = KEYS) -> None:
+        self.folder, self.failure = folder, ""
+        self._lock, self._most = threading.Lock(), keys
+        self._repairs, found = _files(folder)
+        if not found:
+            self._write_new(after + 1, {})
+            _, found = _files(folder)
+        needed = [path for path, first in found if first > after]
+        begun = [path for path, first in found if first <= after + 1]
+        self._read(dict.fromkeys([*begun[-1:], *needed]), after)
+
+    def _read(self, paths: dict[Path, None], after: int) -> None:
+        """Check the files, and open the last."""
+        expected = after + 1
+        self._records: list[Record] = []
+        for place, path in enumerate(paths):
+            first, keys, records, mark, marks = _contents(path)
+            if first > expected or (place and first != expected):
+                raise _damaged(path, f"it begins with batch {first}; {expected} was to follow")
+            self._records += [record for record in records if record.number > after]
+            expected = mark.number + 1
+        if expected <= after:
+            raise _damaged(path, f"it ends with batch {expected - 1}; the checkpoint has {after}")
+        self._path, self._first, self.last = path, first, mark.number
+        self._keys = keys
+        for record in records:
+            self._remember(record.key, record.known)
+        self._handle = os.open(path, os.O_RDWR)
+        self._marks = [each or mark for each in marks]
+        try:
+            if None in marks:  # only then: a whole one is not put at risk
+                _write(self._handle, pack_mark(mark), MARKS_AT[marks.index(None)])
+                os.fsync(self._handle)
+            os.ftruncate(self._handle, mark.end)  # after it nothing was promised
+            os.fsync(self._handle)
+        except OSError:
+            os.close(self._handle)
+            raise
+
+    def known(self, key: str, x: Tensor, y: Tensor) -> int | None:
+        """The number of the batch that came with a key; None if there is none.
+
+        Raises:
+            DataError: The key came with another batch.
+        """
+        with self._lock:
+            known = self._keys.get(key) if key else None
+        if known is None:
+            return None
+        if known.digest != digest(pack_batch(x, y)):
+            raise DataError(f"The key {key!r} came with another batch, number {known.number}.")
+        return known.number
+
+    def append(self, x: Tensor, y: Tensor, *, key: str = "") -> int:
+        """Write a batch; when this returns it is on the disk.
+
+        Args:
+            x: Samples, ``(n, ...)``.
+            y: Labels, ``(n,)``.
+            key: What the client calls it; see :meth:`known`.
+
+        Returns:
+            Its number.
+
+        Raises:
+            OSError: The batch is not in the journal or, if :attr:`failure` is set, may be.
+        """
+        batch = pack_batch(x, y)
+        with self._lock, naming(self._path):
+            if self.failure:
+                raise OSError(errno.EIO, self.failure)
+            number = self.last + 1
+            record, end = pack_record(number, key, batch), max(self._marks).end
+            mark, place = Mark(number, end + len(record)), number % 2
+            try:
+                _write(self._handle, record, end)
+                os.fsync(self._handle)
+                _write(self._handle, pack_mark(mark), MARKS_AT[place])
+                os.fsync(self._handle)
+            except BaseException:
+                self._roll_back(place)
+                raise
+            self._marks[place], self.last = mark, number
+            self._remember(key, Known(number, digest(batch)))
+            return number
+
+    def _roll_back(self, place: int) -> None:
+        """Make the file what it was before a batch was appended."""
+        try:
+            _write(self._handle, pack_mark(self._marks[place]), MARKS_AT[place])
+            os.fsync(self._handle)
+            os.ftruncate(self._handle, max(self._marks).end)
+            os.fsync(self._handle)
+        except OSError as error:
+            self.failure = f"{self._path} cannot be written: {error.strerror}"
+
+    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """What was found at the start and is not in the checkpoint, in order; empty after that."""
+        self._records, found = [], self._records
+        for record in found:
+            yield record.tensors()
+
+    def trim(self, *, needed: int) -> None:
+        """Begin a new file, and remove those in which all batches come before ``needed``.
+
+        Raises:
+            OSError: A file cannot be written or removed. Nothing is lost.
+        """
+        with self._lock:
+            if self.failure:
+                raise OSError(errno.EIO, self.failure)
+            if self.last >= self._first:
+                self._begin_file()
+            for (path, _), (_, following) in pairwise(_files(self.folder)[1]):
+                if following <= needed:
+                    path.unlink()
+
+    def _begin_file(self) -> None:
+        path = self._name(self.last + 1)
+        try:
+            mark = self._write_new(self.last + 1, self._keys)
+            handle = os.open(path, os.O_RDWR)
+        except OSError:
+            try:  # the file in use goes on, so no other may follow it
+                path.unlink(missing_ok=True)
+                sync_folder(self.folder)
+            except OSError as error:
+                self.failure = f"{path} cannot be removed: {error.strerror}"
+            raise
+        os.close(self._handle)
+        self._handle, self._path, self._first = handle, path, self.last + 1
+        self._marks = [mark, mark]
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._handle)
+
+    def _name(self, first: int) -> Path:
+        return self.folder / f"journal-{self._repairs:03d}-{first:012d}"
+
+    def _write_new(self, first: int, keys: dict[str, Known]) -> Mark:
+        data = pack_file(first, keys, [])
+        write_whole(self._name(first), data)
+        return Mark(first - 1, len(data))
+
+    def _remember(self, key: str, known: Known) -> None:
+        if key:
+            self._keys[key] = known
+            while len(self._keys) > self._most:
+                del self._keys[next(iter(self._keys))]
+
+
+class Repaired(NamedTuple):
+    """What :func:`repair` did."""
+
+    kept: int
+    """Batches after the checkpoint that are in the new journal."""
+    lost: list[int]
+    """Numbers of those that could not be read."""
+
+
+def repair(folder: Path, *, after: int) -> Repaired:
+    """Begin a new journal with all batches after the checkpoint that can be read.
+
+    They move up: their numbers are consecutive again. The old files stay and are not read any more.
+
+    Args:
+        folder: Where the journal is; nobody else writes there.
+        after: Number of the last batch in the checkpoint.
+    """
+    repairs, files = _files(folder)
+    found: dict[int, Record] = {}
+    keys: dict[str, Known] = {}
+    last = after
+    for path, _ in files:
+        data = path.read_bytes()
+        head, marks = read_head(data), [mark for mark in read_marks(data) if mark]
+        keys |= {} if head is None else head[1]
+        end = max(marks).end if len(marks) == 2 else len(data)
+        found |= {record.number: record for record in whole_records(data[:end])}
+        last = max([last, *found, *(mark.number for mark in marks)])
+    keys |= {record.key: record.known for record in found.values() if record.key}
+    kept = [found[number] for number in sorted(found) if number > after]
+    moved = {record.number: after + place for place, record in enumerate(kept, start=1)}
+    keys = {
+        key: known._replace(number=moved.get(known.number, known.number))
+        for key, known in sorted(keys.items(), key=lambda item: item[1].number)
+        if known.number <= after or known.number in moved
+    }
+    first = after + 1
+    while first - 1 in found:  # for a start from the checkpoint before
+        first -= 1
+    all_kept = [*(found[number] for number in range(first, after + 1)), *kept]
+    data = pack_file(first, keys, [(record.key, record.batch) for record in all_kept])
+    write_whole(folder / f"journal-{repairs + 1:03d}-{first:012d}", data)
+    return Repaired(len(kept), [n for n in range(after + 1, last + 1) if n not in found])
+
+
+def _files(folder: Path) -> tuple[int, list[tuple[Path, int]]]:
+    """How often it was repaired; the files since then and their first batches, in order."""
+    pattern = re.compile(r"journal-(?:(\d{3})-)?(\d{12})")
+    names = {path: pattern.fullmatch(path.name) for path in folder.iterdir()}
+    found = sorted((match[1] or "", int(match[2]), path) for path, match in names.items() if match)
+    old = [path for repairs, _, path in found if not repairs and path.stat().st_size]
+    if old:
+        raise DataError(
+            f"{old[0]} is of an older version, which has to learn its batches: start that version "
+            "once more, end it by SIGTERM, and remove the file."
+        )
+    newest = max((repairs for repairs, _, _ in found if repairs), default="000")
+    return int(newest), [(path, first) for repairs, first, path in found if repairs == newest]
+
+
+def _contents(
+    path: Path,
+) -> tuple[int, dict[str, Known], list[Record], Mark, list[Mark | None]]:
+    """First number, keys of earlier batches, records, the last mark and both marks of a file."""
+    data = path.read_bytes()
+    head, marks = read_head(data), read_marks(data)
+    found = [mark for mark in marks if mark]
+    if head is None or not found:
+        raise _damaged(path, f"its {'head' if head is None else 'marks'} cannot be read")
+    first, keys, at = head
+    mark = max(found)
+    if None in marks:  # a kill while the other was written: the next record was on the disk then
+        following = read_record(data, mark.end)
+        if following is None:
+            raise _damaged(path, "one of its marks cannot be read")
+        mark = Mark(following.number, following.end)
+    records: list[Record] = []
+    while at < mark.end and (record := read_record(data, at)) is not None:
+        records.append(record)
+        at = record.end
+    if at != mark.end or [r.number for r in records] != list(range(first, mark.number + 1)):
+        whole = {record.number for record in whole_records(data[: mark.end])}
+        lost = [n for n in range(first, mark.number + 1) if n not in whole]
+        what = f"{ranges(lost)} cannot be read" if lost else "there are bytes between them"
+        raise _damaged(path, f"of batches {first} to {mark.number}, {what}")
+    return first, keys, records, mark, marks
+
+
+def ranges(numbers: list[int]) -> str:
+    """Increasing numbers in short: 1, 3-5."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1][1:] = [number]
+        else:
+            parts.append([number])
+    return ", ".join("-".join(map(str, part)) for part in parts) or "none"
+
+
+def _damaged(path: Path, what: str) -> DataError:
+    return DataError(
+        f"{path} is damaged: {what}. Restore the file from a copy. Or go on without what cannot be "
+        f"read: python -m ocar.service repair {path.parent}"
+    )
+
+
+def _write(handle: int, data: bytes, at: int) -> None:
+    os.lseek(handle, at, os.SEEK_SET)
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(handle, rest) :]
