@@ -12,10 +12,15 @@ PARTIAL = ".partial"
 """Suffix of a file that is being written; a killed process may leave one behind."""
 
 
+def beside(path: Path) -> Path:
+    """A new name in the folder of a file, for what is being written; nobody else has it."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}{PARTIAL}")
+
+
 @contextmanager
 def new_file(path: Path) -> Iterator[IO[bytes]]:
     """A file that gets its name once it is complete and on the disk."""
-    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
+    partial = beside(path)
     try:
         with naming(path), partial.open("wb") as file:
             yield file

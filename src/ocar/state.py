@@ -14,6 +14,7 @@ import os
 import re
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +24,7 @@ from safetensors.torch import save as serialize
 from torch import Tensor
 
 from ocar.errors import CheckpointError, CheckpointWarning, NumericalError
-from ocar.files import PARTIAL, naming, write_whole
+from ocar.files import beside, naming, write_whole
 from ocar.version import __version__
 
 FORMAT = "ocar-checkpoint"
@@ -38,7 +39,7 @@ T = TypeVar("T")
 
 _ZEROS = b"0" * 64
 _CHECKSUM = re.compile(rb'"checksum":"([0-9a-f]{64})"')  # a quote inside a string has a backslash
-_TYPES = frozenset(
+SAVED_TYPES = frozenset(
     {
         *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
         *(torch.bool, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -73,7 +74,7 @@ def save_state(
             f"{str(target)!r} was not written: {', '.join(broken)} would hold NaN or Inf."
         )
     target.parent.mkdir(parents=True, exist_ok=True)
-    newest = target.with_name(f".{target.name}.{os.getpid()}.newest{PARTIAL}")
+    newest = beside(target)
     try:
         with naming(target):
             write_whole(newest, seal(serialize(own, metadata=header)))
@@ -109,13 +110,13 @@ def _keep_previous(path: Path) -> None:
     """Add a second name to the file, so that its own name never disappears."""
     if not path.is_file():
         return
-    second = path.with_name(f".{path.name}.{os.getpid()}{PREVIOUS}{PARTIAL}")
+    second = beside(path)
     try:
-        second.unlink(missing_ok=True)
         second.hardlink_to(path)
         second.replace(previous(path))
     except OSError:  # a file system without links: for a moment only the previous one exists
-        path.replace(previous(path))
+        with suppress(FileNotFoundError):  # another process has been faster
+            path.replace(previous(path))
     finally:
         second.unlink(missing_ok=True)
 
@@ -219,8 +220,8 @@ def _check_shapes(shapes: Mapping[str, list[int]], path: Path) -> None:
 def _check_types(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Raise if a tensor has an unsupported type."""
     for name, tensor in tensors.items():
-        if tensor.dtype not in _TYPES:
-            kinds = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in _TYPES))
+        if tensor.dtype not in SAVED_TYPES:
+            kinds = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in SAVED_TYPES))
             raise CheckpointError(
                 f"{str(path)!r} cannot hold {name!r}: its numbers are of type {tensor.dtype}. "
                 f"Must be one of {kinds}."
