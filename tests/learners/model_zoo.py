@@ -32,7 +32,7 @@ class Entry:
     settings: Mapping[str, Any] = field(default_factory=dict)  #: Of the learner.
     er: str = LEARNS  #: What ER does: it learns, or a part of its message.
     ocar: str = LEARNS  #: What OCAR does.
-    weak: bool = False  #: Whether it need not learn well.
+    batches: int = 18  #: That it learns.
 
 
 ZOO: dict[str, Entry] = {}
@@ -54,6 +54,7 @@ class Net(nn.Module):
 
 def zoo(name: str, make: Callable[[], nn.Module], **about: Any) -> None:
     """Add a model; ``refused`` is what both methods say."""
+    assert name not in ZOO
     refused = about.pop("refused", None)
     if refused is not None:
         about |= {"er": refused, "ocar": refused}
@@ -193,12 +194,12 @@ zoo(
 )
 zoo(
     "radial basis",
-    lambda: Net(
+    batches=40,
+    make=lambda: Net(
         lambda m, x: m.head((-torch.cdist(x, m.c).square() / 16).exp()),
         c=nn.Parameter(2 * torch.randn(16, 6)),
         head=head(),
     ),
-    weak=True,
 )
 zoo(
     "splines on each input",
@@ -300,13 +301,13 @@ zoo("RReLU", lambda: mlp(nn.RReLU()))
 zoo("stochastic depth", lambda: mlp(DropPath(nn.Linear(16, 16), 0.3)))
 zoo(
     "Gumbel softmax",
-    lambda: Net(
+    batches=120,
+    make=lambda: Net(
         lambda m, x: m.head(m.a(x).relu() * F.gumbel_softmax(m.g(x), tau=2.0)),
         a=nn.Linear(6, 16),
         g=nn.Linear(6, 16),
         head=head(),
     ),
-    weak=True,
 )
 zoo(
     "Gaussian noise",
@@ -404,7 +405,7 @@ def unet() -> nn.Module:
         lambda m, x: m.head(
             torch.cat([h := m.a(x).relu(), m.up(m.down(h).relu())], 1).mean((2, 3))
         ),
-        a=nn.Conv2d(3, 8, 3, padding=1),
+        a=nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)),
         down=nn.Conv2d(8, 8, 2, stride=2),
         up=nn.ConvTranspose2d(8, 8, 2, stride=2),
         head=head(),
@@ -449,8 +450,13 @@ zoo(
 )
 zoo(
     "pooling of every kind",
-    lambda: conv(nn.MaxPool2d(2), nn.AvgPool2d(2, padding=1), nn.AdaptiveAvgPool2d(1), area=1),
-    weak=True,
+    lambda: conv(
+        nn.BatchNorm2d(8),
+        nn.MaxPool2d(2),
+        nn.AvgPool2d(2, padding=1),
+        nn.AdaptiveAvgPool2d(1),
+        area=1,
+    ),
     **IMAGES,
 )
 zoo("transposed convolution, skip connection", unet, **IMAGES)
@@ -458,8 +464,8 @@ zoo("PixelShuffle", lambda: conv(nn.PixelShuffle(2), channels=2, area=144), **IM
 zoo("squeeze and excitation", lambda: conv(SqueezeExcite(8)), **IMAGES)
 zoo("ConvNeXt block", lambda: conv(convnext()), **IMAGES)
 zoo("inverted residual block", lambda: conv(mbconv()), **IMAGES)
-zoo("MLP-Mixer", mixer, **IMAGES)
-zoo("vision transformer", vit, **IMAGES)
+zoo("MLP-Mixer", mixer, batches=40, **IMAGES)
+zoo("vision transformer", vit, batches=80, **IMAGES)
 zoo(
     "Conv3d",
     lambda: nn.Sequential(
@@ -568,7 +574,12 @@ TOKENS: dict[str, Any] = {"fed": "tokens"}
 zoo("RNN", lambda: last(nn.RNN), **SEQUENCES)
 zoo("LSTM", lambda: last(nn.LSTM), **SEQUENCES)
 zoo("GRU, both ways", lambda: last(nn.GRU, bidirectional=True), **SEQUENCES)
-zoo("LSTM, two layers with dropout", lambda: last(nn.LSTM, num_layers=2, dropout=0.2), **SEQUENCES)
+zoo(
+    "LSTM, two layers with dropout",
+    batches=120,
+    make=lambda: last(nn.LSTM, num_layers=2, dropout=0.2),
+    **SEQUENCES,
+)
 zoo(
     "LSTM, time first",
     lambda: Net(
@@ -659,7 +670,7 @@ zoo(
     **TOKENS,
 )
 zoo(
-    "the same, classes given",
+    "head tied to the embedding, classes given",
     tied,
     settings={"classes": range(30)},
     ocar="Layers 'embed' and 'head' share a parameter",
@@ -720,7 +731,7 @@ zoo(
     refused="must return shape (n, 16), the outputs of layer 'a'",
 )
 zoo(
-    "the same, named",
+    "head that is not registered last, named",
     lambda: Net(lambda m, x: m.head(m.a(x).relu()), head=head(), a=nn.Linear(6, 16)),
     settings={"head": "head"},
 )
@@ -730,7 +741,7 @@ zoo(
     refused="Layer 'spare' is taken for the output layer, and Net does not call it",
 )
 zoo(
-    "the same, head named",
+    "unused linear layer of equal width, head named",
     lambda: with_spare(lambda m, x: m.head(m.a(x).relu()), spare=head()),
     settings={"head": "head"},
 )
@@ -772,7 +783,7 @@ zoo(
     refused="cannot grow as classes appear: with twice as many units the model fails",
 )
 zoo(
-    "the same, classes given",
+    "a scale for each logit, classes given",
     lambda: Net(
         lambda m, x: m.inner(x) * m.scale,
         inner=nn.Sequential(nn.Linear(6, 16), nn.ReLU(), wide()),
@@ -799,7 +810,6 @@ zoo(
     "head under spectral_norm, classes given",
     lambda: nn.Sequential(nn.Linear(6, 16), nn.ReLU(), parametrizations.spectral_norm(wide())),
     settings=FIXED,
-    weak=True,
 )
 zoo(
     "head under spectral_norm of old",
@@ -1188,8 +1198,8 @@ def on_meta() -> nn.Module:
 
 _group = "types and devices"
 zoo("float64", lambda: mlp().double())
-zoo("bfloat16", lambda: mlp().bfloat16(), weak=True)
-zoo("float16", lambda: mlp().half(), weak=True)
+zoo("bfloat16", lambda: mlp().bfloat16())
+zoo("float16", lambda: mlp().half())
 zoo("bfloat16 with a float32 head", mixed)
 zoo("autocast inside", autocast)
 zoo(

@@ -22,10 +22,9 @@ SETTINGS = {
     "ocar": {"lr": 0.05, "tau": 0.2, "tau_step": 1e-6, "ema": 0.2},
 }
 COMMON = {"memory": 40, "passes": 2}
-BATCHES = 18
 SAMPLE = (
-    "two layers", "Dropout", "functional dropout", "channels last", "vision transformer",
-    "LSTM, two layers with dropout", "transformer", "head tied to the embedding",
+    "two layers", "Dropout", "functional dropout", "channels last", "MLP-Mixer",
+    "LSTM", "transformer", "head tied to the embedding",
     "unused linear layer of equal width", "Softmax at the end", "head under weight_norm",
     "head under spectral_norm, classes given", "returns a tuple", "lazy", "layer called twice",
     "buffers that change and are not saved by PyTorch",
@@ -53,7 +52,7 @@ def learn(learner: ocar.Learner, batches: list) -> None:
 
 
 def check_learns(entry: Entry, method: str, path: Path) -> None:
-    batches = list(stream(entry.fed, BATCHES))
+    batches = list(stream(entry.fed, entry.batches))
     learner = learner_of(entry, method, seeded(entry.make))
     torch.manual_seed(1)
     before = torch.get_rng_state()
@@ -62,8 +61,7 @@ def check_learns(entry: Entry, method: str, path: Path) -> None:
     assert learner.guarded.skipped == 0
     x, y = map(torch.cat, zip(*list(stream(entry.fed, 30, seed=5))[10:], strict=True))
     right = torch.tensor(learner.classes)[learner.predict(x).argmax(1)] == y
-    if not entry.weak:
-        assert right.double().mean() > 0.35  # 0.2 is chance
+    assert right.double().mean() > 0.35  # 0.2 is chance
     learner.save(path / "file")
     torch.manual_seed(2)
     with known_warnings_ignored():
@@ -78,17 +76,19 @@ def check_learns(entry: Entry, method: str, path: Path) -> None:
 
 def check_refused(entry: Entry, method: str, message: str) -> None:
     """At construction or, where only a forward pass can tell, at the first batch."""
-    model, learners = seeded(entry.make), []
-    before: dict = {}
-    (x, y), *_ = stream(entry.fed, 1)
-    with pytest.raises(OcarError) as raised:
-        learners.append(learner_of(entry, method, model))
-        before |= everything(learners[0])
-        learn(learners[0], [(x, y)])
-    assert message in str(raised.value)
-    for learner in learners:
+    model = seeded(entry.make)
+    try:
+        learner = learner_of(entry, method, model)
+    except OcarError as error:
+        said = str(error)
+    else:
+        before = everything(learner)
+        with pytest.raises(OcarError) as raised:
+            learn(learner, list(stream(entry.fed, 1)))
+        said = str(raised.value)
         assert_same(everything(learner), before)  # nothing has changed
         assert learner.classes == tuple(entry.settings.get("classes", ()))
+    assert message in said
 
 
 def check(name: str, method: str, path: Path) -> None:
