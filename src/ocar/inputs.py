@@ -174,10 +174,9 @@ class Intake:
         if self._head is not None:
             self._head.check_outputs(self._model, x)
             return self._head.capacity
-        outputs: object = self._model(x)
-        shape = getattr(outputs, "shape", None) or (0,)
-        check_shape(outputs, rows=len(x), units=shape[-1])
-        return int(shape[-1])
+        outputs: Tensor = self._model(x)
+        check_shape(outputs, rows=len(x))
+        return outputs.shape[-1]
 
     def state(self) -> dict[str, Any]:
         """Plain values for a checkpoint."""

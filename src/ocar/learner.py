@@ -393,7 +393,9 @@ class Learner:
         load_optimizer(self._steps.optimizer, state.without_prefix("optimizer", tensors))
         self._steps.graph.forget()
         for name, generator in self.generators().items():
-            generator.set_state(tensors[f"generator.{name}"])
+            own = f"generator.{name}"
+            if own in tensors or not name.startswith("model."):  # older files lack those
+                generator.set_state(tensors[own])
         self.batches, self.steps = int(values["batches"]), int(values["steps"])
         self.intake.load(values)
         for serving in self.servings:

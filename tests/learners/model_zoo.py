@@ -459,12 +459,12 @@ zoo(
     ),
     **IMAGES,
 )
-zoo("transposed convolution, skip connection", unet, **IMAGES)
+zoo("transposed convolution, skip connection", unet, batches=80, **IMAGES)
 zoo("PixelShuffle", lambda: conv(nn.PixelShuffle(2), channels=2, area=144), **IMAGES)
 zoo("squeeze and excitation", lambda: conv(SqueezeExcite(8)), **IMAGES)
 zoo("ConvNeXt block", lambda: conv(convnext()), **IMAGES)
 zoo("inverted residual block", lambda: conv(mbconv()), **IMAGES)
-zoo("MLP-Mixer", mixer, batches=40, **IMAGES)
+zoo("MLP-Mixer", mixer, batches=80, **IMAGES)
 zoo("vision transformer", vit, batches=80, **IMAGES)
 zoo(
     "Conv3d",

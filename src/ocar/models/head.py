@@ -234,19 +234,21 @@ def why_fixed(model: nn.Module, layer: nn.Linear) -> str:
     return ""
 
 
-def check_shape(outputs: object, *, rows: int, units: int, head: str | None = None) -> None:
+def check_shape(
+    outputs: object, *, rows: int, units: int | None = None, head: str | None = None
+) -> None:
     """Raise a ``ModelError`` unless a model returned a tensor ``(rows, units)``.
 
-    ``head`` is the name of its output layer; None in regression.
+    In regression there may be any number of units, and no head, the name of the output layer.
     """
-    wanted = f"The model must return shape (n, {units})"
+    wanted = f"The model must return shape (n, {units or 'outputs'})"
     wanted += "" if head is None else f", the outputs of layer {head!r}"
     if not isinstance(outputs, Tensor):
         raise ModelError(
             f"{wanted}, as a tensor; it returned a {type(outputs).__name__}. Give a module that "
             "calls it and returns the logits alone."
         )
-    if outputs.shape != (rows, units):
+    if outputs.dim() != 2 or outputs.shape != (rows, units or outputs.shape[-1]):
         samples = "one sample" if rows == 1 else f"{rows} samples"
         advice = "" if head is None else " Name the output layer, head=..., if it is another."
         raise ModelError(f"{wanted}; it returned {tuple(outputs.shape)} for {samples}.{advice}")

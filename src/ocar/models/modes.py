@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
@@ -41,7 +42,9 @@ def train_mode_(model: nn.Module) -> None:
 
 def is_compiled(model: nn.Module) -> bool:
     """Whether ``torch.compile`` has compiled the model or a part of it."""
-    kind = torch._dynamo.OptimizedModule if hasattr(torch, "_dynamo") else ()
+    if "torch._dynamo" not in sys.modules:  # importing it takes seconds
+        return False
+    kind = torch._dynamo.OptimizedModule
     return any(isinstance(m, kind) or m._compiled_call_impl is not None for m in model.modules())
 
 
