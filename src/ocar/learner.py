@@ -192,6 +192,7 @@ class Learner:
 
         Raises:
             InputError: The batch cannot be learned from. Nothing has changed.
+            ModelError: The first batch shows that the model cannot learn. Nothing has changed.
         """
         x, y, units = self.intake.take(x, y)
         self.average.fit()  # the head may have grown

@@ -210,6 +210,20 @@ def test_a_head_that_cannot_grow_takes_the_labels_that_it_has_units_for(found_at
     assert_same(everything(learner), before)
 
 
+def test_a_head_is_found_below_large_numbers_of_other_layers() -> None:
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.base = nn.Linear(6, 3).requires_grad_(False)
+            self.base.weight.mul_(1000)
+            self.head = nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.base(x) + self.head(x)
+
+    make("er", seeded(Sum), classes=range(3)).learn(GOOD_X, GOOD_Y)
+
+
 def test_regressions_that_return_something_else_are_refused() -> None:
     class Pair(nn.Linear):
         def forward(self, x):

@@ -23,8 +23,7 @@ SETTINGS = {
 }
 COMMON = {"memory": 40, "passes": 2}
 SAMPLE = (
-    "two layers", "Dropout", "functional dropout", "channels last", "ConvNeXt block",
-    "LSTM", "transformer", "head tied to the embedding",
+    "functional dropout", "channels last", "transformer", "head tied to the embedding",
     "unused linear layer of equal width", "Softmax at the end", "head under weight_norm",
     "head under spectral_norm, classes given", "returns a tuple", "lazy", "layer called twice",
     "buffers that change and are not saved by PyTorch",

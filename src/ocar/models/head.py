@@ -21,7 +21,7 @@ from ocar.errors import CheckpointError, InputError, ModelError
 from ocar.models.modes import uncompiled
 from ocar.state import check_names
 
-_STEP = 10.0  # between the outputs of two units in a trial: larger than untrained logits
+_STEP = 10.0  # between the outputs of two units in a trial
 _LARGEST = 6e4  # that float16 can hold
 
 
@@ -148,7 +148,8 @@ class GrowingHead:
     def check_outputs(self, model: nn.Module, x: Tensor) -> None:
         """Try whether the outputs of a model are those of this layer, however many units it has.
 
-        The layer's outputs are replaced by falling numbers, which must come out in their order.
+        The layer's outputs are replaced by falling numbers, then by rising ones. The difference of
+        what comes out must fall, whatever else the model adds.
 
         Args:
             model: The model that the head is part of, in eval mode.
@@ -158,19 +159,20 @@ class GrowingHead:
             ModelError: They are not, or the layer would have to grow and cannot.
         """
         outputs = self._answer(model, x, self.capacity)
+        rising = self._answer(model, x, self.capacity, slope=1.0)
         listed = f"Name the output layer, head=..., one of {', '.join(_linear(model))}."
-        if outputs is None:
+        if outputs is None or rising is None:
             raise ModelError(
                 f"Layer {self.name!r} is taken for the output layer, and {type(model).__name__} "
                 f"does not call it. {listed}"
             )
         check_shape(outputs, rows=len(x), units=self.capacity, head=self.name)
-        if not _is_falling(outputs):
+        if not _is_falling(outputs - rising):
             raise ModelError(
                 f"The outputs of the model are not those of layer {self.name!r}, which is taken "
                 f"for the output layer. {listed}"
             )
-        low, high = outputs.aminmax()
+        low, high = torch.stack([outputs, rising]).aminmax()
         if low >= 0 and high <= 1:
             raise ModelError(
                 "The model returns probabilities, numbers in [0, 1]. It must return logits, the "
@@ -189,16 +191,18 @@ class GrowingHead:
             if not self._given:
                 raise self._cannot_grow(0)
 
-    def _answer(self, model: nn.Module, x: Tensor, units: int) -> Tensor | None:
+    def _answer(
+        self, model: nn.Module, x: Tensor, units: int, *, slope: float = -1.0
+    ) -> Tensor | None:
         """What a model returns if this layer had so many units; None if it is not called."""
         called = False
 
         def replace(module: nn.Module, inputs: tuple[object, ...], output: Tensor) -> Tensor:
             nonlocal called
             called = True
-            places = units / 2 - torch.arange(units, device=output.device)
-            falling = (places * min(_STEP, _LARGEST / units)).to(output.dtype)
-            return falling.expand(*output.shape[:-1], units).clone()
+            places = torch.arange(units, device=output.device) - units / 2
+            numbers = (slope * places * min(_STEP, _LARGEST / units)).to(output.dtype)
+            return numbers.expand(*output.shape[:-1], units).clone()
 
         with uncompiled(model), self.layer.register_forward_hook(replace, prepend=True):
             outputs: Tensor = model(x)
