@@ -1,7 +1,8 @@
 """One call at a time, from however many threads, and in both processes after a fork.
 
 A fork copies memory but only one thread. A lock that another thread holds would stay locked in the
-child for ever, over data in the middle of a change. So a fork waits for the calls in progress.
+child for ever, over data in the middle of a change. So a fork waits for the calls in progress. A
+child with a learner computes with one thread.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import weakref
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
+
+import torch
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -72,6 +75,8 @@ def _after_fork() -> None:
 def _after_fork_in_child() -> None:
     for lock in set(_locks).difference(_held):
         lock._broken = True
+    if _locks:  # PyTorch would wait for threads that are not part of this process
+        torch.set_num_threads(1)
     _after_fork()
 
 

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import pickle
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -105,15 +105,25 @@ def in_child(function: Callable[[], object]) -> str:
 
     process = context.Process(target=run)
     process.start()
-    process.join(60)
+    process.join(30)
     if process.is_alive():
         process.kill()
         return "it hangs"
     return queue.get()
 
 
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    torch.ones(1_000_000).sum()  # there are threads now
+    yield
+    torch.set_num_threads(before)
+
+
 @fork
 @quiet
+@pytest.mark.usefixtures("two_threads")
 def test_a_fork_waits_for_the_batch_that_another_thread_learns() -> None:
     """The child's learner is whole: it goes on as one that learned those batches alone."""
     batches = list(vectors(400, [0, 1, 2]))

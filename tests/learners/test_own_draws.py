@@ -171,3 +171,27 @@ def test_a_hook_or_a_replaced_forward_may_draw() -> None:
     replaced[1].forward = lambda x: x + torch.randn(8)
     assert may_draw(hooked)
     assert may_draw(replaced)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("record", [True, False])
+def test_recorded_steps_draw_from_it_too(record: bool, tmp_path: Path) -> None:
+    def run(learner: ocar.Learner, seed: int) -> dict[str, torch.Tensor]:
+        torch.manual_seed(seed)
+        before = torch.get_rng_state(), torch.cuda.get_rng_state()
+        for x, y in vectors(6, [0, 1, 2]):
+            learner.learn(x, y)
+        after = torch.get_rng_state(), torch.cuda.get_rng_state()
+        assert all(map(torch.equal, before, after))
+        return everything(learner)
+
+    first, again = (make("er", dropout().cuda(), record=record) for _ in range(2))
+    fresh = everything(first)
+    states = run(first, 1)
+    assert_same(states, run(again, 2))
+    moved = [n for n in states if n.startswith("generator.model") and "cuda" in n]
+    assert [n for n in moved if not torch.equal(states[n], fresh[n])] == moved != []
+    first.save(tmp_path / "file")
+    resumed = ocar.load(tmp_path / "file", dropout().cuda())
+    assert_same(run(first, 3), run(resumed, 4))
