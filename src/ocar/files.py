@@ -166,7 +166,9 @@ def _keep(path: Path, previous: Path) -> None:
         except FileNotFoundError:
             continue  # another process took the second name for a left-over
         except OSError:  # a file system without links: for a moment only the previous one exists
-            path.replace(previous)
+            with suppress(FileNotFoundError):  # another process has been faster
+                path.replace(previous)
+            return
         finally:
             second.unlink(missing_ok=True)
 

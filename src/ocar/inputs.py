@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from ocar.augment import scale_to_unit
-from ocar.errors import CheckpointError, InputError, ModelError
+from ocar.errors import CheckpointError, InputError, OcarError
 from ocar.methods.settings import LearnerSettings
-from ocar.models.head import GrowingHead
+from ocar.models.head import GrowingHead, check_shape
 from ocar.models.modes import evaluating
 from ocar.rng import make_generator
+
+_TRIED = 7  # samples of the first batch: with one alone, places and samples cannot be told apart
 
 
 class Item(NamedTuple):
@@ -71,6 +74,8 @@ class Intake:
         like: A parameter; inputs have its device and type.
 
     Attributes:
+        trial: What else to try with the model and some inputs before the first batch.
+        draws: A context in which layers may draw random numbers without a trace.
         item: Shape and type of the samples; None before the first.
         outputs: Outputs of the model; 0 before the first sample.
         generator: Draws the augmentation.
@@ -86,11 +91,14 @@ class Intake:
     ) -> None:
         self.item: Item | None = None
         self.outputs = 0
+        self.trial: Callable[[nn.Module, Tensor], None] = _nothing
+        self.draws: Callable[[], AbstractContextManager[None]] = nullcontext
         self.generator = make_generator(settings.seed, "augment", like.device)
         self._settings = settings
         self._model = model
         self._head = head
         self._device, self._dtype = like.device, like.dtype
+        self._tried = False
 
     def prepare(self, x: Tensor) -> Tensor:
         """From raw samples on any device to inputs of the model."""
@@ -148,24 +156,31 @@ class Intake:
             raise InputError("y must be finite; it holds NaN or Inf.")
 
     def _try_model(self, x: Tensor) -> None:
-        """Try the first sample ever, so that a model that cannot take it fails at once."""
-        if self.item is not None:
+        """Try the first samples, so that a model that cannot take them fails before it changes."""
+        if self._tried:
             return
         try:
-            with evaluating(self._model):
-                outputs = self._model(self.normalize(x[:1].to(self._device)))
-        except RuntimeError as error:
+            inputs = self.normalize(x[:_TRIED].to(self._device))
+            with self.draws(), evaluating(self._model):
+                outputs = self._outputs(inputs)
+                with torch.enable_grad():
+                    self.trial(self._model, inputs)
+        except OcarError:
+            raise
+        except Exception as error:  # what a forward pass raises can be anything
             raise InputError(
                 f"The model cannot take samples of shape {tuple(x.shape[1:])}: {error}"
             ) from error
-        wanted = outputs.shape[-1] if self._head is None else self._head.capacity
-        if outputs.shape != (1, wanted):
-            name = "" if self._head is None else f", the outputs of layer {self._head.name!r}"
-            raise ModelError(
-                f"The model must return shape (n, {wanted}){name}; it returned "
-                f"{tuple(outputs.shape)} for one sample."
-            )
-        self.outputs = outputs.shape[-1]
+        self.outputs, self._tried = self.outputs or outputs, True
+
+    def _outputs(self, x: Tensor) -> int:
+        """How many outputs the model has."""
+        if self._head is not None:
+            self._head.check_outputs(self._model, x)
+            return self._head.capacity
+        outputs: Tensor = self._model(x)
+        check_shape(outputs, rows=len(x))
+        return outputs.shape[-1]
 
     def state(self) -> dict[str, Any]:
         """Plain values for a checkpoint."""
@@ -182,3 +197,7 @@ class Intake:
                 raise CheckpointError(f"The checkpoint has samples of unknown type {name!r}.")
             item = Item(torch.Size(shape), dtype)
         self.item, self.outputs = item, int(state["outputs"])
+
+
+def _nothing(model: nn.Module, x: Tensor) -> None:
+    """Nothing else is tried."""

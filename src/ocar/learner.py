@@ -7,20 +7,19 @@ the memory. The learner knows nothing of tasks, and predicts at any moment.
 
 from __future__ import annotations
 
-import functools
 import os
-import threading
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from functools import partial
+from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from ocar import accel, state
 from ocar.averaging import WeightAverage
-from ocar.errors import CheckpointError, ConfigError, InputError, ModelError
+from ocar.errors import CheckpointError, ConfigError, InputError
 from ocar.guard import BatchGuard, Guard, GuardCounts
 from ocar.inputs import Intake, check_samples
 from ocar.methods.context import Context
@@ -28,28 +27,14 @@ from ocar.methods.objective import Begun
 from ocar.methods.registry import describe_method
 from ocar.methods.settings import LearnerSettings
 from ocar.methods.transform import Transform, TransformSettings
+from ocar.models.check import check_model, copy_model, hidden_buffers, may_draw
 from ocar.models.head import GrowingHead
 from ocar.optimizer import load_optimizer, save_optimizer
 from ocar.prediction import Repeated
 from ocar.rng import make_generator
 from ocar.steps import Steps
+from ocar.synchronized import Lock, drawing, synchronized
 from ocar.undo import Undo
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def synchronized(
-    method: Callable[Concatenate[Learner, P], R],
-) -> Callable[Concatenate[Learner, P], R]:
-    """Let a method hold the learner's lock, which the same thread may already hold."""
-
-    @functools.wraps(method)
-    def holding(self: Learner, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self.lock:
-            return method(self, *args, **kwargs)
-
-    return holding
 
 
 class Listener(Protocol):
@@ -89,6 +74,7 @@ class Learner:
         batches: Stream batches that :meth:`learn` has been given; also those that were skipped.
         steps: Gradient steps taken; on a GPU also those that were rolled back.
         lock: Held by every call; hold it where several calls belong together.
+        draws: Replaces PyTorch's global generators while the learner works.
     """
 
     def __init__(
@@ -100,16 +86,11 @@ class Learner:
         record: bool = True,
         guard: Guard | None = Guard(),  # noqa: B008 (it is frozen)
     ) -> None:
-        parameter = next((p for p in model.parameters() if p.requires_grad), None)
-        if parameter is None:
-            raise ModelError(
-                f"{type(model).__name__} has no parameter that requires a gradient; "
-                "there is nothing to learn."
-            )
+        parameter = check_model(model)
         if (reason := settings.refuses(transform)) is not None:
             raise ConfigError(reason)
         accel.lay_out_(model)
-        self.lock = threading.RLock()
+        self.lock = Lock()
         self.servings: weakref.WeakSet[Listener] = weakref.WeakSet()
         self.model = model
         self.settings = settings
@@ -146,6 +127,13 @@ class Learner:
         self.transform = (
             Transform() if transform is None else transform.make(self.context, self.objective)
         )
+        self.intake.trial = self.transform.try_model
+        own_code = (settings.normalize, settings.augment, self.memory, self.objective)
+        self.draws = accel.OwnDraws(
+            [make_generator(settings.seed, "model", d) for d in accel.host_and(self.device)],
+            enabled=any(map(may_draw, (model, *own_code, self.transform))),
+        )
+        self.intake.draws = partial(self.draws, keep=False)
         bound = None
         if guard is not None and transform is not None:
             bound = guard.gaussian_kl if settings.likelihood == "gaussian" else guard.kl
@@ -173,6 +161,7 @@ class Learner:
             [*parts, *(self.memory, self.objective, self.transform)],
             guard=self._guard,
             optimizer=self._steps.optimizer,
+            draws=self.draws,
             forget=self._steps.graph.forget,
         )
 
@@ -195,7 +184,7 @@ class Learner:
         """What the guard has done so far; on a GPU this waits for the device."""
         return self._guard.counts()
 
-    @synchronized
+    @drawing
     def boundary(self) -> None:
         """A task has ended and another follows; for methods that want to know."""
         if self.wants_boundaries:
@@ -203,7 +192,7 @@ class Learner:
 
     # Learning
 
-    @synchronized
+    @drawing
     def learn(self, x: Tensor, y: Tensor) -> Report:
         """Take a few gradient steps on a new batch and replayed samples, then remember the batch.
 
@@ -213,6 +202,7 @@ class Learner:
 
         Raises:
             InputError: The batch cannot be learned from.
+            ModelError: The first batch shows that the model cannot learn.
 
         Whatever is raised, an interrupt included, undoes the batch if there is a guard: nothing
         has changed then.
@@ -261,7 +251,7 @@ class Learner:
             self.objective.learned()
         return loss
 
-    @synchronized
+    @drawing
     def remember(self, x: Tensor, y: Tensor) -> None:
         """Offer a batch to the memory without learning from it now; takes what ``learn`` takes."""
         with self._undo:
@@ -368,7 +358,7 @@ class Learner:
     @synchronized
     def _evaluate(self, x: Tensor) -> Tensor:
         """Outputs for inputs of the model, in eval mode."""
-        with self.context.evaluating():
+        with self.context.evaluating(), self.draws(keep=False):
             if self.objective.predicts:
                 return self.objective.predict(x)
             if self.average.values:
@@ -405,18 +395,28 @@ class Learner:
             NumericalError: A step since the last check gave numbers that are not finite.
             CheckpointError: A part has no name, so that nobody could make it again.
         """
+        named = describe_method(self.settings, self.transform_settings, self.guard_settings)
+        tensors, values = self._state()
+        return tensors, {**named, **values}
+
+    def generators(self) -> dict[str, torch.Generator]:
+        """The generators that are no part of another part, by name."""
+        layers = {f"model.{g.device.type}": g for g in self.draws.generators}
+        return {"augment": self.intake.generator, "head": self._head_generator, **layers}
+
+    def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Its state, whatever its parts are called."""
         self.check()
         tensors = {
             **state.with_prefix("model", self.model.state_dict()),
+            **state.with_prefix("buffers", hidden_buffers(self.model)),
             **state.with_prefix("optimizer", save_optimizer(self._steps.optimizer)),
             **state.with_prefix("average", self.average.values),
-            "generator.augment": self.intake.generator.get_state(),
-            "generator.head": self._head_generator.get_state(),
+            **{f"generator.{n}": g.get_state() for n, g in self.generators().items()},
         }
         for prefix, part in self._stateful.items():
             tensors |= state.with_prefix(prefix, part.state_dict())
         values = {
-            **describe_method(self.settings, self.transform_settings, self.guard_settings),
             "classes": list(self.classes),
             "seen": [] if self.head is None else sorted(self.head.seen),
             "batches": self.batches,
@@ -436,13 +436,60 @@ class Learner:
             raise CheckpointError("The checkpoint holds weights that are NaN or Inf.")
         self.average.load(state.without_prefix("average", tensors))
         self.model.load_state_dict(weights)
+        hidden = state.without_prefix("buffers", tensors)
+        for name, buffer in hidden_buffers(self.model).items():  # a cache may have another shape
+            if name in hidden and hidden[name].shape == buffer.shape:
+                buffer.copy_(hidden[name])
         for prefix, part in self._stateful.items():
             part.load_state_dict(state.without_prefix(prefix, tensors))
         load_optimizer(self._steps.optimizer, state.without_prefix("optimizer", tensors))
         self._steps.graph.forget()
-        self.intake.generator.set_state(tensors["generator.augment"])
-        self._head_generator.set_state(tensors["generator.head"])
+        for name, generator in self.generators().items():
+            own = f"generator.{name}"
+            if own in tensors or not name.startswith("model."):  # older files lack those
+                generator.set_state(tensors[own])
         self.batches, self.steps = int(values["batches"]), int(values["steps"])
         self.intake.load(values)
         for serving in self.servings:
             serving.publish()
+
+    # Copying
+
+    @synchronized
+    def _parts(self) -> tuple[Any, ...]:
+        """Copies of what :func:`_make_again` needs."""
+        tensors, values = self._state()
+        own = {name: tensor.detach().clone() for name, tensor in tensors.items()}
+        method = self.settings, self.transform_settings, self.guard_settings
+        return copy_model(self.model), *method, self.context.record, own, values
+
+    def __deepcopy__(self, memo: object) -> Learner:
+        """A learner that goes on exactly, with a model of its own."""
+        return _make_again(*self._parts())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """The same by pickle."""
+        for name, parameter in self.model.named_parameters():
+            if parameter._backward_hooks:
+                raise TypeError(
+                    f"The learner cannot be pickled: {name!r} has a hook, which would be lost. "
+                    "Remove it, or save the learner and load it with a model that has the hook."
+                )
+        return _make_again, self._parts()
+
+    def __copy__(self) -> NoReturn:
+        raise TypeError("A shallow copy would learn with the same model: use copy.deepcopy.")
+
+
+def _make_again(
+    model: nn.Module,
+    settings: LearnerSettings,
+    transform: TransformSettings | None,
+    guard: Guard | None,
+    record: bool,
+    tensors: Mapping[str, Tensor],
+    values: Mapping[str, Any],
+) -> Learner:
+    learner = Learner(model, settings, transform=transform, guard=guard, record=record)
+    learner.load_state(tensors, values)
+    return learner

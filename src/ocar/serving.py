@@ -6,11 +6,10 @@ is never written to: readers are counted, and the next weights go into a copy th
 
 from __future__ import annotations
 
-import copy
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -19,6 +18,8 @@ from ocar import accel
 from ocar.config import require
 from ocar.inputs import Item, check_samples
 from ocar.learner import Learner
+from ocar.models.check import copy_model
+from ocar.synchronized import Lock
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -34,7 +35,7 @@ class _Copy:
     """A model that answers, or will."""
 
     def __init__(self, learner: Learner) -> None:
-        self.model = copy.deepcopy(learner.model).eval().requires_grad_(False)
+        self.model = copy_model(learner.model).eval().requires_grad_(False)
         self.tensors = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         self.classes: tuple[int, ...] = ()
         self.batches = 0
@@ -73,13 +74,16 @@ class Serving:
         require("every", every, every >= 1, "at least 1")
         self.learner = learner
         self.every = every
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._copies: list[_Copy] = []
         self._current: _Copy | None = None
         self._shapes: dict[str, torch.Size] = {}
         with learner.lock:
             learner.servings.add(self)
             self.publish()
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("A Serving belongs to one learner: copy the learner, and serve the copy.")
 
     def __repr__(self) -> str:
         return f"Serving({self.learner!r}, every={self.every})"

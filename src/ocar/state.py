@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from safetensors import safe_open
+from safetensors.torch import load as deserialize
 from safetensors.torch import save as serialize
 from torch import Tensor
 
@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 _ZEROS = b"0" * 64
 _CHECKSUM = re.compile(rb'"checksum":"([0-9a-f]{64})"')  # a quote inside a string has a backslash
-_TYPES = frozenset(
+SAVED_TYPES = frozenset(
     {
         *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
         *(torch.bool, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -139,12 +139,14 @@ def load_state(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[st
     if not target.is_file():
         raise CheckpointError(f"There is no checkpoint {str(target)!r}.")
     try:
-        with safe_open(target, framework="pt") as file:
-            header = file.metadata() or {}
-            _check_header(header, target)
-            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
-            _check_shapes(shapes, target)
-            tensors: dict[str, Tensor] = {name: file.get_tensor(name) for name in shapes}
+        data = read_file(target)  # once: another process may put a new file in its place
+        described = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+        header: dict[str, str] = described.pop("__metadata__", {})
+        _check_header(header, data, target)
+        _check_shapes({name: entry["shape"] for name, entry in described.items()}, data, target)
+        tensors: dict[str, Tensor] = deserialize(data)
+    except FileNotFoundError:
+        raise CheckpointError(f"There is no checkpoint {str(target)!r}.") from None
     except CheckpointError:
         raise
     except Exception as error:  # for example a type that safetensors knows and torch does not
@@ -161,7 +163,7 @@ def load_state(path: str | os.PathLike[str]) -> tuple[dict[str, Tensor], dict[st
     return tensors, values
 
 
-def _check_header(header: Mapping[str, str], path: Path) -> None:
+def _check_header(header: Mapping[str, str], data: bytes, path: Path) -> None:
     """Raise if a file is of another kind, of another version, or not the saved one in any byte."""
     if header.get("format") != FORMAT:
         raise CheckpointError(f"{str(path)!r} is a safetensors file, but not one of ocar's.")
@@ -175,7 +177,6 @@ def _check_header(header: Mapping[str, str], path: Path) -> None:
         raise CheckpointError(
             f"{str(path)!r} has checkpoint version {version!r}; this ocar reads {VERSION}."
         )
-    data = read_file(path)
     if _checksum(data) is None:
         raise CheckpointError(f"{str(path)!r} is not a whole checkpoint: it has no checksum.")
     if seal(data) != data:
@@ -185,9 +186,9 @@ def _check_header(header: Mapping[str, str], path: Path) -> None:
         )
 
 
-def _check_shapes(shapes: Mapping[str, list[int]], path: Path) -> None:
+def _check_shapes(shapes: Mapping[str, list[int]], data: bytes, path: Path) -> None:
     """Raise if no file of that size can fill a shape: 10¹² × 0 numbers need no bytes at all."""
-    size = path.stat().st_size
+    size = len(data)
     for name, shape in shapes.items():
         if max(shape, default=0) > size:
             raise CheckpointError(
@@ -199,8 +200,8 @@ def _check_shapes(shapes: Mapping[str, list[int]], path: Path) -> None:
 def _check_types(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Raise if a tensor has an unsupported type."""
     for name, tensor in tensors.items():
-        if tensor.dtype not in _TYPES:
-            kinds = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in _TYPES))
+        if tensor.dtype not in SAVED_TYPES:
+            kinds = ", ".join(sorted(str(kind).removeprefix("torch.") for kind in SAVED_TYPES))
             raise CheckpointError(
                 f"{str(path)!r} cannot hold {name!r}: its numbers are of type {tensor.dtype}. "
                 f"Must be one of {kinds}."

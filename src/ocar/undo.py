@@ -46,6 +46,7 @@ class Undo:
         roots: The parts of the learner.
         guard: Its guard, which has the tensors that steps change.
         optimizer: Its optimizer, if it has one.
+        draws: The generators that its layers draw from.
         forget: Called after a batch was undone: recorded steps may use tensors that are gone.
     """
 
@@ -56,13 +57,15 @@ class Undo:
         *,
         guard: BatchGuard,
         optimizer: torch.optim.Optimizer | None,
+        draws: accel.OwnDraws,
         forget: Callable[[], None],
     ) -> None:
         self._guard = guard
         self._optimizer = optimizer
+        self._draws = draws
         self._forget = forget
         self._clocks = [(owner, name) for owner, names in clocks.items() for name in names]
-        self._parts, found, self._generators = _reachable(roots)
+        self._parts, found, self._own = _reachable(roots)
         self._policies = [
             (part, name)
             for part in self._parts
@@ -77,6 +80,7 @@ class Undo:
         self._linear = [m for m in modules if isinstance(m, nn.Linear)]
         self._times: list[int] = []
         self._before: list[dict[str, Any]] = []
+        self._generators: list[torch.Generator] = []
         self._states: list[Tensor] = []
         self._storage: list[Tensor] = []
         self._buffers: list[dict[str, Tensor | None]] = []
@@ -90,6 +94,7 @@ class Undo:
             return self
         self._times = [getattr(owner, name) for owner, name in self._clocks]
         self._before = [_copy(vars(part)) for part in self._parts]
+        self._generators = [*self._own, *self._draws.generators]
         self._states = [generator.get_state() for generator in self._generators]
         self._storage = [p.data for p in self._parameters]
         self._buffers = [dict(module._buffers) for module in self._buffered]

@@ -184,6 +184,61 @@ def test_models_that_cannot_learn_are_refused(model: nn.Module, message: str) ->
             construct()
 
 
+@pytest.mark.parametrize("found_at", ["construction", "first batch"])
+def test_a_head_that_cannot_grow_takes_the_labels_that_it_has_units_for(found_at: str) -> None:
+    class Scaled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = mlp(units=3)
+            self.scale = nn.Parameter(torch.ones(3))
+
+        def forward(self, x):
+            return self.inner(x) * self.scale
+
+    model = seeded(Scaled)
+    if found_at == "construction":
+        model = mlp(units=3)
+        nn.utils.parametrizations.weight_norm(model[2])
+        with pytest.raises(ModelError, match=r"'2' cannot grow.*4 given"):
+            make("er", model, classes=range(4))
+    learner = make("er", model, classes=[4, 9])
+    x = torch.randn(3, 6, generator=torch.Generator().manual_seed(0))
+    learner.learn(x, torch.tensor([4, 9, 5]))  # the third unit was free
+    before = everything(learner)
+    with pytest.raises(InputError, match=r"no unit for labels 6, 7: 3 of 3 units .* cannot grow"):
+        learner.learn(x, torch.tensor([7, 6, 4]))
+    assert_same(everything(learner), before)
+
+
+def test_a_head_is_found_below_large_numbers_of_other_layers() -> None:
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.base = nn.Linear(6, 3).requires_grad_(False)
+            self.base.weight.mul_(1000)
+            self.head = nn.Linear(6, 3)
+
+        def forward(self, x):
+            return self.base(x) + self.head(x)
+
+    make("er", seeded(Sum), classes=range(3)).learn(GOOD_X, GOOD_Y)
+
+
+def test_regressions_that_return_something_else_are_refused() -> None:
+    class Pair(nn.Linear):
+        def forward(self, x):
+            return super().forward(x), x
+
+    settings = {"likelihood": "gaussian", "memory_kind": "reservoir", "lr": 0.1}
+    x, _ = GOOD_X, GOOD_Y
+    for model, message in (
+        (Pair(6, 2), r"shape \(n, outputs\), as a tensor; it returned a tuple"),
+        (nn.Sequential(nn.Linear(6, 2), nn.Unflatten(1, (1, 2))), r"it returned \(7, 1, 2\)"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            ocar.ER(model, **settings).learn(x, torch.zeros(10, 2))
+
+
 def test_the_head_doubles_and_keeps_what_it_has() -> None:
     model = mlp(units=2)
     parameter = model[2].weight

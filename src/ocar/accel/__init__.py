@@ -29,6 +29,7 @@ from ocar.accel.buffer import FactorBuffer, Pair
 from ocar.accel.convolution import inputs_only
 from ocar.accel.devices import adam, choose_device, gpu_name, has_gpu, many_images, own_stream
 from ocar.accel.divergence import MASKED, divergence, predictions
+from ocar.accel.draws import OwnDraws, host_and
 from ocar.accel.gram import gram
 from ocar.accel.graph import Graph, release_memory
 from ocar.accel.kronecker import invert, mix_and_damp, precondition
@@ -53,6 +54,7 @@ __all__ = [
     "Fence",
     "Graph",
     "Operation",
+    "OwnDraws",
     "Pair",
     "RepeatedPrediction",
     "RowRecorder",
@@ -68,6 +70,7 @@ __all__ = [
     "gpu_name",
     "gram",
     "has_gpu",
+    "host_and",
     "inputs_only",
     "invert",
     "known",

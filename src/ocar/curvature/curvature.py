@@ -35,6 +35,7 @@ from ocar.curvature.blocks import Blocks, Seen, layer_of
 from ocar.curvature.fisher import Categorical, FisherRoot, Gaussian, Likelihood, parse_root
 from ocar.curvature.recorder import Recorder
 from ocar.errors import CheckpointError, ConfigError, InputError, ModelError, NumericalError
+from ocar.models.modes import is_compiled
 from ocar.rng import make_generator
 from ocar.state import with_prefix, without_prefix
 
@@ -131,6 +132,11 @@ class Curvature(ABC):
         if not trainable:
             kind = type(self.model).__name__
             raise ModelError(f"{kind} has no parameter that requires a gradient.")
+        if is_compiled(self.model):
+            raise ModelError(
+                f"{type(self.model).__name__} is compiled, and then does not call the hooks by "
+                "which its curvature is recorded. Give the model itself, before torch.compile."
+            )
         self.device = trainable[0].device
         self.head = self._find_head()
         self.generator = make_generator(self.seed, "fisher", self.device)
@@ -261,6 +267,12 @@ class Curvature(ABC):
         """A context for the forward pass that :meth:`update` will use."""
         self._require_model()
         return self._recorder
+
+    def try_recording(self, x: Tensor) -> None:
+        """Raise a ``ModelError`` if a forward pass on these inputs cannot be recorded."""
+        with self.record():
+            self.model(x)
+        self._recorder.clear()
 
     def follow(self) -> AbstractContextManager[object]:
         """A context for the forward pass of the loss; with it :meth:`apply_` may be faster."""

@@ -231,9 +231,11 @@ class EmbeddingLayer(Layer):
 
 def make_layer(name: str, module: nn.Module) -> Layer | None:
     """The layer of a module, or None where there is none for its kind."""
-    weight = module._parameters.get("weight")
+    weight, bias = module._parameters.get("weight"), module._parameters.get("bias")
     if weight is None or not weight.requires_grad:
         return None
+    if bias is None and getattr(module, "bias", None) is not None:
+        return None  # it is computed from other parameters
     if isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d)):
         return MatrixLayer(name, module)
     if isinstance(module, NORM_LAYERS):

@@ -102,6 +102,14 @@ class LayerCurvature(Curvature):
                 blocks.append(make(own, sharing=self.sharing, head=self._head))
         return blocks
 
+    def try_recording(self, x: Tensor) -> None:
+        """See :meth:`Curvature.try_recording`."""
+        with self.record() as recorder:
+            self.model(x)
+        for name, seen in recorder.inputs.items():
+            self.layers[name].by_sample(seen, seen.unsqueeze(0), len(x))
+        recorder.clear()
+
     def _see(
         self, outputs: Tensor, columns: Tensor, weights: Tensor | None, active: Tensor | None
     ) -> dict[str, Seen]:

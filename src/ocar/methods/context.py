@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ocar.errors import ModelError
 from ocar.memory import Memory
 from ocar.models.head import GrowingHead
 from ocar.models.modes import evaluating
@@ -91,5 +92,9 @@ def with_inputs(
 
     with layer.register_forward_pre_hook(record):
         outputs = forward(x)
-    (inputs,) = found
-    return inputs, outputs
+    if len(found) != 1:
+        raise ModelError(
+            f"The output layer was called {len(found)} times in a forward pass; this method needs "
+            "a model that calls it once."
+        )
+    return found[0], outputs

@@ -15,7 +15,6 @@ implemented.
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -31,6 +30,7 @@ from ocar.methods.context import Context
 from ocar.methods.objective import ClassObjective, Forward, Objective, Outcome, Step, mean_loss
 from ocar.methods.settings import LearnerSettings
 from ocar.methods.transform import TransformSettings
+from ocar.models.check import copy_model
 from ocar.models.modes import train_mode_
 from ocar.rng import make_generator
 from ocar.state import all_finite
@@ -88,7 +88,7 @@ class FromScratch(ClassObjective[GDumbSettings]):
 
     def __init__(self, settings: GDumbSettings, context: Context) -> None:
         super().__init__(settings, context)
-        self._copy = copy.deepcopy(context.model)
+        self._copy = copy_model(context.model)
         self._augmenting = make_generator(settings.seed, "gdumb/augment", context.device)
         self._training = accel.Graph(
             self._train_on,

@@ -20,7 +20,6 @@ whenever a new class arrives.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -49,6 +48,7 @@ from ocar.methods.objective import (
 )
 from ocar.methods.settings import LearnerSettings
 from ocar.methods.stretches import Kind, Stretches
+from ocar.models.check import copy_model
 from ocar.models.head import mask_logits
 from ocar.state import check_names, with_prefix, without_prefix
 
@@ -101,7 +101,7 @@ class Distillation(ClassObjective[ERLwFSettings]):
     def __init__(self, settings: ERLwFSettings, context: Context) -> None:
         super().__init__(settings, context)
         self.wants_boundaries = settings.teacher == "boundary"
-        self.teacher = copy.deepcopy(context.model).requires_grad_(False)
+        self.teacher = copy_model(context.model).requires_grad_(False)
         self._mask = torch.zeros_like(self.head.active)
         self._distilled: set[int] = set()
         self._stretches = Stretches(settings.teacher, quiet=0, length=settings.refresh)

@@ -234,6 +234,10 @@ class OCARTransform(Transform):
     def _renews(self, step: Step) -> bool:
         return step.index == 0 or self.settings.fisher_passes == "every"
 
+    def try_model(self, model: nn.Module, x: Tensor) -> None:
+        """Raise if the curvature cannot record the model."""
+        self.curvature.try_recording(x)
+
     def watch(self, step: Step) -> AbstractContextManager[object]:
         """Record the objective's forward pass if the Fisher is taken from it."""
         stack = ExitStack()

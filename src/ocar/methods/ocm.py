@@ -38,6 +38,7 @@ from ocar.methods.contrastive import load_module, mean_over_same, pair_losses, r
 from ocar.methods.copies import copy_modes_, copy_values_, fit_head_, floating_buffers
 from ocar.methods.objective import Begun, Forward, Objective, Outcome, Step, sample_losses
 from ocar.methods.rotated import Rotated, RotatedSettings, same_class
+from ocar.models.check import copy_model
 from ocar.state import with_prefix
 
 
@@ -142,7 +143,7 @@ class Previous(nn.Module):
     def __init__(self, context: Context, projection: nn.Linear) -> None:
         super().__init__()
         assert context.head is not None
-        self.model = copy.deepcopy(context.model)
+        self.model = copy_model(context.model)
         self.projection = copy.deepcopy(projection)
         self.requires_grad_(False)
         self._head_name = context.head.name

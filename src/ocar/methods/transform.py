@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import ClassVar
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ocar.config import require_options
 from ocar.methods.context import Context
@@ -29,6 +29,14 @@ class Transform(Part):
             classes: Classes that have a unit; 0 in regression.
         """
         return None
+
+    def try_model(self, model: nn.Module, x: Tensor) -> None:
+        """Raise a ``ModelError`` if the model cannot be used; called before the first batch.
+
+        Args:
+            model: The model, in eval mode.
+            x: Some of its inputs.
+        """
 
     def watch(self, step: Step) -> AbstractContextManager[object]:
         """A context in which the objective runs its forward pass."""

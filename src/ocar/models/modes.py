@@ -1,9 +1,10 @@
-"""Train and eval mode."""
+"""Train and eval mode, compiled or not."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -37,3 +38,18 @@ def train_mode_(model: nn.Module) -> None:
     model.train()
     for module in frozen:
         module.eval()
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether ``torch.compile`` has compiled the model or a part of it."""
+    if "torch._dynamo" not in sys.modules:  # importing it takes seconds
+        return False
+    kind = torch._dynamo.OptimizedModule
+    return any(isinstance(m, kind) or m._compiled_call_impl is not None for m in model.modules())
+
+
+def uncompiled(model: nn.Module) -> AbstractContextManager[object]:
+    """Inside it a compiled model runs as written, so that new hooks on its layers are called."""
+    if not is_compiled(model):
+        return nullcontext()
+    return torch.compiler.set_stance("force_eager")

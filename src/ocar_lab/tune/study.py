@@ -24,13 +24,13 @@ from typing import Any
 
 from ocar import accel
 from ocar.errors import OcarError, RunError
-from ocar.files import printable_values, read_file, write_whole
+from ocar.files import folder_lock, printable_values, read_file, write_whole
 from ocar.rng import derive_seed
 from ocar_lab.experiment.executors import Executor, Stop, WorkError
 from ocar_lab.experiment.executors.base import never
 from ocar_lab.optional import needed
 from ocar_lab.runs import describe_process
-from ocar_lab.runs.folder import folder_lock, open_to_write, read_json
+from ocar_lab.runs.folder import open_to_write, read_json
 from ocar_lab.runs.provenance import differences
 from ocar_lab.tune.config import STARTUP, TuneConfig
 from ocar_lab.tune.events import Ended, Moved, SearchEvent, State, Trial

@@ -1,0 +1,117 @@
+"""What is wrong with a model, found before it learns."""
+
+from __future__ import annotations
+
+import copy
+from itertools import chain
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.parameter import is_lazy
+
+from ocar.errors import ModelError
+from ocar.state import SAVED_TYPES, not_finite
+
+_RANDOM = (_DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
+
+
+def check_model(model: nn.Module) -> nn.Parameter:
+    """The first parameter that learns.
+
+    Raises:
+        ModelError: The model could not learn, or not be saved; nothing has changed.
+    """
+    kind = type(model).__name__
+    tensors = dict(chain(model.named_parameters(), model.named_buffers()))
+    for name, tensor in tensors.items():
+        if is_lazy(tensor):
+            raise ModelError(
+                f"{kind} is lazy: {name!r} has no shape yet. Run some samples through it first: "
+                "model(x)."
+            )
+        if tensor.is_inference():
+            raise ModelError(
+                f"{kind} cannot learn: {name!r} was made inside torch.inference_mode(). Make the "
+                "model outside, or give copy.deepcopy(model)."
+            )
+    devices = sorted({str(tensor.device) for tensor in tensors.values()})
+    if len(devices) > 1 or "meta" in devices:
+        raise ModelError(
+            f"{kind} is on {' and '.join(devices)}. A learner works on one device that has memory: "
+            "move the model with model.to(device)."
+        )
+    learning = next((p for p in model.parameters() if p.requires_grad), None)
+    if learning is None:
+        raise ModelError(
+            f"{kind} has no parameter that requires a gradient; there is nothing to learn."
+        )
+    _check_saved(model)
+    if broken := not_finite(dict(model.named_buffers())):
+        raise ModelError(
+            f"{kind} has NaN or Inf in {', '.join(broken)}, and a checkpoint refuses them. A mask "
+            "can be a buffer of bool, or hold -1e9 in place of -Inf."
+        )
+    return learning
+
+
+def _check_saved(model: nn.Module) -> None:
+    """Raise if a checkpoint could not hold the model."""
+    for name, value in model.state_dict().items():
+        if not isinstance(value, Tensor):
+            found = f"a {type(value).__name__}, not a tensor"
+        elif value.layout != torch.strided:
+            found = f"of layout {value.layout}"
+        elif value.dtype not in SAVED_TYPES:
+            found = f"of type {value.dtype}"
+        else:
+            continue
+        raise ModelError(
+            f"{type(model).__name__} could not be saved: {name!r} is {found}. A checkpoint holds "
+            "dense tensors of real numbers."
+        )
+
+
+def hidden_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers that a model keeps out of its ``state_dict``, those that a file can hold."""
+    saved = model.state_dict().keys()
+    buffers = {n: b for n, b in model.named_buffers() if n not in saved}
+    return {n: b for n, b in buffers.items() if b.dtype in SAVED_TYPES}
+
+
+def may_draw(part: object) -> bool:
+    """Whether a module or a function may draw from PyTorch's global generators.
+
+    Code that is not PyTorch's or ours may do anything.
+    """
+    if isinstance(part, nn.Module):
+        return any(map(_may_draw, part.modules()))
+    return part is not None and not type(part).__module__.startswith("ocar.")
+
+
+def _may_draw(module: nn.Module) -> bool:
+    known = type(module).__module__.startswith(("torch.nn.modules.", "ocar."))
+    changed = bool(module._forward_hooks or module._forward_pre_hooks)
+    if not known or changed or "forward" in module.__dict__ or isinstance(module, _RANDOM):
+        return True
+    dropout = getattr(module, "dropout", 0.0)  # of attention and of recurrent layers
+    return isinstance(dropout, (int, float)) and dropout > 0
+
+
+def copy_model(model: nn.Module) -> nn.Module:
+    """A copy with tensors of its own.
+
+    Raises:
+        ModelError: The model cannot be copied.
+    """
+    try:
+        copied = copy.deepcopy(model)
+    except Exception as error:  # what a module's parts raise can be anything
+        raise ModelError(
+            f"{type(model).__name__} cannot be copied: {error} Of torch.nn.utils.weight_norm and "
+            "spectral_norm use the form in torch.nn.utils.parametrizations."
+        ) from error
+    for mine, theirs in zip(copied.parameters(), model.parameters(), strict=True):
+        for hook in (theirs._backward_hooks or {}).values():
+            mine.register_hook(hook)
+    return copied
