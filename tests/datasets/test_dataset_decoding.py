@@ -252,6 +252,8 @@ def test_a_line_of_pixels_is_not_scaled_to_gigabytes(
     data = png(header, b"\0" * 1000)
     with pytest.raises(DataError, match=f"its {width}×{height} pixels become"):
         decode(data, 64)
+    with pytest.raises(DataError, match="1000 times as long as wide"):
+        decode(data, 1)
 
 
 def test_a_long_picture_within_the_bound_is_read() -> None:

@@ -291,9 +291,10 @@ def test_a_damaged_status_stops_nothing(tmp_path: Path, whole: Path, capsys: Cap
     path = Path(shutil.copytree(whole, tmp_path / "runs" / short().folder()))
     out = str(tmp_path / "runs")
     expected = read_run(path).summary
-    for status in DAMAGED:
+    for number, status in enumerate(DAMAGED):
         (path / STATUS).write_bytes(as_bytes(status))
-        for command in ([*COMMAND, out], ["show", out], ["report", out, "--json"]):
+        commands = ([*COMMAND, out], ["show", out], ["report", out, "--json"])
+        for command in commands[: 1 if number % 5 else 3]:
             assert main(command) == 0, (status, capsys.readouterr().err)
         run = read_run(path)
         assert (run.summary, run.state, run.status) == (expected, "finished", {})
@@ -320,8 +321,7 @@ GONE: dict[str, Callable[[Path], object]] = {
 }
 
 
-@pytest.mark.parametrize("how", GONE)
-@pytest.mark.parametrize("moment", [2, 4])
+@pytest.mark.parametrize(("how", "moment"), [*((how, 2) for how in GONE), ("deleted", 4)])
 def test_a_run_whose_folder_is_gone_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured, how: str, moment: int
 ) -> None:

@@ -35,6 +35,7 @@ DECODER = "shorter side, bilinear, centre crop, 2"
 MOST_PIXELS = 50_000_000
 """Of an image in its file, and after scaling: a small file may claim any size and shape."""
 
+_LONGEST = 1000  # longer side by the shorter one: scaling needs memory for each row and column
 _MOST_SCANNED = 10_000_000_000  # pixels times scans of a progressive JPEG, which take few bytes
 
 _OPAQUE = {"1", "L", "P", "RGB", "RGBX", "CMYK", "YCbCr"}
@@ -62,19 +63,22 @@ def decode(data: bytes, size: int) -> npt.NDArray[np.uint8]:
     Raises:
         Exception: Any, since a damaged image can fail in any way.
     """
+    image = _upright(data, size)
+    if image.size != (size, size):
+        width, height = _scaled(*image.size, size)
+        image = image.resize((width, height), Image.Resampling.BILINEAR)
+        left, top = round((width - size) / 2), round((height - size) / 2)
+        image = image.crop((left, top, left + size, top + size))
+    return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
+
+
+def _upright(data: bytes, size: int) -> Image.Image:
+    """The image as it was taken; a function of its own, since its end frees the stored pixels."""
     with Image.open(io.BytesIO(data), formats=FORMATS) as file:
         _check_size(file, data, size)
         image = _to_rgb(file)
         turn = _TURNS.get(_orientation(file))  # after loading: Pillow turns a TIFF itself
-        if turn is not None:
-            image = image.transpose(turn)
-        width, height = image.size
-        if (width, height) != (size, size):
-            width, height = _scaled(width, height, size)
-            image = image.resize((width, height), Image.Resampling.BILINEAR)
-            left, top = round((width - size) / 2), round((height - size) / 2)
-            image = image.crop((left, top, left + size, top + size))
-        return np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1))
+        return image if turn is None else image.transpose(turn)
 
 
 def _scaled(width: int, height: int, size: int) -> tuple[int, int]:
@@ -89,10 +93,10 @@ def _check_size(file: ImageFile, data: bytes, size: int) -> None:
     if not 0 < width * height <= MOST_PIXELS:
         raise DataError(f"it claims {width}×{height} pixels. Must be 1 to {MOST_PIXELS}")
     wide, high = _scaled(width, height, size)
-    if wide * high > MOST_PIXELS:
+    if wide * high > MOST_PIXELS or max(wide, high) > _LONGEST * size:
         raise DataError(
             f"its {width}×{height} pixels become {wide}×{high} if the shorter side is {size}. "
-            f"Must be at most {MOST_PIXELS}"
+            f"Must be at most {MOST_PIXELS}, and {_LONGEST} times as long as wide"
         )
     if "progressive" in file.info and data.count(b"\xff\xda") * width * height > _MOST_SCANNED:
         raise DataError(f"it is a JPEG with too many scans of {width}×{height} pixels")
