@@ -464,7 +464,7 @@ zoo("PixelShuffle", lambda: conv(nn.PixelShuffle(2), channels=2, area=144), **IM
 zoo("squeeze and excitation", lambda: conv(SqueezeExcite(8)), **IMAGES)
 zoo("ConvNeXt block", lambda: conv(convnext()), **IMAGES)
 zoo("inverted residual block", lambda: conv(mbconv()), **IMAGES)
-zoo("MLP-Mixer", mixer, batches=80, **IMAGES)
+zoo("MLP-Mixer", mixer, batches=120, **IMAGES)
 zoo("vision transformer", vit, batches=80, **IMAGES)
 zoo(
     "Conv3d",
