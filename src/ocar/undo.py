@@ -46,7 +46,7 @@ class Undo:
         roots: The parts of the learner.
         guard: Its guard, which has the tensors that steps change.
         optimizer: Its optimizer, if it has one.
-        forget: Called after a batch was undone: recorded steps may use tensors that are gone.
+        forget: Called before a batch is undone: recorded steps may use tensors that will be gone.
     """
 
     def __init__(
@@ -146,6 +146,7 @@ class Undo:
         """Undo the batch, except for the tensors that the guard restores."""
         if not self._enabled:
             return
+        self._forget()
         for tensor, old, index in reversed(self._kept):
             if index is None:
                 tensor.copy_(old)
@@ -168,7 +169,6 @@ class Undo:
             vars(part).update(_copy(before))  # first, since other threads may read them
             for name in vars(part).keys() - before.keys():
                 del vars(part)[name]
-        self._forget()
 
     @torch.no_grad()
     def restore_rows(self, *, unless: Tensor) -> None:
