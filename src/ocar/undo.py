@@ -82,7 +82,7 @@ class Undo:
         self._buffers: list[dict[str, Tensor | None]] = []
         self._optimized: dict[Any, dict[str, Any]] = {}
         self._kept: list[tuple[Tensor, Tensor, Tensor | None]] = []  # rows: their indices
-        self._enabled = False
+        self._enabled = self._gradients = False
 
     def __enter__(self) -> Undo:
         self._kept.clear()
@@ -95,6 +95,7 @@ class Undo:
         self._buffers = [dict(module._buffers) for module in self._buffered]
         if self._optimizer is not None:
             self._optimized = {p: dict(own) for p, own in self._optimizer.state.items()}
+        self._gradients = torch.is_grad_enabled()
         self._guard.start()
         self._enabled = True
         for memory, name in self._policies:
@@ -111,6 +112,8 @@ class Undo:
         trace: TracebackType | None,
     ) -> None:
         if kind is not None and self._enabled:
+            # An interrupt at the end of a with statement can skip the exit of torch.no_grad().
+            torch.set_grad_enabled(self._gradients)
             self._drop_graphs(error)
             self._guard.abandon()
             self.restore()

@@ -374,7 +374,7 @@ def test_nor_in_a_memory_of_one_s_own(method: str, kind: str) -> None:
 # --- interrupts at any moment ---------------------------------------------------------------------
 
 SOURCE = str(Path(ocar.__file__).parent)
-UNDOING = ("undo.py", "learner.py:learn", "learner.py:holding", "learner.py:remember")
+UNDOING = ("undo.py", "guard.py:close", "learner.py:learn", "learner.py:holding")
 
 
 class Tracer:
