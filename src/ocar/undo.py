@@ -47,7 +47,7 @@ class Undo:
         guard: Its guard, which has the tensors that steps change.
         optimizer: Its optimizer, if it has one.
         draws: The generators that its layers draw from.
-        forget: Called after a batch was undone: recorded steps may use tensors that are gone.
+        forget: Called before a batch is undone: recorded steps may use tensors that will be gone.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class Undo:
         self._buffers: list[dict[str, Tensor | None]] = []
         self._optimized: dict[Any, dict[str, Any]] = {}
         self._kept: list[tuple[Tensor, Tensor, Tensor | None]] = []  # rows: their indices
-        self._enabled = False
+        self._enabled = self._gradients = False
 
     def __enter__(self) -> Undo:
         self._kept.clear()
@@ -100,6 +100,7 @@ class Undo:
         self._buffers = [dict(module._buffers) for module in self._buffered]
         if self._optimizer is not None:
             self._optimized = {p: dict(own) for p, own in self._optimizer.state.items()}
+        self._gradients = torch.is_grad_enabled()
         self._guard.start()
         self._enabled = True
         for memory, name in self._policies:
@@ -116,6 +117,8 @@ class Undo:
         trace: TracebackType | None,
     ) -> None:
         if kind is not None and self._enabled:
+            # An interrupt at the end of a with statement can skip the exit of torch.no_grad().
+            torch.set_grad_enabled(self._gradients)
             self._drop_graphs(error)
             self._guard.abandon()
             self.restore()
@@ -151,6 +154,7 @@ class Undo:
         """Undo the batch, except for the tensors that the guard restores."""
         if not self._enabled:
             return
+        self._forget()
         for tensor, old, index in reversed(self._kept):
             if index is None:
                 tensor.copy_(old)
@@ -173,7 +177,6 @@ class Undo:
             vars(part).update(_copy(before))  # first, since other threads may read them
             for name in vars(part).keys() - before.keys():
                 del vars(part)[name]
-        self._forget()
 
     @torch.no_grad()
     def restore_rows(self, *, unless: Tensor) -> None:

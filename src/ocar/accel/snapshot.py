@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ocar.accel.layout import from_weight_matrix, in_memory, is_dense
 from ocar.accel.operation import has_triton, launch, operation
+from ocar.accel.streams import is_recording
 
 _PIECE = 2048  # numbers that a program takes at a time
 _PROGRAMS = 264  # that share a roll back, if there is one
@@ -54,9 +55,14 @@ class Tensors:
 
 
 class Snapshot:
-    """A copy of tensors, in one piece for each type."""
+    """A copy of tensors, in one piece for each type.
+
+    Attributes:
+        is_recorded: Whether it is part of a recording: nothing has been copied yet, nor changed.
+    """
 
     def __init__(self, tensors: Tensors) -> None:
+        self.is_recorded = is_recording()
         groups = ((tensors.weights, True), (tensors.statistics, False), (tensors.others, False))
         self._parts = [
             (same, _flat(same), shortens) for group, shortens in groups for same in _by_dtype(group)

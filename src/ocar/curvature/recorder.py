@@ -39,6 +39,7 @@ class Recorder:
         self._context = ExitStack()
 
     def __enter__(self) -> Recorder:
+        self._context.close()  # an interrupt may have left hooks behind
         self.clear()
         self._context.enter_context(accel.batched_backward(self.model))
         for name, layer in self.layers.items():

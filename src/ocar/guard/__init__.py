@@ -1,11 +1,16 @@
 """A guard that keeps one bad batch from spoiling what was learned.
 
-After the steps on a stream batch it looks at their effect. A batch is *skipped*, that is weights
-and statistics are rolled back and the batch is not remembered, if
+After the steps on a stream batch it looks at their effect. A batch is *skipped* if
 
 - its loss, a weight after it, or its curvature is not finite, or
 - its inputs are out of scale: their root mean square is more than a thousand times the largest
   of any batch before.
+
+A skipped batch leaves nothing behind: see :mod:`ocar.undo`. Only ``learner.batches`` and the counts
+of the guard tell of it. The same holds for a batch that an error or an interrupt breaks off, which
+is not even counted. On a GPU the verdict is a value, and nothing waits for it once a batch has been
+learned. There weights, statistics, curvature and the samples in the memory are restored by it;
+clocks, random draws, new classes and the counters of the memory are those of a batch that came.
 
 A batch is *shortened* if its preconditioned steps have moved the predictions p on the first replay
 batch by more than a bound, KL(p before ‖ p after) > ρ: the constraint of OCAR's problem, measured

@@ -104,13 +104,15 @@ class BatchGuard:
         ``_refused`` holds their number, and the smallest and the largest of their mean squares; of
         the last batch alone if it is unlike the one before.
         """
-        count, least, most = self._refused.unbind()
-        least, most = torch.minimum(least, square), torch.maximum(most, square)
-        alike = (count > 0) & (most <= least * ALIKE**2)
-        row = torch.stack([count + 1, least, most])
-        row = torch.where(alike, row, torch.stack([torch.ones_like(square), square, square]))
-        self._refused = torch.where(trusted | ~square.isfinite(), self._none_refused, row)
         patience = None if self.settings is None else self.settings.rescale_after
+        row = square  # without patience only the last batch matters
+        if patience is not None:
+            count, least, most = self._refused.unbind()
+            least, most = torch.minimum(least, square), torch.maximum(most, square)
+            alike = (count > 0) & (most <= least * ALIKE**2)
+            row = torch.stack([count + 1, least, most])
+            row = torch.where(alike, row, torch.stack([torch.ones_like(square), square, square]))
+        self._refused = torch.where(trusted | ~square.isfinite(), self._none_refused, row)
         return trusted if patience is None else trusted | (self._refused[0] > patience)
 
     def accept_scale(self) -> None:
@@ -121,7 +123,7 @@ class BatchGuard:
     def _set_scale(self, largest: Tensor) -> None:
         """Take a mean square as the largest so far; after 0 any finite one may come."""
         scale = None if self.settings is None else self.settings.scale
-        self._largest_square = largest
+        self._largest_square = self._limit = largest
         if scale is not None:
             limit = largest.clamp(min=1.0) * scale**2
             self._limit = torch.where(largest == 0, torch.finfo(limit.dtype).max, limit)
@@ -218,7 +220,7 @@ class BatchGuard:
 
     def abandon(self) -> None:
         """An error has broken off a batch: it does not count, and tensors become what they were."""
-        if self._snapshot is not None:
+        if self._snapshot is not None and not self._snapshot.is_recorded:
             self._restore()
         if self._before is not None:
             counts, largest, (self._largest_square, self._limit, self._refused) = self._before
