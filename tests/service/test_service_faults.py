@@ -31,6 +31,12 @@ def test_a_sample_of_all_faults() -> None:
 
 
 @pytest.mark.long
+def test_a_service_that_does_not_sync_its_folder_is_found_out() -> None:
+    with pytest.raises(AssertionError, match="in recover"):
+        sweep("service_faults.py", "--unsynced", "--kinds", "power", "--step", "20")
+
+
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("used", [[], ["--used"]], ids=["new", "used"])
 @pytest.mark.parametrize("kind", KINDS)
