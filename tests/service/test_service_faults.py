@@ -25,7 +25,7 @@ def sweep(script: str, *options: str) -> dict[str, Any]:
 
 
 def test_a_sample_of_all_faults() -> None:
-    found = sweep("service_faults.py", "--used", "--step", "61", "--offset", "17")
+    found = sweep("service_faults.py", "--used", "--step", "100", "--offset", "60")
     assert found["points"] >= len(KINDS)
     assert found["killed"] > 0
 
