@@ -82,6 +82,7 @@ def attempt(work: Callable[[Tell], None], root: Path, *, at: int = 0, kind: str 
     status = os.waitpid(child, 0)[1]
     last = told.pop() if told and isinstance(told[-1], dict) else {}
     assert "error" not in last, f"{kind} at call {at}: {last['error']}"
+    assert os.WIFSIGNALED(status) or "calls" in last, f"{kind} at call {at}: no end in 60 s"
     return Outcome(told, os.WIFSIGNALED(status), last.get("calls", []))
 
 
@@ -157,8 +158,10 @@ class Faults:
                 self.at, self.kind = self.at + 1, "no room"  # the rest does not fit
             return written
         if self.kind in ("kill after", "torn"):
-            function(*args, **kw)
-            self._die()
+            try:
+                function(*args, **kw)
+            finally:
+                self._die()
         code = errno.EIO if self.kind in ("EIO", "broken disk") else errno.ENOSPC
         if self.kind == "full disk" and name not in _NEEDS_ROOM:
             return function(*args, **kw)

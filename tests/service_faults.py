@@ -24,6 +24,7 @@ import torch
 from faults import KINDS, Outcome, Tell, attempt
 
 import ocar
+from ocar import files
 from ocar.errors import OcarError
 from ocar.inputs import Item
 from ocar.service import Refused, Service
@@ -171,7 +172,12 @@ def main() -> None:
     parser.add_argument("--offset", type=int, default=0)
     parser.add_argument("--kinds", nargs="+", default=KINDS)
     parser.add_argument("--used", action="store_true", help="start with a journal to learn")
+    parser.add_argument(
+        "--unsynced", action="store_true", help="never sync a folder: the sweep must find out"
+    )
     given = parser.parse_args()
+    if given.unsynced:
+        files.sync_folder = lambda folder: None
     torch.set_num_threads(1)
     new_learner().learn(*batch(0))  # what PyTorch does once it need not do in every child
     result = sweep(step=given.step, offset=given.offset, kinds=tuple(given.kinds), used=given.used)

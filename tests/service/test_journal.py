@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from ocar.errors import DataError
+from ocar.service.__main__ import main
 from ocar.service.journal import Journal, ranges, repair
 from ocar.service.records import MARKS_AT, read_head, read_marks
 
@@ -316,9 +317,14 @@ def test_the_repair_command(tmp_path: Path) -> None:
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     assert ended.stdout == "Batches after the checkpoint: 29 kept, 1 lost (30).\n"
     assert same(read(tmp_path), list(range(1, 30)))
-    command[-1] += "-gone"
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stderr[:6]) == (1, "ocar: ")
+
+
+def test_a_repair_that_cannot_be_done_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["service", "repair", str(tmp_path / "gone")])
+    with pytest.raises(SystemExit, match=r"^ocar: .*gone cannot be locked"):
+        main()
 
 
 def test_numbers_in_short() -> None:

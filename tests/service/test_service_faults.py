@@ -25,9 +25,15 @@ def sweep(script: str, *options: str) -> dict[str, Any]:
 
 
 def test_a_sample_of_all_faults() -> None:
-    found = sweep("service_faults.py", "--used", "--step", "61", "--offset", "17")
+    found = sweep("service_faults.py", "--used", "--step", "100", "--offset", "60")
     assert found["points"] >= len(KINDS)
     assert found["killed"] > 0
+
+
+@pytest.mark.long
+def test_a_service_that_does_not_sync_its_folder_is_found_out() -> None:
+    with pytest.raises(AssertionError, match="in recover"):
+        sweep("service_faults.py", "--unsynced", "--kinds", "power", "--step", "20")
 
 
 @pytest.mark.long
