@@ -120,10 +120,10 @@ def test_a_lock_that_is_a_link_or_a_pipe_is_refused(tmp_path: Path) -> None:
     make_folder(tmp_path / "a" / "b")
     lock = tmp_path / "a" / "b" / ".lock"
     lock.symlink_to(outside)
-    with pytest.raises(RunError, match="cannot be locked"), folder_lock(lock.parent):
+    with pytest.raises(RunError, match="it is a link"), folder_lock(lock.parent):
         pass
     assert outside.read_bytes() == b"precious"
     lock.unlink()
     os.mkfifo(lock)
-    with pytest.raises(RunError, match="is not a regular file"), folder_lock(lock.parent):
+    with pytest.raises(RunError, match="it is no regular file"), folder_lock(lock.parent):
         pass

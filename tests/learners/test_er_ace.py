@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -124,15 +124,25 @@ def test_at_the_limits_of_alpha_one_term_is_left(alpha: float, part: slice) -> N
     assert_close(AsymmetricCrossEntropy(alpha)(model, step).loss, expected, **EXACT)
 
 
+def follow_training(module: nn.Module, use: Callable[[Tensor], None]) -> None:
+    """Give the inputs of a module to a function, but for those in eval mode that try the model."""
+
+    def follow(module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        if module.training:
+            use(args[0])
+
+    module.register_forward_pre_hook(follow)
+
+
 def test_each_term_has_statistics_of_its_own() -> None:
     """BatchNorm sees new and replayed samples one after the other."""
     model = convnet()
-    seen = []
-    model[1].register_forward_hook(lambda module, inputs, output: seen.append(len(inputs[0])))
+    seen: list[int] = []
+    follow_training(model[1], lambda x: seen.append(len(x)))
     learner = make("er-ace", model, passes=2)
     for x, y in images(2, [0, 1]):
         learner.learn(x, y)
-    assert seen == [1, *[10, 10] * 4]  # one sample to try the model
+    assert seen == [10, 10] * 4
     assert int(model[1].num_batches_tracked) == 8
 
 
@@ -142,13 +152,13 @@ def test_each_term_has_statistics_of_its_own() -> None:
 @BOTH
 def test_the_current_batch_can_be_replayed_at_once(method: str) -> None:
     """It enters the memory first: the replay of the very first batch is the batch itself."""
-    inputs = []
+    inputs: list[Tensor] = []
     learner = make(method, mlp(), passes=1)
-    learner.model.register_forward_pre_hook(lambda module, args: inputs.append(args[0].clone()))
+    follow_training(learner.model, lambda x: inputs.append(x.clone()))
     x, y = batch([0, 1])
     learner.learn(x, y)
     assert len(learner.memory) == 10
-    _, new, old, *_ = inputs  # the first sample, to try the model; then both terms
+    new, old, *_ = inputs  # of both terms
     assert torch.equal(new, x)
     assert_close(old.sort(0).values, x.sort(0).values, **BITWISE)
 
@@ -263,18 +273,18 @@ def test_one_class_only(method: str) -> None:
 
 
 def test_a_batch_smaller_than_the_replay_replays_what_there_is() -> None:
-    sizes = []
+    sizes: list[int] = []
     learner = make("er-ace", mlp(), passes=1)
-    learner.model.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
+    follow_training(learner.model, lambda x: sizes.append(len(x)))
     for size in (3, 4):
         learner.learn(*batch([0, 1], size=size))
-    assert sizes == [1, 3, 3, 4, 7]
+    assert sizes == [3, 3, 4, 7]
     published = make("er-ace", mlp(), passes=1, partial_replay=False)
-    published.model.register_forward_pre_hook(lambda module, args: sizes.append(len(args[0])))
+    follow_training(published.model, lambda x: sizes.append(len(x)))
     sizes.clear()
     for size in (3, 4, 4):  # 3, 7 and 11 in the memory; replay begins with ten
         published.learn(*batch([0, 1], size=size))
-    assert sizes == [1, 3, 4, 4, 10]
+    assert sizes == [3, 4, 4, 10]
 
 
 @BOTH

@@ -256,7 +256,7 @@ def test_a_shared_parameter_is_refused() -> None:
     other = nn.Linear(6, 6)
     other.weight = one.weight
     with pytest.raises(ModelError, match=r"share a parameter"):
-        make(nn.Sequential(one, nn.Tanh(), other))
+        make(nn.Sequential(one, nn.Tanh(), other, nn.Linear(6, 6)))
 
 
 def test_it_goes_with_other_losses_and_with_regression() -> None:
