@@ -30,7 +30,7 @@ LOCK_TITLE := \# Hashes of the files that CI installs, all but torch; see CONTRI
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help venv run locked lock test coverage test-long test-kernels test-all test-avalanche test-gpu check fuzz fuzz-guided format readme docs browser bench dist clean
+.PHONY: help venv run locked lock test coverage test-long test-sweep test-kernels test-all test-avalanche test-gpu check fuzz fuzz-guided format readme docs browser bench dist clean
 
 help:  ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -70,6 +70,9 @@ coverage: venv  ## the same, and how much of the code they run: build/coverage/i
 
 test-long: venv  ## run the tests that take long
 	$(PYTEST) -n $(WORKERS) -m long --timeout=3600
+
+test-sweep: venv  ## try every fault, bad batch and model; an hour, so that CI has samples only
+	$(PYTEST) -n $(WORKERS) -m sweep --timeout=7200
 
 test-kernels: venv  ## run the kernels of a GPU on the CPU, by Triton's interpreter
 	TRITON_INTERPRET=1 $(PYTEST) -n $(WORKERS) tests/accel

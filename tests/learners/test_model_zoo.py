@@ -105,7 +105,7 @@ def test_a_sample_learns_or_is_refused(name: str, method: str, tmp_path: Path) -
     check(name, method, tmp_path)
 
 
-@pytest.mark.long
+@pytest.mark.sweep
 @pytest.mark.parametrize("method", SETTINGS)
 @pytest.mark.parametrize("name", [name for name in ZOO if name not in SAMPLE])
 def test_every_model_learns_or_is_refused(name: str, method: str, tmp_path: Path) -> None:

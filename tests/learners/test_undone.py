@@ -249,7 +249,7 @@ def test_a_bad_batch_leaves_nothing_behind(method: str, way: str, kind: str, pos
     check(method, way, kind, position)
 
 
-@pytest.mark.long
+@pytest.mark.sweep
 @pytest.mark.parametrize(("method", "way", "kind", "position"), MORE)
 def test_no_bad_batch_leaves_anything_behind(
     method: str, way: str, kind: str, position: int
@@ -436,7 +436,7 @@ def test_an_interrupt_at_any_line_undoes_the_batch(method: str) -> None:
     assert interrupted(method, "growing", 6, seed=0) > 300
 
 
-@pytest.mark.long
+@pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize(
     ("method", "way"), [(m, w) for m in METHODS for w in WAYS if legal(m, w, "1e8")]

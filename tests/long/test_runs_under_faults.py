@@ -11,7 +11,7 @@ import pytest
 from faults import KINDS
 
 
-@pytest.mark.long
+@pytest.mark.sweep
 @pytest.mark.timeout(3600)
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith("power")])

@@ -36,7 +36,7 @@ def test_a_service_that_does_not_sync_its_folder_is_found_out() -> None:
         sweep("service_faults.py", "--unsynced", "--kinds", "power", "--step", "20")
 
 
-@pytest.mark.long
+@pytest.mark.sweep
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("used", [[], ["--used"]], ids=["new", "used"])
 @pytest.mark.parametrize("kind", KINDS)

@@ -4,7 +4,7 @@ Clients send, send again and reuse keys; the disk is full; the process ends or i
 one starts; journal and checkpoint are damaged and the journal repaired. The model is a list of the
 batches that were acknowledged, and a learner that learns them without a service.
 
-``pytest -s -m long tests/service/test_service_model.py`` takes 10,000 steps.
+``pytest -s -m sweep tests/service/test_service_model.py`` takes 10,000 steps.
 """
 
 from __future__ import annotations
@@ -281,7 +281,7 @@ def test_a_hundred_steps() -> None:
     assert sum(taken.values()) >= 60
 
 
-@pytest.mark.long
+@pytest.mark.sweep
 @pytest.mark.timeout(3600)
 def test_ten_thousand_steps() -> None:
     explore(60, 250)
