@@ -166,7 +166,7 @@ def test_when_learning_cannot_follow_it_says_when_to_come_back(tmp_path: Path) -
         accepted = held.accept(*batch(1)).number
         while not held._queue.full():  # one may be at the learner already
             accepted = held.accept(*batch(accepted + 1)).number
-        with pytest.raises(Refused, match="2 batches wait") as refused:
+        with pytest.raises(Refused, match="2 batches are waiting") as refused:
             held.accept(*batch(9))
         assert (accepted, refused.value.status) == (held.journal.last, 429)
     held.close()

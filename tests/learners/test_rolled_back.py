@@ -6,9 +6,6 @@ host go on. Where the verdict is known nothing stays behind, see ``test_undone.p
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +13,12 @@ import pytest
 import torch
 from cases import ALONE, Case
 from torch import Tensor, nn
-from toys import assert_same, everything, mlp, never_wait, seeded, vectors
+from toys import assert_same, everything, mlp, never_wait, seeded, spoiled, vectors
 
 import ocar
 from ocar.errors import NumericalError
 from ocar.guard import BatchGuard, Guard
 from ocar.learner import Learner
-from ocar.methods.objective import Forward, Outcome, Step
 
 pytestmark = pytest.mark.filterwarnings("ignore::ocar.guard.GuardWarning")
 
@@ -57,30 +53,6 @@ def settings(case: Case) -> dict[str, Any]:
     """All units are there from the start, and τ does not grow with the steps."""
     has_tau = any("tau_step" in kind.__dataclass_fields__ for kind in case.kinds)
     return {"classes": (0, 1, 2, 3), **({"tau_step": 0.0} if has_tau else {})}
-
-
-class Spoiled:
-    """An objective whose loss is not a number."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def __call__(self, forward: Forward, step: Step) -> Outcome:
-        outcome = self.inner(forward, step)
-        return replace(outcome, loss=outcome.loss * float("nan"))
-
-
-@contextmanager
-def spoiled(learner: Learner) -> Iterator[None]:
-    inner = learner.objective
-    learner._steps.objective = Spoiled(inner)  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        learner._steps.objective = inner
 
 
 def learn_bad(learner: Learner, kind: str, labels: list[int]) -> None:

@@ -12,7 +12,6 @@ import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -21,7 +20,7 @@ import pytest
 import torch
 from cases import ALONE, Case
 from torch import Tensor, nn
-from toys import convnet, images, mlp, never_wait, registered, seeded, vectors
+from toys import convnet, images, mlp, never_wait, registered, seeded, spoiled, vectors
 
 import ocar
 from ocar.augment import HorizontalFlip
@@ -31,7 +30,6 @@ from ocar.guard import Guard, GuardWarning
 from ocar.learner import Learner
 from ocar.memory.memory import Offer, Placement
 from ocar.memory.reservoir import ReservoirMemory
-from ocar.methods.objective import Forward, Outcome, Step
 
 pytestmark = pytest.mark.filterwarnings("ignore::ocar.guard.GuardWarning")
 
@@ -109,27 +107,9 @@ def strange_batch(way: str) -> Batch:
 # --- ways to be bad ------------------------------------------------------------------------------
 
 
-class Spoiled:
-    """An objective whose loss is not a number in the last pass."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-    def __call__(self, forward: Forward, step: Step) -> Outcome:
-        outcome = self.inner(forward, step)
-        return replace(outcome, loss=outcome.loss * float("nan"))
-
-
-def spoiled(learner: Learner, x: Tensor, y: Tensor) -> None:
-    inner = learner.objective
-    learner._steps.objective = Spoiled(inner)  # type: ignore[assignment]
-    try:
+def learn_spoiled(learner: Learner, x: Tensor, y: Tensor) -> None:
+    with spoiled(learner):
         learner.learn(x, y)
-    finally:
-        learner._steps.objective = inner
 
 
 def scaled(factor: float) -> Callable[[Learner, Tensor, Tensor], None]:
@@ -184,7 +164,7 @@ def raising(error: type[BaseException]) -> Callable[[Learner, Tensor, Tensor], N
 
 
 BAD: dict[str, Callable[[Learner, Tensor, Tensor], None]] = {
-    "loss": spoiled,
+    "loss": learn_spoiled,
     "1e8": scaled(1e8),
     "1e15": scaled(1e15),
     "1e30": scaled(1e30),
@@ -474,7 +454,7 @@ def test_a_skipped_batch_is_never_replayed(
         learner.learn(x, y)
     marked = batches[3][0].clone()
     marked[:, 0] = 777.0
-    spoiled(learner, marked, batches[3][1])
+    learn_spoiled(learner, marked, batches[3][1])
     for x, y in batches[4:]:
         learner.learn(x, y)
         held = learner.memory.gather(learner.memory.slots).x

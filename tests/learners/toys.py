@@ -6,6 +6,7 @@ import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,7 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from ocar.accel import OPERATIONS
+from ocar.learner import Learner
 from ocar.make import register
+from ocar.methods.objective import Forward, Outcome, Step
 from ocar.registry import REGISTRIES
 from ocar.streams.benchmarks import BENCHMARKS
 
@@ -125,3 +128,28 @@ def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
     assert left.keys() == right.keys()
     for name, tensor in left.items():
         assert torch.equal(tensor, right[name]), name
+
+
+class Spoiled:
+    """An objective whose loss is not a number."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def __call__(self, forward: Forward, step: Step) -> Outcome:
+        outcome = self.inner(forward, step)
+        return replace(outcome, loss=outcome.loss * float("nan"))
+
+
+@contextmanager
+def spoiled(learner: Learner) -> Iterator[None]:
+    """Inside it the loss of a learner is not a number."""
+    inner = learner.objective
+    learner._steps.objective = Spoiled(inner)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        learner._steps.objective = inner

@@ -51,6 +51,23 @@ def same(found: list[tuple[Tensor, Tensor]], seeds: list[int], size: int = 3) ->
     )
 
 
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("kind", ["a pipe", "a link", "a second name"])
+def test_only_a_regular_file_of_its_own_is_opened(tmp_path: Path, kind: str) -> None:
+    """A pipe would block for ever, a link would let appends change a file elsewhere."""
+    (folder := tmp_path / "state").mkdir()
+    path, outside = filled(folder, 2), tmp_path / "outside"
+    if kind == "a second name":
+        outside.hardlink_to(path)
+    else:
+        path.rename(outside)
+        path.symlink_to(outside) if kind == "a link" else os.mkfifo(path)
+    before = outside.read_bytes()
+    with pytest.raises(OSError, match=path.name):
+        Journal(folder, after=0)
+    assert outside.read_bytes() == before
+
+
 def test_a_journal_gives_back_what_it_was_given(tmp_path: Path) -> None:
     filled(tmp_path, 5)
     assert same(read(tmp_path), [1, 2, 3, 4, 5])

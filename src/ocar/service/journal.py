@@ -19,7 +19,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from ocar.errors import DataError
-from ocar.files import naming, sync_folder, write_whole
+from ocar.files import naming, open_regular, read_file, sync_folder, write_whole
 from ocar.service.records import (
     MARKS_AT,
     Known,
@@ -83,16 +83,17 @@ class Journal:
         self._keys = keys
         for record in records:
             self._remember(record.key, record.known)
-        self._handle = os.open(path, os.O_RDWR)
+        with naming(path):
+            self._file = open_regular(path, "r+b", buffering=0)
         self._marks = [each or mark for each in marks]
         try:
             if None in marks:  # only then: a whole one is not put at risk
-                _write(self._handle, pack_mark(mark), MARKS_AT[marks.index(None)])
-                os.fsync(self._handle)
-            os.ftruncate(self._handle, mark.end)  # after it nothing was promised
-            os.fsync(self._handle)
+                _write(self._file.fileno(), pack_mark(mark), MARKS_AT[marks.index(None)])
+                os.fsync(self._file.fileno())
+            os.ftruncate(self._file.fileno(), mark.end)  # after it nothing was promised
+            os.fsync(self._file.fileno())
         except OSError:
-            os.close(self._handle)
+            self._file.close()
             raise
 
     def known(self, key: str, x: Tensor, y: Tensor) -> int | None:
@@ -131,10 +132,10 @@ class Journal:
             record, end = pack_record(number, key, batch), max(self._marks).end
             mark, place = Mark(number, end + len(record)), number % 2
             try:
-                _write(self._handle, record, end)
-                os.fsync(self._handle)
-                _write(self._handle, pack_mark(mark), MARKS_AT[place])
-                os.fsync(self._handle)
+                _write(self._file.fileno(), record, end)
+                os.fsync(self._file.fileno())
+                _write(self._file.fileno(), pack_mark(mark), MARKS_AT[place])
+                os.fsync(self._file.fileno())
             except BaseException:
                 self._roll_back(place)
                 raise
@@ -145,10 +146,10 @@ class Journal:
     def _roll_back(self, place: int) -> None:
         """Make the file what it was before a batch was appended."""
         try:
-            _write(self._handle, pack_mark(self._marks[place]), MARKS_AT[place])
-            os.fsync(self._handle)
-            os.ftruncate(self._handle, max(self._marks).end)
-            os.fsync(self._handle)
+            _write(self._file.fileno(), pack_mark(self._marks[place]), MARKS_AT[place])
+            os.fsync(self._file.fileno())
+            os.ftruncate(self._file.fileno(), max(self._marks).end)
+            os.fsync(self._file.fileno())
         except OSError as error:
             self.failure = f"{self._path} cannot be written: {error.strerror}"
 
@@ -177,7 +178,7 @@ class Journal:
         path = self._name(self.last + 1)
         try:
             mark = self._write_new(self.last + 1, self._keys)
-            handle = os.open(path, os.O_RDWR)
+            file = open_regular(path, "r+b", buffering=0)
         except OSError:
             try:  # the file in use goes on, so no other may follow it
                 path.unlink(missing_ok=True)
@@ -185,13 +186,13 @@ class Journal:
             except OSError as error:
                 self.failure = f"{path} cannot be removed: {error.strerror}"
             raise
-        os.close(self._handle)
-        self._handle, self._path, self._first = handle, path, self.last + 1
+        self._file.close()
+        self._file, self._path, self._first = file, path, self.last + 1
         self._marks = [mark, mark]
 
     def close(self) -> None:
         """Close the file."""
-        os.close(self._handle)
+        self._file.close()
 
     def _name(self, first: int) -> Path:
         return self.folder / f"journal-{self._repairs:03d}-{first:012d}"
@@ -231,7 +232,7 @@ def repair(folder: Path, *, after: int) -> Repaired:
     keys: dict[str, Known] = {}
     last = after
     for path, _ in files:
-        data = path.read_bytes()
+        data = read_file(path)
         head, marks = read_head(data), [mark for mark in read_marks(data) if mark]
         keys |= {} if head is None else head[1]
         end = max(marks).end if len(marks) == 2 else len(data)
@@ -273,7 +274,8 @@ def _contents(
     path: Path,
 ) -> tuple[int, dict[str, Known], list[Record], Mark, list[Mark | None]]:
     """First number, keys of earlier batches, records, the last mark and both marks of a file."""
-    data = path.read_bytes()
+    with naming(path):
+        data = read_file(path)
     head, marks = read_head(data), read_marks(data)
     found = [mark for mark in marks if mark]
     if head is None or not found:

@@ -62,7 +62,7 @@ class Service:
         load: Makes the learner of a checkpoint, by :func:`ocar.load`.
         item: Shape and type of a sample.
         every: Batches between two checkpoints.
-        waiting: Most batches that wait for being learned.
+        waiting: Most batches that may wait to be learned.
         classes: Most classes: each new label makes the model larger.
         keys: How many keys of batches are remembered.
 
@@ -168,7 +168,7 @@ class Service:
                     f"{self.most_classes} are allowed, {len(self._labels)} are known.",
                 )
             if self._queue.full():
-                said = f"{self._queue.maxsize} batches wait for being learned; come back later."
+                said = f"{self._queue.maxsize} batches are waiting to be learned; come back later."
                 raise Refused(429, said)
             given = self._append(x, y, key)
             self._labels = labels
