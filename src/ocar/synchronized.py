@@ -7,6 +7,7 @@ child with a learner computes with one thread.
 
 from __future__ import annotations
 
+import _thread
 import functools
 import itertools
 import os
@@ -27,26 +28,25 @@ PATIENCE = 10.0
 """
 
 
-class Lock:
-    """A lock that the thread which holds it may take again, and that a fork waits for."""
+class Lock(_thread.RLock):  # type: ignore[misc]  # CPython allows it, typeshed does not
+    """A lock that the thread which holds it may take again, and that a fork waits for.
+
+    It is let go by code that no interrupt can come before: that of the lock in C.
+    """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
         self._broken = False
         self._order = next(_made)
         _locks.add(self)
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> bool:  # type: ignore[override]
         if self._broken:
             raise RuntimeError(
                 "This process was forked while another thread was using the learner, whose copy "
                 "here may be in the middle of a step. Load a checkpoint in this process, or fork "
                 "inside `with learner.lock:`."
             )
-        self._lock.acquire()
-
-    def __exit__(self, *error: object) -> None:
-        self._lock.release()
+        return super().__enter__()
 
 
 _made = itertools.count()
@@ -62,13 +62,13 @@ def _before_fork() -> None:
     _held.extend(
         lock
         for lock in sorted(_locks, key=lambda lock: lock._order)
-        if lock._lock.acquire(timeout=max(0.0, deadline - time.monotonic()))
+        if lock.acquire(timeout=max(0.0, deadline - time.monotonic()))
     )
 
 
 def _after_fork() -> None:
     while _held:
-        _held.pop()._lock.release()
+        _held.pop().release()
     _forking.release()
 
 

@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
 from ocar import accel
 from ocar.guard import BatchGuard
@@ -75,9 +76,11 @@ class Undo:
         ]
         modules = list(dict.fromkeys(m for module in found for m in module.modules()))
         parameters = (p for m in modules for p in m.parameters(recurse=False))
+        self._modules = modules
         self._parameters = list(dict.fromkeys(parameters))
         self._buffered = [m for m in modules if m._buffers]
         self._linear = [m for m in modules if isinstance(m, nn.Linear)]
+        self._next_hook = 0
         self._times: list[int] = []
         self._before: list[dict[str, Any]] = []
         self._generators: list[torch.Generator] = []
@@ -101,6 +104,7 @@ class Undo:
         if self._optimizer is not None:
             self._optimized = {p: dict(own) for p, own in self._optimizer.state.items()}
         self._gradients = torch.is_grad_enabled()
+        self._next_hook = RemovableHandle.next_id
         self._guard.start()
         self._enabled = True
         for memory, name in self._policies:
@@ -117,8 +121,9 @@ class Undo:
         trace: TracebackType | None,
     ) -> None:
         if kind is not None and self._enabled:
-            # An interrupt at the end of a with statement can skip the exit of torch.no_grad().
+            # An interrupt at the end of a with statement can skip the exit of its context.
             torch.set_grad_enabled(self._gradients)
+            self._remove_hooks()
             self._drop_graphs(error)
             self._guard.abandon()
             self.restore()
@@ -137,6 +142,13 @@ class Undo:
             else:
                 index = index.to(tensor.device, non_blocking=True)
                 self._kept.append((tensor, tensor.index_select(0, index), index))
+
+    def _remove_hooks(self) -> None:
+        """Remove the hooks that modules got since the batch began."""
+        for module in self._modules:
+            for hooks in (module._forward_hooks, module._forward_pre_hooks):
+                for number in [number for number in hooks if number >= self._next_hook]:
+                    del hooks[number]
 
     def _drop_graphs(self, error: BaseException | None) -> None:
         """If the head has grown, drop the graphs that the frames of an error hold.
