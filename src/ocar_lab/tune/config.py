@@ -10,10 +10,11 @@ from typing import Any, Literal
 from ocar.config import require, to_plain
 from ocar.errors import ConfigError
 from ocar.methods.presets import PRESETS
+from ocar.methods.spaces import Choice, Space
 from ocar.streams.benchmarks import get_benchmark
 from ocar_lab.experiment.config import MethodConfig, RunConfig
 from ocar_lab.tune.pruning import RULE
-from ocar_lab.tune.spaces import Choice, Space, search_space
+from ocar_lab.tune.spaces import search_space
 
 TASKS = 4
 """The paper tunes on the first four tasks."""

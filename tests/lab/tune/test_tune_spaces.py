@@ -10,9 +10,9 @@ import pytest
 from ocar.errors import ConfigError
 from ocar.methods.presets import PRESETS
 from ocar.methods.registry import METHODS, TRANSFORMS
+from ocar.methods.spaces import LOSSES, REGRESSION, TRANSFORM_SPACES
 from ocar_lab.tune import Choice, Range, TuneConfig, search_space
 from ocar_lab.tune.pruning import TRIALS, is_hopeless
-from ocar_lab.tune.spaces import LOSSES, REGRESSION, TRANSFORM_SPACES
 
 CONVEX = ("er", "ewc", "ngd", "ocar")
 
