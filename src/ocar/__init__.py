@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ocar.models import make_model
     from ocar.serving import Serving
     from ocar.streams.benchmarks import make_stream
+    from ocar.suggest import suggest
 
 __all__ = [
     "ER",
@@ -51,6 +52,7 @@ __all__ = [
     "make_model",
     "make_stream",
     "register",
+    "suggest",
 ]
 
 _HOMES = {
@@ -65,6 +67,7 @@ _HOMES = {
     "ocar.memory": ("ClassBalancedMemory", "ReservoirMemory"),
     "ocar.models": ("make_model",),
     "ocar.streams.benchmarks": ("make_stream",),
+    "ocar.suggest": ("suggest",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

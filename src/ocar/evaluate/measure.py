@@ -53,7 +53,7 @@ class Classification:
     def arrive(self, batch: StreamBatch) -> None:
         """Predict a batch that is about to be learned, if ``online``."""
         if self.online:
-            self._correct = _hits(self.learner, batch.x, batch.y).sum() + self._correct
+            self._correct = hits(self.learner, batch.x, batch.y).sum() + self._correct
 
     def evaluate(self, batch: StreamBatch) -> Result:
         """Start to count correct predictions for each task up to that of the batch."""
@@ -77,7 +77,7 @@ class Classification:
         for task in range(self.stream.tasks):
             x, y = self.stream.test(task)
             pieces = zip(x.split(most), y.split(most), strict=True) if len(y) else ()
-            correct.append(sum(int(_hits(self.learner, *piece).sum()) for piece in pieces))
+            correct.append(sum(int(hits(self.learner, *piece).sum()) for piece in pieces))
             sizes.append(len(y))
         return Counts(correct=tuple(correct), sizes=tuple(sizes))
 
@@ -98,13 +98,13 @@ class Regression:
 
     def arrive(self, batch: StreamBatch) -> None:
         """Predict a batch that is about to be learned."""
-        self._pending.append(_squared_error(self.learner, batch.x, batch.y))
+        self._pending.append(squared_error(self.learner, batch.x, batch.y))
         self._data.append(_moved((batch.x, batch.y), self.device))
 
     def evaluate(self, batch: StreamBatch) -> Result:
         """Start to predict all data so far."""
         self._data = [concatenate(self._data)]
-        everything = _squared_error(self.learner, *self._data[0])
+        everything = squared_error(self.learner, *self._data[0])
         pending, self._pending = self._pending, []
 
         def result() -> dict[str, Any]:
@@ -168,7 +168,7 @@ def _moved(data: Labelled, device: torch.device | None) -> Labelled:
 
 
 @torch.no_grad()
-def _hits(learner: Predictor, x: Tensor, y: Tensor) -> Tensor:
+def hits(learner: Predictor, x: Tensor, y: Tensor) -> Tensor:
     """1 for each correct prediction, else 0: ``(n,)`` int64 on the learner's device."""
     return _compare(learner, learner.predict(x), y)
 
@@ -188,7 +188,7 @@ def _compare(learner: Predictor, logits: Tensor, y: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _squared_error(learner: Predictor, x: Tensor, y: Tensor) -> Tensor:
+def squared_error(learner: Predictor, x: Tensor, y: Tensor) -> Tensor:
     """Mean squared error, a scalar on the learner's device."""
     outputs = learner.predict(x)
     if outputs.shape != y.shape:
