@@ -26,6 +26,10 @@ def command_line() -> str:
             if hasattr(home, "CONFIGURATION"):
                 own = flags(home.CONFIGURATION, without=home.NO_FLAGS) | own
             parts.append(_options(kind.__doc__ or "", own))
+        for flag, variant in getattr(home, "VARIANTS", {}).items():
+            about = plain_text((variant.__doc__ or "").partition("\n\n")[0])
+            parts.append(f"## ocar {name} {flag}\n\n{about}\n")
+            parts.append(_options(variant.__doc__ or "", flags(variant)))
     return "\n".join(parts)
 
 

@@ -19,7 +19,7 @@ from ocar.datasets.cifar import (
 )
 from ocar.datasets.clear import CLEAR10, load_clear10
 from ocar.datasets.digits import Digits, load_digits
-from ocar.datasets.domains import PACS, load_domains, load_pacs
+from ocar.datasets.domains import PACS, load_classes, load_domains, load_pacs
 from ocar.datasets.mnist import FASHION_MNIST, MNIST, load_fashion_mnist, load_mnist
 from ocar.datasets.tiny_imagenet import TINY_IMAGENET, load_tiny_imagenet
 from ocar.errors import ConfigError
@@ -34,6 +34,7 @@ __all__ = [
     "load_cifar10",
     "load_cifar100",
     "load_cifar100_superclasses",
+    "load_classes",
     "load_clear10",
     "load_digits",
     "load_domains",

@@ -1,4 +1,4 @@
-"""Folders of ``domain/class/*.image``, such as PACS."""
+"""Folders of ``domain/class/*.image``, such as PACS, and of ``class/*.image``."""
 
 from __future__ import annotations
 
@@ -70,28 +70,37 @@ def load_domains(folder: Path | str, *, size: int) -> Arrays:
         folder: The folder; the cache of its decoded images is written next to it.
         size: Height and width of the images.
     """
+    return _load(folder, size, domains=True)
+
+
+def load_classes(folder: Path | str, *, size: int) -> Arrays:
+    """Any folder of ``class/*.image``; otherwise as :func:`load_domains`."""
+    return _load(folder, size, domains=False)
+
+
+def _load(folder: Path | str, size: int, *, domains: bool) -> Arrays:
     where = Path(folder).absolute()
     if not is_folder(where):
         raise DataError(f"There is no folder {where}.")
     name = re.sub(r"[^\w.-]", "_", where.name)
     with Folder(where) as tree:
-        return _list(tree, name).load(size, where.parent / CACHE)
+        return _list(tree, name, domains=domains).load(size, where.parent / CACHE)
 
 
-def _list(tree: Tree, name: str) -> ImageSet:
+def _list(tree: Tree, name: str, *, domains: bool = True) -> ImageSet:
     groups: dict[tuple[str, str], list[tuple[str, str]]] = {}
     for file, stamp in tree.files().items():
         if not is_picture(file):
             continue
-        parts = file.split("/")
+        parts = file.split("/") if domains else ["", *file.split("/")]
         if len(parts) < 3:
-            raise DataError(
-                f"{tree.locate(file)} is not in a folder of a class in one of a domain."
-            )
+            within = " in one of a domain" if domains else ""
+            raise DataError(f"{tree.locate(file)} is not in a folder of a class{within}.")
         groups.setdefault((parts[0], parts[1]), []).append((file, stamp))
     if not groups:
-        raise DataError(f"{tree.where} has no images in domain/class folders.")
-    domains, classes = (tuple(sorted({group[i] for group in groups})) for i in (0, 1))
+        folders = "domain/class" if domains else "class"
+        raise DataError(f"{tree.where} has no images in {folders} folders.")
+    places, classes = (tuple(sorted({group[i] for group in groups})) for i in (0, 1))
     train: list[Picture] = []
     test: list[Picture] = []
     for (domain, kind), files in sorted(groups.items()):
@@ -99,6 +108,7 @@ def _list(tree: Tree, name: str) -> ImageSet:
         order = torch.randperm(len(files), generator=generator).tolist()
         chosen = set(order[: round(len(files) / 5)])
         for place, (file, stamp) in enumerate(files):
-            picture = Picture(tree, file, stamp, classes.index(kind), domains.index(domain))
+            picture = Picture(tree, file, stamp, classes.index(kind), places.index(domain))
             (test if place in chosen else train).append(picture)
-    return ImageSet(name=name, train=train, test=test, classes=classes, domains=domains)
+    named = places if domains else ()
+    return ImageSet(name=name, train=train, test=test, classes=classes, domains=named)

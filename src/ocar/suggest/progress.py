@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
+import math
+import os
 import sys
 import time
 from dataclasses import dataclass
@@ -12,6 +13,9 @@ from ocar.suggest.search import Search
 
 INTERVAL = 0.1
 """Least seconds between two versions of the line."""
+
+COLUMNS = 80
+"""Width of a terminal that does not know its own."""
 
 
 class Line:
@@ -34,17 +38,20 @@ class Line:
     def keep(self, text: str) -> None:
         """Write a line that stays above the one that is replaced."""
         if self.shown:
-            self._write(f"{text}\n")
+            self._write(text, end="\n")
 
     def clear(self) -> None:
         """Leave nothing behind."""
         if self.shown:
             self._write("")
 
-    def _write(self, text: str) -> None:
-        room = shutil.get_terminal_size().columns - 1
-        body, end = text.removesuffix("\n")[:room], "\n" if text.endswith("\n") else ""
-        sys.stderr.write(f"\r{body:{room}}{end or chr(13)}")
+    def _write(self, text: str, end: str = "") -> None:
+        try:
+            columns = os.get_terminal_size(sys.stderr.fileno()).columns or COLUMNS
+        except OSError:  # a terminal that is no file
+            columns = COLUMNS
+        room = columns - 1
+        sys.stderr.write(f"\r{' ' * room}\r{text if end else text[:room]}{end}")
         sys.stderr.flush()
 
 
@@ -56,7 +63,7 @@ def time_text(seconds: float) -> str:
 
 def score_text(score: float, *, regression: bool) -> str:
     """An accuracy in per cent, or a squared error."""
-    if score != score:
+    if math.isnan(score):
         return "diverged"
     return f"{score:.4g}" if regression else f"{score:.1%}"
 

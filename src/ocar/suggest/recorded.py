@@ -68,7 +68,7 @@ class Recorded:
 
     def _read(self) -> Iterator[Labelled]:
         for index, pair in enumerate(self._batches):
-            yield _labelled(pair, index)
+            yield labelled(pair, index)
 
     def _check_repeats(self) -> None:
         """Raise unless two passes begin with the same batch."""
@@ -89,7 +89,8 @@ class Recorded:
             )
 
 
-def _labelled(pair: Any, index: int) -> Labelled:
+def labelled(pair: Any, index: int) -> Labelled:
+    """A batch as tensors; an ``InputError`` with its index if it is no pair of arrays."""
     try:
         x, y = pair
         return as_labelled((x, y))

@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.quasirandom import SobolEngine
 
 from ocar.errors import InputError, NumericalError
@@ -23,6 +22,7 @@ from ocar.evaluate.measure import hits, squared_error
 from ocar.learner import Learner
 from ocar.methods.spaces import Choice, Range, Space
 from ocar.rng import derive_seed
+from ocar.state import all_finite
 from ocar.streams.base import Labelled, concatenate
 from ocar.suggest.plan import PREFIXES, Plan
 from ocar.suggest.recorded import Recorded
@@ -146,24 +146,28 @@ class Search:
 
     def _score(self, settings: Mapping[str, Any], batches: int) -> float:
         """The mean of all evaluations on a prefix; NaN if the learner diverged."""
+        learner = self.make(settings)
+        found = []
         try:
-            scores = []
-            for score in self._scores(self.make(settings), batches):
-                scores.append(score)
+            for score in self._scores(learner, batches):
+                found += [] if score is None else [score]
                 self.learned += 1
                 self.moved()
         except NumericalError:
             return math.nan
-        found = [float(score) for score in scores if score is not None]
+        finally:
+            learner.release()
         if not found:
             raise InputError(
                 f"No sample is held out in the first {batches} batches, where one in "
                 f"{self.recorded.one_in} is. The stream is too short."
             )
+        # A guard hides that steps were not finite, and the highest logit that all are NaN.
+        diverged = learner.guarded.not_finite or not all_finite(learner.model.state_dict())
         mean = sum(found) / len(found)
-        return mean if math.isfinite(mean) else math.nan
+        return math.nan if diverged or not math.isfinite(mean) else mean
 
-    def _scores(self, learner: Learner, batches: int) -> Iterator[Tensor | None]:
+    def _scores(self, learner: Learner, batches: int) -> Iterator[float | None]:
         """Learn a prefix; gives an evaluation, or None, for each batch."""
         every = math.ceil(self.recorded.length / self.moments)
         held: list[Labelled] = []
@@ -177,9 +181,9 @@ class Search:
             due = index % every == 0 or index == batches
             yield self._evaluate(learner, held) if due and held else None
 
-    def _evaluate(self, learner: Learner, held: list[Labelled]) -> Tensor:
+    def _evaluate(self, learner: Learner, held: list[Labelled]) -> float:
         """Accuracy or mean squared error on held-out samples."""
         x, y = concatenate(held)
         if self.recorded.regression:
-            return squared_error(learner, x, y)
-        return hits(learner, x, y).double().mean()
+            return float(squared_error(learner, x, y))
+        return float(hits(learner, x, y).double().mean())

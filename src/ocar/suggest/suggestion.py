@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,7 @@ from torch import nn
 
 from ocar.config import require
 from ocar.errors import ConfigError, ModelError, NumericalError
+from ocar.guard import GuardWarning
 from ocar.learner import Learner
 from ocar.make import make_learner
 from ocar.memory import Memory
@@ -137,13 +139,15 @@ def suggest(
     search = Search(make, recorded, moments=moments)
     line = Line(shown=progress)
     try:
-        if trials is None:
-            plan = _plan(search, points[0], line, budget=60 * minutes)
-        else:
-            plan = Plan(trials=trials, batches=recorded.length)
-        end = start + 60 * minutes if trials is None else math.inf
-        search.moved = watch = Watch(search=search, plan=plan, line=line, end=end)
-        search.run(points[: plan.trials], plan, always=int(defaults), is_used=watch.is_used)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", GuardWarning)  # some settings are bad
+            if trials is None:
+                plan = _plan(search, points[0], line, budget=60 * minutes)
+            else:
+                plan = Plan(trials=trials, batches=recorded.length)
+            end = start + 60 * minutes if trials is None else math.inf
+            search.moved = watch = Watch(search=search, plan=plan, line=line, end=end)
+            search.run(points[: plan.trials], plan, always=int(defaults), is_used=watch.is_used)
     except (KeyboardInterrupt, TimeOver):
         if not search.trials:
             raise

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ocar.errors import ConfigError
+from ocar_lab.cli import tune_stream
 from ocar_lab.cli.arguments import command_line
 from ocar_lab.cli.flags import parse_call
 from ocar_lab.cli.stopping import StopRequest
@@ -24,6 +25,9 @@ from ocar_lab.tune.trial import is_scored
 CONFIGURATION, NO_FLAGS = TuneConfig, ("plugins",)
 """Its fields are flags too, except these."""
 
+VARIANTS = {"--stream": tune_stream.Options}
+"""Flags that make it another command, with options of their own."""
+
 SHOWN = 5
 """Trials in the table at the end."""
 
@@ -34,7 +38,8 @@ class Options:
 
     The paper's protocol: a tree-structured Parzen estimator, validation accuracy after the first
     four tasks, one seed, 100 trials. The same command resumes an interrupted study. A setting that
-    is given as a flag is not searched: --help after the names lists them.
+    is given as a flag is not searched: --help after the names lists them. On a stream of your own:
+    ocar tune --stream MODULE:FUNCTION or FOLDER; --help after it lists its flags.
     """
 
     trials: int = 100
@@ -64,6 +69,8 @@ class Options:
 
 def main(command: str, arguments: list[str], *, debug: bool) -> int:
     """Search and print what was found; 0 if the study has all its trials, else 1."""
+    if any(word.partition("=")[0] == "--stream" for word in arguments):
+        return tune_stream.main(arguments)
     call = parse_call(
         Options,
         CONFIGURATION,
