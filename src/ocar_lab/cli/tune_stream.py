@@ -74,9 +74,7 @@ class Options:
 def main(arguments: Sequence[str]) -> int:
     """Search and print what was found, the line to paste last."""
     if not arguments[0].startswith("-"):
-        raise ConfigError(
-            f"Invalid {arguments[0]!r}. Either a benchmark and a method, or --stream."
-        )
+        raise ConfigError(f"Invalid {arguments[0]!r}. Give a benchmark and a method, or --stream.")
     method = _find_method(arguments)
     searched = ", ".join(search_space(method))
     about = f"Settings of the method that are not searched then. Searched: {searched}."
