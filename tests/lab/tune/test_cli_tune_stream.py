@@ -133,7 +133,7 @@ def test_a_search_on_a_folder(
     assert tune("pictures", "--size", "8", "--method", "er", "--device", "cpu") == 0
     out = capsys.readouterr().out.splitlines()
     assert out[0] == "model = ocar.make_model('mlp', image_shape=(3, 8, 8))"
-    assert out[-1].startswith("ocar.ER(model, lr=")
+    assert out[-1].startswith("ocar.ER(model")
 
 
 WRONG = [
