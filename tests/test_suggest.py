@@ -154,6 +154,18 @@ def test_a_score_is_the_mean_accuracy_on_what_was_held_out_so_far() -> None:
     assert search.trials[0].score == pytest.approx(sum(scores) / len(scores), abs=1e-12)
 
 
+def test_a_shorter_plan_is_evaluated_as_often() -> None:
+    """The beginning of a long stream is scored like a stream that ends there."""
+    long, short = Recorded(toy(120)), Recorded(toy(120)[:24])
+    short.one_in = long.one_in
+    scores = []
+    for recorded in (long, short):
+        search = Search(lambda found: ocar.ER(toy_model(), **found), recorded, moments=8)
+        search.run([{"lr": 0.05}], Plan(trials=1, batches=24))
+        scores.append(search.trials[0].score)
+    assert scores[0] == scores[1]
+
+
 @given(
     sizes=st.lists(st.integers(1, 30), min_size=1, max_size=30),
     count=st.integers(1, 30),

@@ -67,10 +67,11 @@ class Search:
     Args:
         make: Makes a fresh learner from searched settings.
         recorded: The stream.
-        moments: Evaluations over the whole stream.
+        moments: Evaluations over the longest prefix.
 
     Attributes:
         trials: The trials that have a score, or have diverged, by number.
+        longest: Batches of the longest prefix; the whole stream before there is a plan.
         learned: Batches that the trials have learned.
         moved: Called after every batch of a trial; what it raises ends the search.
     """
@@ -85,6 +86,7 @@ class Search:
         self.make = make
         self.recorded = recorded
         self.moments = moments
+        self.longest = recorded.length
         self.moved: Callable[[], object] = lambda: None
         self.trials: dict[int, Trial] = {}
         self.learned = 0
@@ -120,6 +122,7 @@ class Search:
             is_used: Whether a share of the time has passed. If a prefix has used its own, its
                 other trials are left out, so that the next prefix has its time.
         """
+        self.longest = plan.batches
         alive = [Trial(number=number, settings=point) for number, point in enumerate(points)]
         work = 0
         for count, batches in plan.prefixes():
@@ -169,7 +172,7 @@ class Search:
 
     def _scores(self, learner: Learner, batches: int) -> Iterator[float | None]:
         """Learn a prefix; gives an evaluation, or None, for each batch."""
-        every = math.ceil(self.recorded.length / self.moments)
+        every = math.ceil(self.longest / self.moments)
         held: list[Labelled] = []
         for index, (new, kept) in enumerate(self.recorded.first(batches), start=1):
             if len(new[1]):

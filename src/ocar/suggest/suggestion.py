@@ -27,7 +27,7 @@ from ocar.suggest.recorded import Recorded
 from ocar.suggest.search import Search, Trial, draw
 
 MOMENTS, FEW_MOMENTS = 50, 4
-"""Evaluations over the whole stream; few of a method that trains for each prediction."""
+"""Evaluations over the longest prefix; few of a method that trains for each prediction."""
 
 SHOWN = 5
 """Trials that are printed."""
@@ -91,7 +91,7 @@ def suggest(
 
     A few samples of the stream are held out: one in 20, in short streams up to one in 5. Every
     trial learns the others in order, from a fresh copy of the model, and is evaluated on the
-    held-out samples so far, 50 times over the whole stream. Its score is the mean over time:
+    held-out samples so far, 50 times in the longest trials. Its score is the mean over time:
     of the accuracy, or, if the stream has targets, of the mean squared error. Weak trials end
     early, see :mod:`ocar.suggest.plan`. Ctrl-C ends the search with the best settings so far.
 
