@@ -105,6 +105,7 @@ def test_neither_model_nor_global_generators_change() -> None:
 def test_the_code_makes_the_learner_that_was_tried() -> None:
     found = ocar.suggest(toy_model(), toy(), trials=3, memory=30, passes=2)
     assert str(found).endswith(f"\n{found.code}")
+    assert "more time" not in str(found)
     made = eval(found.code, {"ocar": ocar, "model": toy_model()})
     again = ocar.OCAR(toy_model(), **found.settings)
     assert (made.settings, made.transform_settings) == (again.settings, again.transform_settings)
@@ -332,6 +333,7 @@ def test_an_interrupt_returns_the_best_so_far(monkeypatch: pytest.MonkeyPatch) -
     assert (found.batches, found.length) == (6, 24)
     assert found.score == max(trial.score for trial in found.trials)
     assert "3 trials on the first 6 of 24 batches" in str(found)
+    assert "give more time before you rely on this" in str(found)
     made.clear()
     stop = 1
     with pytest.raises(KeyboardInterrupt):

@@ -21,7 +21,7 @@ from ocar.memory import Memory
 from ocar.methods.registry import make_settings, usual_interval
 from ocar.methods.spaces import search_space
 from ocar.streams.iterable import Pairs
-from ocar.suggest.plan import MOST, PILOT, Plan, make_plan
+from ocar.suggest.plan import MOST, PILOT, PREFIXES, Plan, make_plan
 from ocar.suggest.progress import Line, TimeOver, Watch, score_text, time_text
 from ocar.suggest.recorded import Recorded
 from ocar.suggest.search import Search, Trial, draw
@@ -51,6 +51,11 @@ class Suggestion:
     one_in: int  #: One sample in so many was held out.
     regression: bool  #: Whether less is better.
 
+    @property
+    def hasty(self) -> bool:
+        """Whether no trial learned more than a quarter of the stream."""
+        return self.batches <= PREFIXES[0] * self.length
+
     def __str__(self) -> str:
         measure = "mean squared error" if self.regression else "accuracy"
         part = "" if self.batches == self.length else f"the first {self.batches:,} of "
@@ -68,6 +73,10 @@ class Suggestion:
                 *(
                     "  ".join([*(f"{c:>{w}}" for c, w in zip(row, widths, strict=False)), row[-1]])
                     for row in rows
+                ),
+                *(
+                    ["Few batches were learned: give more time before you rely on this."]
+                    * self.hasty
                 ),
                 "",
                 self.code,
