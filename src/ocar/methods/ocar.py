@@ -11,6 +11,9 @@ one, averaged over time and approximated by K-FAC. The weights move slowly in
 directions that would change predictions on old data, and freely in others; τ
 bounds the acceleration and grows slowly.
 
+The learning rate α, the damping τ and the weight of a new estimate in F̄ have defaults that adapt to
+the model and the stream, see :mod:`ocar.methods.rate`; with a given α they follow the paper.
+
 Where the paper's text, its Algorithm 1 and the authors' code differ, each is a
 named option; the defaults follow the code, which made the paper's tables.
 """

@@ -88,9 +88,9 @@ class RunConfig(MethodConfig):
     """Batches between two evaluations, or task to evaluate after each task. By default after every
     batch, as in the protocol, but after each task for a method that trains for each prediction."""
 
-    preset: bool = True
-    """Start from the settings that were selected for the benchmark, if there are any; otherwise
-    from the defaults of the method, with the memory and the batches of the benchmark."""
+    defaults: bool = False
+    """Use the defaults of the method, not the settings that were selected for the benchmark; memory
+    and batches are the benchmark's."""
 
     online: bool = False
     """Also predict each batch before it is learned."""
@@ -196,9 +196,9 @@ class RunConfig(MethodConfig):
 
     def _base(self) -> dict[str, Any]:
         """The settings over which the given ones are laid."""
-        if self.preset:
-            return base_settings(self.benchmark, self.method, self.transform)
-        return get_benchmark(self.benchmark).learner_settings()
+        if self.defaults:
+            return get_benchmark(self.benchmark).learner_settings()
+        return base_settings(self.benchmark, self.method, self.transform)
 
     def changed(self) -> dict[str, Any]:
         """Settings and options that differ from the preset and the protocol, in plain values."""
@@ -208,7 +208,7 @@ class RunConfig(MethodConfig):
         usual |= self._base()
         names = [name for name in self.settings if chosen[name] != usual.get(name, MISSING)]
         plain = to_plain(own) | ({} if transform is None else to_plain(transform))
-        own_names = ("blurry", "max_tasks", "max_batches", "guard", "preset")
+        own_names = ("blurry", "max_tasks", "max_batches", "guard", "defaults")
         protocol = {f.name: f.default for f in fields(self) if f.name in own_names}
         others = {n: getattr(self, n) for n, v in protocol.items() if getattr(self, n) != v}
         if self.interval != usual_interval(self.method):
