@@ -105,6 +105,7 @@ def test_a_regression_has_a_constant_rate() -> None:
         x = torch.randn(10, 6, generator=generator)
         report = learner.learn(x, x @ w)
     assert report.values["lr"] == REGRESSION
+    assert report.values["replay_weight"] == 1.0
     x = torch.randn(200, 6, generator=generator)
     assert float((learner.predict(x) - x @ w).square().mean()) < 0.1 * float((x @ w).var())
 

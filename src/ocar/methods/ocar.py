@@ -116,7 +116,7 @@ class OCARSettings(CurvatureSettings):
 
     increments: Literal["classes", "domains"] = "classes"
     """What λ follows: with ``"classes"`` it is n_known / n_new, at least 1; with ``"domains"``
-    it starts at 1 and each gradient step adds Δτ."""
+    it starts at 1 and each gradient step adds Δτ. A regression has no classes."""
 
     n_new: int | None = None
     """New classes of the current part of the stream; estimated by default."""
@@ -253,14 +253,12 @@ class OCARTransform(Transform):
 
     def _weight(self, batch: Begun) -> float:
         ratio = batch.known / self.n_new
-        if self.settings.increments == "domains":
-            strength = 1 + self.settings.tau_step * batch.step  # λ
-        else:
-            strength = max(1.0, ratio)
+        classes = self.settings.increments == "classes" and bool(batch.units)  # no regression
+        strength = max(1.0, ratio) if classes else 1 + self.settings.tau_step * batch.step  # λ
         kind = self.settings.replay_weight
         if kind == "one-plus-lambda":
             return 1 + strength
-        ratio_by_default = kind is None and self.settings.increments == "classes"
+        ratio_by_default = kind is None and classes
         return ratio if kind == "ratio" or ratio_by_default else strength
 
     def _renews(self, step: Step) -> bool:
