@@ -33,7 +33,7 @@ from ocar.accel.draws import OwnDraws, host_and
 from ocar.accel.gram import gram
 from ocar.accel.graph import Graph, release_memory
 from ocar.accel.kronecker import invert, mix_and_damp, precondition
-from ocar.accel.layout import from_weight_matrix, lay_out_, saved_order, weight_matrix
+from ocar.accel.layout import flat, from_weight_matrix, lay_out_, saved_order, weight_matrix
 from ocar.accel.networks import register_resnet
 from ocar.accel.norm import norm_act
 from ocar.accel.operation import OPERATIONS, Operation, known
@@ -66,6 +66,7 @@ __all__ = [
     "choose_device",
     "commit_or_rollback",
     "divergence",
+    "flat",
     "from_weight_matrix",
     "gpu_name",
     "gram",
