@@ -19,6 +19,8 @@ from ocar.standardize import Keep, RunningScale, load_scale
 
 _TRIED = 7  # samples of the first batch: with one alone, places and samples cannot be told apart
 
+_LOOKUPS = (nn.Embedding, nn.EmbeddingBag)  # a model with one may be given indices
+
 
 class Item(NamedTuple):
     """Shape and type of one sample of a stream."""
@@ -102,6 +104,7 @@ class Intake:
         self._model = model
         self._head = head
         self._device, self._dtype = like.device, like.dtype
+        self._takes_indices = any(isinstance(m, _LOOKUPS) for m in model.modules())
         self._tried = False
 
     def prepare(self, x: Tensor, inputs: RunningScale | None = None) -> Tensor:
@@ -132,6 +135,7 @@ class Intake:
     def _standardizes_inputs(self, dtype: torch.dtype) -> bool:
         wanted = self._settings.standardize
         by_default = self._settings.normalize is None and dtype.is_floating_point
+        by_default = by_default and not self._takes_indices
         return by_default if wanted is None else wanted
 
     @property

@@ -10,7 +10,7 @@ import torch
 from tolerances import EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
-from toys import assert_same, convnet, everything, images, mlp, seeded, vectors
+from toys import RAW, assert_same, convnet, everything, images, mlp, seeded, vectors
 
 import ocar
 from ocar.errors import CheckpointError, ConfigError, ModelError
@@ -27,6 +27,7 @@ def make(model: nn.Module, **settings) -> Learner:
         "ema": EMA,
         "memory": 40,
         "fisher": "exact",
+        **RAW,
         **settings,
     }
     return ocar.make_learner("ewc", model, **given)

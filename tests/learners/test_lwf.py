@@ -10,7 +10,7 @@ import torch
 from tolerances import EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
-from toys import assert_same, convnet, everything, images, mlp, seeded, vectors
+from toys import RAW, assert_same, convnet, everything, images, mlp, seeded, vectors
 
 import ocar
 from ocar.errors import CheckpointError, ConfigError
@@ -26,7 +26,7 @@ def double() -> None:
 
 
 def learner_on(model: nn.Module, **settings) -> ocar.Learner:
-    return ocar.make_learner("er-lwf", model, **{"lr": 0.1, "memory": 40, **settings})
+    return ocar.make_learner("er-lwf", model, **{"lr": 0.1, "memory": 40, **RAW, **settings})
 
 
 def weights_of(module: nn.Module) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from tolerances import EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
-from toys import assert_same, convnet, everything, images, mlp, vectors
+from toys import RAW, assert_same, convnet, everything, images, mlp, vectors
 
 import ocar
 from ocar.errors import ConfigError
@@ -31,7 +31,7 @@ def double() -> None:
 
 def learner_on(model: nn.Module, **settings) -> ocar.Learner:
     defaults = {"lr": 0.1, "memory": 40, "inner_lr": 0.05, "epsilon": 0.3, "iterations": 4}
-    return ocar.make_learner("rar", model, **{**defaults, **settings})
+    return ocar.make_learner("rar", model, **{**defaults, **RAW, **settings})
 
 
 def recorded(learner: ocar.Learner) -> list:

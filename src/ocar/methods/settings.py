@@ -67,8 +67,9 @@ class LearnerSettings:
 
     standardize: bool | None = None
     """Whether to divide inputs and regression targets by their running standard deviation, after
-    their running mean was subtracted. By default targets, and floating-point inputs without
-    ``normalize``; True also uint8. Predictions are in the units of the targets."""
+    their running mean was subtracted. By default targets, and floating-point inputs if there is no
+    ``normalize`` and no embedding in the model; True also others. Predictions are in the units of
+    the targets."""
 
     augment: Augmenter | None = None
     """Applied to raw samples in each pass when learning."""
