@@ -6,7 +6,8 @@ moments of a batch b to those of the n samples before, with D the sum of squared
 
     m ← m + δ n_b / (n + n_b),   D ← D + D_b + δ² n n_b / (n + n_b),   δ = m_b − m.
 
-All samples weigh the same, so the scale settles.
+All samples weigh the same, so the scale settles. A feature that has not varied yet is 0: it has no
+scale, and no weight has been learned for it.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ class RunningScale:
 
     Attributes:
         values: None before the first sample, then ``(4, *shape)`` in float64: the count of
-            numbers, their mean, their sum of squared deviations, and the divisor, which is 1 for a
-            feature that has not varied. It is changed in place, since recorded steps read it.
+            numbers, their mean, their sum of squared deviations and their standard deviation, 0 if
+            they have not varied. It is changed in place, since recorded steps read it.
     """
 
     def __init__(self) -> None:
@@ -44,7 +45,10 @@ class RunningScale:
 
     def __call__(self, x: Tensor) -> Tensor:
         """Standardise samples, in float64; unchanged before the first."""
-        return x if self.values is None else (x - self.values[1]) / self.values[3]
+        if self.values is None:
+            return x
+        _, mean, _, std = self.values
+        return (x - mean) / torch.where(std > 0, std, torch.inf)
 
     def invert(self, x: Tensor) -> Tensor:
         """From standardised samples to those before, in the same type."""
@@ -61,7 +65,7 @@ class RunningScale:
         if self.values is None:
             self.values = x.new_zeros(_shape(x.shape[1:]), dtype=torch.float64)
         keep([self.values], range(_ROWS))
-        count, mean, deviations, divisor = self.values
+        count, mean, deviations, std = self.values
         dims = [0, *(d + 1 for d, size in enumerate(mean.shape) if size != x.shape[d + 1])]
         x = x.double()
         own = x.mean(dims, keepdim=True)
@@ -71,8 +75,8 @@ class RunningScale:
         deviations += own_deviations + delta.square() * count * (new / total)
         mean += delta * (new / total)
         count.copy_(total)
-        std = (deviations / count).sqrt_()
-        divisor.copy_(torch.where(std <= CONSTANT * mean.abs(), 1.0, std))
+        found = (deviations / count).sqrt_()
+        std.copy_(torch.where(found > CONSTANT * mean.abs(), found, 0.0))
 
     def copy_(self, other: RunningScale) -> None:
         """Take over the statistics of another one, in place where there are some."""

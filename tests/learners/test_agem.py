@@ -89,7 +89,7 @@ def test_without_a_memory_it_is_sgd_on_the_new_samples() -> None:
     projected, plain = mlp().double(), mlp().double()
     ((x, y),) = vectors(1, [0, 1])
     make(projected, passes=3).learn(x.double(), y)
-    ocar.ER(plain, lr=0.1, passes=3).learn(x.double(), y)
+    ocar.ER(plain, lr=0.1, passes=3, **RAW).learn(x.double(), y)
     assert torch.equal(weights(projected), weights(plain))
 
 

@@ -178,7 +178,7 @@ def test_through_batchnorm_each_sample_has_a_score_of_its_own() -> None:
 @pytest.mark.parametrize("structure", ["diagonal", "full"])
 def test_without_strength_it_is_er(structure: str) -> None:
     plain, penalised = mlp(units=2), mlp(units=2)
-    er = ocar.ER(plain, lr=ALPHA, memory=40)
+    er = ocar.ER(plain, lr=ALPHA, memory=40, **RAW)
     ewc = make(penalised, strength=0.0, structure=structure)
     for labels in ([0, 1], [2, 3]):
         for x, y in vectors(3, labels):

@@ -179,7 +179,7 @@ def test_without_weight_or_without_reach_it_is_er(kind: str) -> None:
     first, second = vectors(2, [0, 1, 2])
     er, rar, still = models = [mlp(units=2) for _ in range(3)]
     learners = [
-        ocar.ER(er, lr=0.1, memory=10),
+        ocar.ER(er, lr=0.1, memory=10, **RAW),
         learner_on(rar, beta=0.0, perturbation=kind, memory=10),
         learner_on(still, beta=0.5, epsilon=0.0, perturbation=kind, memory=10),
     ]
