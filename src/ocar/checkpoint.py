@@ -56,7 +56,8 @@ def load(
 def _load(path: Path, model: nn.Module, given: Mapping[str, Any]) -> Learner:
     tensors, values = load_state(path)
     try:
-        plain = {**values["settings"], **dict.fromkeys(given)}
+        # ocar 0.2.0 standardised nothing.
+        plain = {"standardize": False, **values["settings"], **dict.fromkeys(given)}
         _reject_custom(plain)
         _check_capacity(plain.get("memory", 0), tensors)
         method = METHODS.find(values["method"])

@@ -15,8 +15,11 @@ from ocar.methods.settings import LearnerSettings
 from ocar.models.head import GrowingHead, check_shape
 from ocar.models.modes import evaluating
 from ocar.rng import make_generator
+from ocar.standardize import Keep, RunningScale, load_scale
 
 _TRIED = 7  # samples of the first batch: with one alone, places and samples cannot be told apart
+
+_LOOKUPS = (nn.Embedding, nn.EmbeddingBag)  # a model with one may be given indices
 
 
 class Item(NamedTuple):
@@ -79,6 +82,8 @@ class Intake:
         item: Shape and type of the samples; None before the first.
         outputs: Outputs of the model; 0 before the first sample.
         generator: Draws the augmentation.
+        inputs: Mean and variance of the samples so far, if they are standardised.
+        targets: Those of the regression targets.
     """
 
     def __init__(
@@ -94,20 +99,55 @@ class Intake:
         self.trial: Callable[[nn.Module, Tensor], None] = _nothing
         self.draws: Callable[[], AbstractContextManager[None]] = nullcontext
         self.generator = make_generator(settings.seed, "augment", like.device)
+        self.inputs, self.targets = RunningScale(), RunningScale()
         self._settings = settings
         self._model = model
         self._head = head
         self._device, self._dtype = like.device, like.dtype
+        self._takes_indices = any(isinstance(m, _LOOKUPS) for m in model.modules())
         self._tried = False
 
-    def prepare(self, x: Tensor) -> Tensor:
-        """From raw samples on any device to inputs of the model."""
-        return self.normalize(x.to(self._device, non_blocking=True))
+    def prepare(self, x: Tensor, inputs: RunningScale | None = None) -> Tensor:
+        """From raw samples on any device to inputs of the model; ``inputs`` are statistics."""
+        x = self._rescale(x.to(self._device, non_blocking=True))
+        return (inputs or self.inputs)(x).to(self._dtype)
 
     def normalize(self, x: Tensor) -> Tensor:
         """From raw samples on the model's device to inputs of the model."""
+        return self.inputs(self._rescale(x)).to(self._dtype)
+
+    def rescale(self, x: Tensor) -> Tensor:
+        """As :meth:`normalize`, but not standardised: the scale that the user chose."""
+        return self._rescale(x).to(self._dtype)
+
+    def _rescale(self, x: Tensor) -> Tensor:
         normalize = self._settings.normalize
-        return (scale_to_unit(x) if normalize is None else normalize(x)).to(self._dtype)
+        return scale_to_unit(x) if normalize is None else normalize(x)
+
+    def standardize(self, y: Tensor) -> Tensor:
+        """From raw targets on the model's device to what the model is to predict."""
+        return self.targets(y).to(y.dtype)
+
+    def standardizes(self, dtype: torch.dtype) -> bool:
+        """Whether inputs of a type, or the targets, are standardised."""
+        return self._standardizes_inputs(dtype) or self._standardizes_targets
+
+    def _standardizes_inputs(self, dtype: torch.dtype) -> bool:
+        wanted = self._settings.standardize
+        by_default = self._settings.normalize is None and dtype.is_floating_point
+        by_default = by_default and not self._takes_indices
+        return by_default if wanted is None else wanted
+
+    @property
+    def _standardizes_targets(self) -> bool:
+        return self._head is None and self._settings.standardize is not False
+
+    def follow(self, x: Tensor, y: Tensor, keep: Keep) -> None:
+        """Take a batch of :meth:`take` into the statistics; ``keep`` is called before."""
+        if self._standardizes_inputs(x.dtype):
+            self.inputs.update(self._rescale(x), keep)
+        if self._standardizes_targets:
+            self.targets.update(y.to(self._device, non_blocking=True), keep)
 
     def augment(self, x: Tensor) -> Tensor:
         """From raw samples to augmented raw samples, another draw each time."""
@@ -187,8 +227,17 @@ class Intake:
         item = None if self.item is None else [list(self.item.shape), str(self.item.dtype)]
         return {"item": item, "outputs": self.outputs}
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Restore what :meth:`state` gave."""
+    def statistics(self) -> dict[str, Tensor]:
+        """Mean and variance of inputs and targets, for a checkpoint."""
+        both = {"inputs": self.inputs.values, "targets": self.targets.values}
+        return {name: values for name, values in both.items() if values is not None}
+
+    def load(self, state: Mapping[str, Any], statistics: Mapping[str, Tensor]) -> None:
+        """Restore what :meth:`state` and :meth:`statistics` gave.
+
+        Raises:
+            CheckpointError: They are of other samples, or of a learner that did not standardise.
+        """
         item = None
         if state["item"] is not None:
             shape, name = state["item"]
@@ -196,7 +245,14 @@ class Intake:
             if not isinstance(dtype, torch.dtype):
                 raise CheckpointError(f"The checkpoint has samples of unknown type {name!r}.")
             item = Item(torch.Size(shape), dtype)
-        self.item, self.outputs = item, int(state["outputs"])
+        outputs = int(state["outputs"])
+        has_inputs = item is not None and self._standardizes_inputs(item.dtype)
+        has_targets = item is not None and self._standardizes_targets
+        inputs = item.shape if item is not None and has_inputs else None
+        targets = torch.Size([outputs]) if has_targets else None
+        self.inputs.values = load_scale("inputs", statistics, inputs, self._device)
+        self.targets.values = load_scale("targets", statistics, targets, self._device)
+        self.item, self.outputs = item, outputs
 
 
 def _nothing(model: nn.Module, x: Tensor) -> None:

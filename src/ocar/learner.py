@@ -109,6 +109,7 @@ class Learner(Saved):
             record=record,
             normalize=self.intake.normalize,
             augment=self.intake.augment,
+            targets=self.intake.standardize,
         )
         self.objective = settings.make_objective(self.context)
         self.transform = (
@@ -124,7 +125,7 @@ class Learner(Saved):
         bound = None
         if guard is not None and transform is not None:
             bound = guard.gaussian_kl if settings.likelihood == "gaussian" else guard.kl
-        self._guard = BatchGuard(guard, model=model, normalize=self.intake.normalize, bound=bound)
+        self._guard = BatchGuard(guard, model=model, normalize=self.intake.rescale, bound=bound)
         averages = settings.prediction == "average"
         self.average = WeightAverage(model, settings.average_rate if averages else None)
         self._stateful: dict[str, Any] = {  # by the prefix of their tensors
@@ -214,8 +215,7 @@ class Learner(Saved):
         """Learn and remember a batch; returns the loss."""
         if self.objective.learns and not torch.is_grad_enabled():
             raise InputError("learn() needs gradients. Call it outside torch.no_grad().")
-        x, y, units = self.intake.take(x, y)
-        self.average.fit()  # the head may have grown
+        x, y, units = self._take(x, y)
         known = 0 if self.head is None else len(self.head.seen)
         begun = Begun(units=units, known=known, step=self.steps, keep=self._undo.keep)
         numbers = self._steps.begin(begun)
@@ -223,6 +223,8 @@ class Learner(Saved):
         if not self.objective.learns:
             self._remember(x, y, units, accepted=self._guard.remembers(x, trusted))
             self._guard.refuse(trusted)
+            if accel.known(trusted) is None:
+                self._undo.restore_rows(unless=trusted)
             return torch.zeros((), device=self.device)
         remembers_first = self.settings.remembers_first
         if remembers_first:
@@ -231,24 +233,32 @@ class Learner(Saved):
         accepted = self._guard.verdict.accepted
         if (sure := accel.known(accepted)) is not False:
             self.steps += self.settings.passes
+            if sure is None:
+                self._undo.restore_rows(unless=accepted)
             if not remembers_first:
                 self._remember(x, y, units, accepted=self._guard.kept)
-            elif sure is None:
-                self._undo.restore_rows(unless=accepted)
             self.objective.learned()
         return loss
+
+    def _take(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, list[int]]:
+        """Check a batch, and fit the units, the weight average and the scale to it."""
+        x, y, units = self.intake.take(x, y)
+        self.average.fit()  # the head may have grown
+        self.intake.follow(x, y, self._undo.keep)
+        return x, y, units
 
     @drawing
     def remember(self, x: Tensor, y: Tensor) -> None:
         """Offer a batch to the memory without learning from it now; takes what ``learn`` takes."""
         with self._undo:
-            x, y, units = self.intake.take(x, y)
-            self.average.fit()  # the head may have grown
+            x, y, units = self._take(x, y)
             trusted = self._guard.trust(x)
             self._remember(x, y, units, accepted=self._guard.remembers(x, trusted))
             self._guard.refuse(trusted)
-            if accel.known(trusted) is False:
+            if (sure := accel.known(trusted)) is False:
                 self._undo.restore()
+            elif sure is None:
+                self._undo.restore_rows(unless=trusted)
             self._guard.end()
 
     @synchronized
@@ -287,7 +297,10 @@ class Learner(Saved):
             with self.context.evaluating():
                 outputs = self.model(self.intake.normalize(x))
             active = None if self.head is None else self.head.active
-            known = self.objective.known(outputs, y.to(self.device), active)
+            targets = self.intake.standardize(y.to(self.device))
+            known = self.objective.known(outputs, targets, active)
+            if "outputs" in known:
+                known = {**known, "outputs": self.intake.targets.invert(known["outputs"])}
         self.memory.add(
             x,
             y,
@@ -316,7 +329,7 @@ class Learner(Saved):
             InputError: The samples are unlike those that were learned.
         """
         check_samples(x, like=self.intake.item)
-        parts = [self._evaluate(self.intake.prepare(part)) for part in x.split(chunk)]
+        parts = [self._answer(part) for part in x.split(chunk)]
         return self.context.mask(parts[0] if len(parts) == 1 else torch.cat(parts))
 
     def predict_repeatedly(self, x: Tensor) -> Repeated:
@@ -331,16 +344,22 @@ class Learner(Saved):
         check_samples(x, like=self.intake.item)
 
         def make() -> accel.RepeatedPrediction:
+            # What a running mean and variance standardise is another input after every batch.
+            changes = self.intake.standardizes(x.dtype)
             return accel.repeated_prediction(
                 x,
-                normalize=self.intake.normalize,
-                predict=self._evaluate,
+                normalize=_unchanged if changes else self.intake.normalize,
+                predict=self._answer if changes else self._evaluate,
                 model=self.model,
-                weights=self.weights(),
+                weights=None if changes else self.weights(),
                 record=self._steps.graph.enabled,
             )
 
         return Repeated(make, self.context)
+
+    def _answer(self, x: Tensor) -> Tensor:
+        """Outputs for raw samples, in the units of the targets."""
+        return self.intake.targets.invert(self._evaluate(self.intake.prepare(x)))
 
     @synchronized
     def _evaluate(self, x: Tensor) -> Tensor:
@@ -359,3 +378,7 @@ class Learner(Saved):
             return None
         tensors = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         return tensors | self.average.values
+
+
+def _unchanged(x: Tensor) -> Tensor:
+    return x

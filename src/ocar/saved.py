@@ -103,6 +103,7 @@ class Saved(ABC):
             **state.with_prefix("buffers", hidden_buffers(self.model)),
             **state.with_prefix("optimizer", save_optimizer(self._steps.optimizer)),
             **state.with_prefix("average", self.average.values),
+            **state.with_prefix("standardize", self.intake.statistics()),
             **{f"generator.{n}": g.get_state() for n, g in self.generators().items()},
         }
         for prefix, part in self._stateful.items():
@@ -140,7 +141,7 @@ class Saved(ABC):
             if own in tensors or not name.startswith("model."):  # older files lack those
                 generator.set_state(tensors[own])
         self.batches, self.steps = int(values["batches"]), int(values["steps"])
-        self.intake.load(values)
+        self.intake.load(values, state.without_prefix("standardize", tensors))
         for serving in self.servings:
             serving.publish()
 

@@ -16,9 +16,10 @@ from torch import Tensor
 
 from ocar import accel
 from ocar.config import require
-from ocar.inputs import Item, check_samples
+from ocar.inputs import Intake, Item, check_samples
 from ocar.learner import Learner
 from ocar.models.check import copy_model
+from ocar.standardize import RunningScale
 from ocar.synchronized import Lock
 
 
@@ -37,6 +38,7 @@ class _Copy:
     def __init__(self, learner: Learner) -> None:
         self.model = copy_model(learner.model).eval().requires_grad_(False)
         self.tensors = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        self.inputs, self.targets = RunningScale(), RunningScale()
         self.classes: tuple[int, ...] = ()
         self.batches = 0
         self.item: Item | None = None
@@ -44,10 +46,12 @@ class _Copy:
         self.retired = False  # whether the head has grown since
         self.fence = accel.Fence(learner.device)
 
-    def write(self, weights: Mapping[str, Tensor]) -> None:
-        """Take over weights, after all reads that were started."""
+    def write(self, weights: Mapping[str, Tensor], intake: Intake) -> None:
+        """Take over weights and the scale of the inputs, after all reads that were started."""
         self.fence.before_write()
         torch._foreach_copy_(list(self.tensors.values()), [weights[n] for n in self.tensors])
+        self.inputs.copy_(intake.inputs)
+        self.targets.copy_(intake.targets)
         self.fence.after_write()
 
 
@@ -98,8 +102,9 @@ class Serving:
                 return Answer(logits=logits, classes=learner.classes, batches=learner.batches)
         with self._reading() as own:
             check_samples(x, like=own.item)
-            parts = [own.model(learner.intake.prepare(part)) for part in x.split(chunk)]
-            outputs = parts[0] if len(parts) == 1 else torch.cat(parts)
+            prepare = learner.intake.prepare
+            parts = [own.model(prepare(part, own.inputs)) for part in x.split(chunk)]
+            outputs = own.targets.invert(parts[0] if len(parts) == 1 else torch.cat(parts))
             if learner.head is not None:
                 outputs = outputs[:, : len(own.classes)]
             return Answer(logits=outputs, classes=own.classes, batches=own.batches)
@@ -119,7 +124,7 @@ class Serving:
                 return
             self._retire(weights)
             spare = self._spare()
-            spare.write(weights)
+            spare.write(weights, self.learner.intake)
             spare.classes, spare.batches = self.learner.classes, self.learner.batches
             spare.item = self.learner.intake.item
             with self._lock:

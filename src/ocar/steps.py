@@ -152,7 +152,7 @@ class Steps:
                 extras = dict(replay.extras)
             return Step(
                 x=self.context.normalize(self.context.augment(raw)),
-                y=ys,
+                y=self.context.targets(ys),
                 raw=raw,
                 new=x.shape[0],
                 draws=key[0],

@@ -48,7 +48,7 @@ def test_partial_fit_is_the_learner_on_the_same_batches() -> None:
     seed = int(np.random.RandomState(3).randint(2**31 - 1))  # as scikit-learn does
     model = ocar.make_model("mlp", image_shape=(1, 1, 4), seed=seed).double()
     values = preset_settings("split-digits", "ocar")
-    for name in ("normalize", "augment", "n_new"):
+    for name in ("normalize", "standardize", "augment", "n_new"):
         del values[name]
     learner = ocar.make_learner("ocar", model, seed=seed, **values)
     rows, y = torch.tensor(x), torch.tensor([ids[name] for name in names])

@@ -10,7 +10,7 @@ import torch
 from tolerances import EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
-from toys import assert_same, convnet, everything, images, mlp, seeded, vectors
+from toys import RAW, assert_same, convnet, everything, images, mlp, seeded, vectors
 
 import ocar
 from ocar.errors import ConfigError
@@ -20,7 +20,7 @@ from ocar.methods.ocar import OCARSettings
 
 
 def make(model: nn.Module, **settings) -> Learner:
-    return ocar.make_learner("agem", model, **{"lr": 0.1, "memory": 40, **settings})
+    return ocar.make_learner("agem", model, **{"lr": 0.1, "memory": 40, **RAW, **settings})
 
 
 def weights(model: nn.Module) -> Tensor:
@@ -89,7 +89,7 @@ def test_without_a_memory_it_is_sgd_on_the_new_samples() -> None:
     projected, plain = mlp().double(), mlp().double()
     ((x, y),) = vectors(1, [0, 1])
     make(projected, passes=3).learn(x.double(), y)
-    ocar.ER(plain, lr=0.1, passes=3).learn(x.double(), y)
+    ocar.ER(plain, lr=0.1, passes=3, **RAW).learn(x.double(), y)
     assert torch.equal(weights(projected), weights(plain))
 
 

@@ -10,7 +10,7 @@ import torch
 from tolerances import EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
-from toys import assert_same, convnet, everything, images, mlp, vectors
+from toys import RAW, assert_same, convnet, everything, images, mlp, vectors
 
 import ocar
 from ocar.errors import ConfigError
@@ -70,7 +70,15 @@ def test_a_step_descends_the_sum_of_three_terms(distance, labels_from, told) -> 
     """While the head grows from 2 units to 8, so that the stored logits cover 2, 4 or 5."""
     options = {"alpha": 0.3, "beta": 0.7, "distance": distance, "labels_from": labels_from}
     learner = ocar.make_learner(
-        "der++", mlp(units=2), lr=LR, memory=30, replay_batch=6, passes=1, classes=told, **options
+        "der++",
+        mlp(units=2),
+        lr=LR,
+        memory=30,
+        replay_batch=6,
+        passes=1,
+        classes=told,
+        **RAW,
+        **options,
     )
     drawn = record_draws(learner)
     covered = set()

@@ -11,7 +11,7 @@ import torch
 from tolerances import BITWISE, EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
-from toys import assert_same, convnet, everything, images, mlp, vectors
+from toys import RAW, assert_same, convnet, everything, images, mlp, vectors
 
 import ocar
 from ocar.errors import ConfigError
@@ -37,7 +37,7 @@ def batch(labels: list[int], *, seed: int = 0, size: int = 10) -> tuple[Tensor, 
 
 
 def make(method: str, model: nn.Module, **settings) -> ocar.Learner:
-    return ocar.make_learner(method, model, **{**METHODS[method], "memory": 40, **settings})
+    return ocar.make_learner(method, model, **{**METHODS[method], "memory": 40, **RAW, **settings})
 
 
 def joint(new: tuple[Tensor, Tensor], old: tuple[Tensor, Tensor], *, known: int = 4) -> Step:

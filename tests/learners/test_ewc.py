@@ -10,7 +10,7 @@ import torch
 from tolerances import EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
-from toys import assert_same, convnet, everything, images, mlp, seeded, vectors
+from toys import RAW, assert_same, convnet, everything, images, mlp, seeded, vectors
 
 import ocar
 from ocar.errors import CheckpointError, ConfigError, ModelError
@@ -27,6 +27,7 @@ def make(model: nn.Module, **settings) -> Learner:
         "ema": EMA,
         "memory": 40,
         "fisher": "exact",
+        **RAW,
         **settings,
     }
     return ocar.make_learner("ewc", model, **given)
@@ -177,7 +178,7 @@ def test_through_batchnorm_each_sample_has_a_score_of_its_own() -> None:
 @pytest.mark.parametrize("structure", ["diagonal", "full"])
 def test_without_strength_it_is_er(structure: str) -> None:
     plain, penalised = mlp(units=2), mlp(units=2)
-    er = ocar.ER(plain, lr=ALPHA, memory=40)
+    er = ocar.ER(plain, lr=ALPHA, memory=40, **RAW)
     ewc = make(penalised, strength=0.0, structure=structure)
     for labels in ([0, 1], [2, 3]):
         for x, y in vectors(3, labels):

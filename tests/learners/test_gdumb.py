@@ -12,7 +12,7 @@ from tolerances import EXACT
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.testing import assert_close
-from toys import assert_same, convnet, everything, images, mlp, vectors
+from toys import RAW, assert_same, convnet, everything, images, mlp, vectors
 
 import ocar
 import ocar_lab
@@ -24,7 +24,9 @@ from ocar.methods.ocar import OCARSettings
 
 
 def make(model: nn.Module, **settings) -> ocar.Learner:
-    return ocar.make_learner("gdumb", model, **{"memory": 40, "epochs": 8, "lr": 0.3} | settings)
+    return ocar.make_learner(
+        "gdumb", model, **{"memory": 40, "epochs": 8, "lr": 0.3} | RAW | settings
+    )
 
 
 def train_by_hand(initial: nn.Module, x: Tensor, y: Tensor, *, lr, epochs, units) -> nn.Module:

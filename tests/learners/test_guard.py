@@ -9,7 +9,7 @@ import pytest
 import torch
 from cases import ALONE, LEGAL, Case
 from torch import Tensor, nn
-from toys import assert_same, convnet, everything, images, mlp, never_wait, seeded, vectors
+from toys import RAW, assert_same, convnet, everything, images, mlp, never_wait, seeded, vectors
 
 import ocar
 from ocar.errors import ConfigError, NumericalError
@@ -139,7 +139,7 @@ def test_a_curvature_that_is_not_finite_is_taken_back() -> None:
     batches = list(vectors(4, [0, 1, 2, 3]))
     huge = torch.full_like(batches[0][0], 1e25)
     for guard in (Guard(scale=None), None):
-        learner = ocar.OCAR(mlp(), guard=guard, **OCAR)
+        learner = ocar.OCAR(mlp(), guard=guard, **RAW, **OCAR)
         for x, y in batches[:3]:
             learner.learn(x, y)
         before = _kept(learner)

@@ -10,7 +10,7 @@ import torch
 from cases import accuracy, blobs
 from torch import nn
 from torch.testing import assert_close
-from toys import assert_same, convnet, everything, images, mlp, seeded, vectors
+from toys import RAW, assert_same, convnet, everything, images, mlp, seeded, vectors
 
 import ocar
 from ocar.errors import CheckpointError, ConfigError, InputError, ModelError
@@ -88,7 +88,7 @@ def test_normalization_and_the_scaling_of_bytes() -> None:
 
 def test_prediction_with_the_moving_average_of_the_weights() -> None:
     model = mlp(units=2)
-    learner = make("er", model, prediction="average", average_rate=0.25, passes=1)
+    learner = make("er", model, prediction="average", average_rate=0.25, passes=1, **RAW)
     average = {name: p.detach().clone() for name, p in model.named_parameters()}
     for labels in ([0, 1], [2]):  # the head doubles in between
         for x, y in vectors(3, labels):

@@ -11,7 +11,7 @@ import torch
 from tolerances import EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
-from toys import assert_same, convnet, everything, images, mlp, seeded, vectors
+from toys import RAW, assert_same, convnet, everything, images, mlp, seeded, vectors
 
 import ocar
 from ocar.errors import CheckpointError, ConfigError, ModelError, NumericalError
@@ -20,7 +20,7 @@ from ocar.methods.lpr import LPRSettings
 
 
 def make(model: nn.Module, **settings) -> Learner:
-    return ocar.make_learner("lpr", model, **{"lr": 0.1, "memory": 40, **settings})
+    return ocar.make_learner("lpr", model, **{"lr": 0.1, "memory": 40, **RAW, **settings})
 
 
 def network() -> nn.Module:

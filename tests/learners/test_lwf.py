@@ -10,7 +10,7 @@ import torch
 from tolerances import EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
-from toys import assert_same, convnet, everything, images, mlp, seeded, vectors
+from toys import RAW, assert_same, convnet, everything, images, mlp, seeded, vectors
 
 import ocar
 from ocar.errors import CheckpointError, ConfigError
@@ -26,7 +26,7 @@ def double() -> None:
 
 
 def learner_on(model: nn.Module, **settings) -> ocar.Learner:
-    return ocar.make_learner("er-lwf", model, **{"lr": 0.1, "memory": 40, **settings})
+    return ocar.make_learner("er-lwf", model, **{"lr": 0.1, "memory": 40, **RAW, **settings})
 
 
 def weights_of(module: nn.Module) -> Tensor:
@@ -103,7 +103,7 @@ def test_a_step_is_that_of_the_formula(distilled: str) -> None:
 @pytest.mark.parametrize("distilled", ["survey", "paper"])
 def test_with_weight_zero_or_before_the_first_boundary_it_is_er(distilled: str) -> None:
     models = [mlp(units=2) for _ in range(3)]
-    er = ocar.ER(models[0], lr=0.1, memory=40)
+    er = ocar.ER(models[0], lr=0.1, memory=40, **RAW)
     without = learner_on(models[1], alpha=0.0, distilled=distilled)
     untold = learner_on(models[2], alpha=2.0, distilled=distilled)
     for labels in ([0, 1], [2, 3, 4]):  # the head doubles twice

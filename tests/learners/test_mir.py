@@ -11,7 +11,7 @@ import torch
 from tolerances import EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
-from toys import assert_same, convnet, everything, images, mlp, vectors
+from toys import RAW, assert_same, convnet, everything, images, mlp, vectors
 
 import ocar
 from ocar.errors import ConfigError
@@ -30,7 +30,7 @@ def double() -> None:
 
 def learner_on(model: nn.Module, **settings) -> ocar.Learner:
     defaults = {"lr": 0.1, "memory": 40, "subsample": 30, "replay_batch": 5}
-    return ocar.make_learner("mir", model, **{**defaults, **settings})
+    return ocar.make_learner("mir", model, **{**defaults, **RAW, **settings})
 
 
 def recorded(learner: ocar.Learner) -> list[tuple[Step, nn.Module, Outcome]]:
@@ -118,7 +118,7 @@ def test_a_step_is_sgd_on_the_sum_of_the_two_means() -> None:
 def test_with_as_many_candidates_as_replayed_nothing_is_chosen() -> None:
     """Then it is replay with the sum of two means: ER at twice the rate, halves of equal size."""
     models = [mlp(units=2) for _ in range(2)]
-    er = ocar.ER(models[0], lr=0.2, memory=40)
+    er = ocar.ER(models[0], lr=0.2, memory=40, **RAW)
     mir = learner_on(models[1], exclude="none", subsample=10, replay_batch=10)
     first, *rest = vectors(8, [0, 1, 2])
     for learner in (er, mir):
@@ -260,7 +260,7 @@ def test_first_batch_one_class_and_batches_of_other_sizes() -> None:
 
 def test_without_replay_it_is_fine_tuning() -> None:
     models = [mlp() for _ in range(2)]
-    plain = ocar.ER(models[0], lr=0.1, replay_batch=0)
+    plain = ocar.ER(models[0], lr=0.1, replay_batch=0, **RAW)
     mir = learner_on(models[1], replay_batch=0)
     for x, y in vectors(4, [0, 1]):
         plain.learn(x, y)

@@ -11,7 +11,7 @@ import torch
 from tolerances import EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
-from toys import assert_same, convnet, everything, images, mlp, seeded, vectors
+from toys import RAW, assert_same, convnet, everything, images, mlp, seeded, vectors
 
 import ocar
 from ocar.errors import ConfigError
@@ -32,7 +32,7 @@ def test_a_regression_takes_the_damped_natural_gradient_step() -> None:
     """F̄ is the average of 1/n Σ x̃x̃ᵀ over the joint batches, x̃ = (x, 1), each sample alike."""
     model = seeded(lambda: nn.Linear(6, 1)).double()
     learner = ocar.make_learner(
-        "ngd", model, curvature="dense", fisher="exact", **(SETTINGS | REGRESSION)
+        "ngd", model, curvature="dense", fisher="exact", **(SETTINGS | REGRESSION | RAW)
     )
     seen = []
     model.register_forward_pre_hook(

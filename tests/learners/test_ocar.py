@@ -11,7 +11,7 @@ import torch
 from tolerances import EXACT
 from torch import nn
 from torch.testing import assert_close
-from toys import assert_same, convnet, everything, images, mlp, vectors
+from toys import RAW, assert_same, convnet, everything, images, mlp, vectors
 
 import ocar
 from ocar.errors import ConfigError
@@ -65,6 +65,7 @@ def test_a_step_is_the_damped_natural_gradient_of_the_joint_batch(option, weight
         curvature="dense",
         fisher="exact",
         replay_weight=option,
+        **RAW,
         **SETTINGS,
     )
     (old_x, old_y), *_ = vectors(1, [0, 1], size=5)

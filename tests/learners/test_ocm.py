@@ -11,7 +11,7 @@ from tolerances import EXACT
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.testing import assert_close
-from toys import assert_same, convnet, everything, images, mlp, vectors
+from toys import RAW, assert_same, convnet, everything, images, mlp, vectors
 
 import ocar
 from ocar.methods.contrastive import rotations
@@ -22,7 +22,7 @@ EPS = 1e-8
 
 
 def make(model: nn.Module, **settings) -> ocar.Learner:
-    return ocar.make_learner("ocm", model, **{"memory": 40, **settings})
+    return ocar.make_learner("ocm", model, **{"memory": 40, **RAW, **settings})
 
 
 def rows(x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from tolerances import EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
-from toys import assert_same, convnet, everything, images, mlp, vectors
+from toys import RAW, assert_same, convnet, everything, images, mlp, vectors
 
 import ocar
 from ocar.errors import ConfigError
@@ -31,7 +31,7 @@ def double() -> None:
 
 def learner_on(model: nn.Module, **settings) -> ocar.Learner:
     defaults = {"lr": 0.1, "memory": 40, "inner_lr": 0.05, "epsilon": 0.3, "iterations": 4}
-    return ocar.make_learner("rar", model, **{**defaults, **settings})
+    return ocar.make_learner("rar", model, **{**defaults, **RAW, **settings})
 
 
 def recorded(learner: ocar.Learner) -> list:
@@ -179,7 +179,7 @@ def test_without_weight_or_without_reach_it_is_er(kind: str) -> None:
     first, second = vectors(2, [0, 1, 2])
     er, rar, still = models = [mlp(units=2) for _ in range(3)]
     learners = [
-        ocar.ER(er, lr=0.1, memory=10),
+        ocar.ER(er, lr=0.1, memory=10, **RAW),
         learner_on(rar, beta=0.0, perturbation=kind, memory=10),
         learner_on(still, beta=0.5, epsilon=0.0, perturbation=kind, memory=10),
     ]

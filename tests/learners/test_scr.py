@@ -11,7 +11,7 @@ import torch
 from tolerances import EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
-from toys import assert_same, convnet, everything, images, mlp, seeded, vectors
+from toys import RAW, assert_same, convnet, everything, images, mlp, seeded, vectors
 
 import ocar
 from ocar.errors import CheckpointError, ConfigError
@@ -28,7 +28,7 @@ SURVEY = {
 
 
 def make(model: nn.Module, **settings) -> ocar.Learner:
-    return ocar.make_learner("scr", model, **{"lr": 0.1, "memory": 40, **settings})
+    return ocar.make_learner("scr", model, **{"lr": 0.1, "memory": 40, **RAW, **settings})
 
 
 def double_loop(z: Tensor, y: Tensor, temperature: float) -> float:

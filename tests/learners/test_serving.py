@@ -21,6 +21,7 @@ from ocar.errors import ConfigError, InputError
 from ocar.learner import Learner
 from ocar.make import make_learner
 from ocar.serving import Answer, Serving, _Copy
+from ocar.standardize import RunningScale
 
 READERS = 3
 SETTINGS = {
@@ -48,12 +49,16 @@ def learner_for(method: str, model: nn.Module, **settings: object) -> Learner:
     return make_learner(method, model, memory=50, **{**SETTINGS[method], **settings})
 
 
-def what_it_is(learner: Learner) -> tuple[nn.Module, tuple[int, ...]]:
+Known = tuple[nn.Module, tuple[int, ...], RunningScale]
+"""A model, the classes of its units and the scale of its inputs."""
+
+
+def what_it_is(learner: Learner) -> Known:
     """A copy of what a learner predicts with, made without the help of what is tested."""
     model = copy.deepcopy(learner.model).eval()
     if learner.average is not None:
         model.load_state_dict(learner.average.values, strict=False)
-    return model, learner.classes
+    return model, learner.classes, copy.deepcopy(learner.intake.inputs)
 
 
 def ask_while_learning(
@@ -61,7 +66,7 @@ def ask_while_learning(
     stream: list[tuple[Tensor, Tensor]],
     ask: Callable[[Tensor], Answer],
     questions: Tensor,
-) -> tuple[list[tuple[int, Answer]], dict[int, tuple[nn.Module, tuple[int, ...]]]]:
+) -> tuple[list[tuple[int, Answer]], dict[int, Known]]:
     """Several threads ask while one learns.
 
     Returns:
@@ -96,15 +101,16 @@ def ask_while_learning(
 def check(
     learner: Learner,
     answers: list[tuple[int, Answer]],
-    models: dict[int, tuple[nn.Module, tuple[int, ...]]],
+    models: dict[int, Known],
     questions: Tensor,
 ) -> None:
     """Every answer is, bit for bit, that of the model it names."""
     assert len({answer.batches for _, answer in answers}) > len(models) / 8, "too few were asked"
     with torch.no_grad():
         for at, answer in answers:
-            model, classes = models[answer.batches]
-            outputs = model(learner.intake.prepare(questions[at : at + 1]))[:, : len(classes)]
+            model, classes, scale = models[answer.batches]
+            inputs = learner.intake.prepare(questions[at : at + 1], scale)
+            outputs = model(inputs)[:, : len(classes)]
             assert answer.classes == classes
             assert torch.equal(answer.logits, outputs), (answer.batches, at)
 

@@ -22,6 +22,9 @@ from ocar.methods.objective import Forward, Outcome, Step
 from ocar.registry import REGISTRIES
 from ocar.streams.benchmarks import BENCHMARKS
 
+RAW = {"standardize": False}
+"""For a test that is by hand, with the inputs and the targets as they are."""
+
 
 def seeded(make, seed: int = 0) -> nn.Module:
     """A model with its own fixed weights, the global generator untouched."""

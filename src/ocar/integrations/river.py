@@ -26,7 +26,7 @@ class RiverClassifier(Classifier):
 
     The features are those of the first sample unless ``features`` names them. A missing feature
     counts as 0. A feature that appears later is ignored, since a network has a fixed number of
-    inputs. Scale them, for example with ``river.preprocessing.StandardScaler``.
+    inputs. They are standardised online, unless ``settings`` say otherwise.
 
     Args:
         method: A method of this package, such as ``"ocar"`` or ``"er"``.

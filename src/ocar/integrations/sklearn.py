@@ -29,8 +29,8 @@ __all__ = ["OnlineClassifier"]
 class OnlineClassifier(ClassifierMixin, BaseEstimator):
     """Learns from a stream, or from a table as if it were a stream.
 
-    Scale the features, as for any network. Unlike scikit-learn's own classifiers it takes new
-    labels in :meth:`partial_fit`: ``classes_`` grows.
+    The features are standardised online, unless ``settings`` say otherwise. Unlike scikit-learn's
+    own classifiers it takes new labels in :meth:`partial_fit`: ``classes_`` grows.
 
     Args:
         method: A method of this package, such as ``"ocar"`` or ``"er"``.

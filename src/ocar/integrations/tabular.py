@@ -25,7 +25,7 @@ ModelFactory = Callable[[int], nn.Module]
 Rows = NDArray[np.float64]
 """Samples, ``(n, features)``."""
 
-_OF_THE_DATA = ("normalize", "augment", "classes", "n_new")
+_OF_THE_DATA = ("normalize", "standardize", "augment", "classes", "n_new")
 """Settings of a preset that belong to its data."""
 
 

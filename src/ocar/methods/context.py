@@ -56,6 +56,9 @@ class Context:
     augment: Callable[[Tensor], Tensor]
     """From raw samples to augmented raw samples, another draw each time."""
 
+    targets: Callable[[Tensor], Tensor]
+    """From raw targets to what the model is to predict; units of the head stay as they are."""
+
     def mask(self, outputs: Tensor) -> Tensor:
         """Outputs of the classes seen, ``(n, outputs)`` to ``(n, classes)``."""
         return outputs if self.head is None else outputs[:, : len(self.head.classes)]

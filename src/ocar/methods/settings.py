@@ -67,6 +67,12 @@ class LearnerSettings:
     normalize: Normalizer | None = None
     """Applied to every input of the model; without it uint8 is scaled to [0, 1]."""
 
+    standardize: bool | None = None
+    """Whether to divide inputs and regression targets by their running standard deviation, after
+    their running mean was subtracted. By default targets, and floating-point inputs if there is no
+    ``normalize`` and no embedding in the model; True also others. Predictions are in the units of
+    the targets."""
+
     augment: Augmenter | None = None
     """Applied to raw samples in each pass when learning."""
 
@@ -87,6 +93,8 @@ class LearnerSettings:
         else:
             require("memory", self.memory, self.memory >= 1, "at least 1, or a memory")
             MEMORIES.find(self.memory_kind)
+        fits = self.normalize is None or not self.standardize
+        require("standardize", self.standardize, fits, "None or False if normalize is given")
         distinct = len(set(self.classes)) == len(self.classes) and min(self.classes, default=0) >= 0
         require("classes", self.classes, distinct, "distinct labels of at least 0")
         fits = self.likelihood == "categorical" or self.policy.float_targets

@@ -81,6 +81,7 @@ class Benchmark:
             "replay_batch": self.replay_size,
             "passes": self.passes,
             "normalize": self.normalize,
+            "standardize": False,
             "augment": self.augment,
         }
         if self.likelihood == "gaussian":
