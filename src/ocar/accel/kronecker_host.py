@@ -93,9 +93,14 @@ class _Factored:
         return self.times_inverse_a(half)
 
     def solve_rows(self, x: Tensor, g: Tensor) -> Tensor:
-        """G⁻¹ΔᵀXA⁻¹ from X and Δ."""
+        """G⁻¹ΔᵀXA⁻¹ from Δ and X, which is ``(parts, m, d_in)`` if there are parts."""
         left = linalg.solve_right(self.g, g.unsqueeze(0))
-        return left.mT @ self.times_inverse_a(x.view(-1, *x.shape[-2:]))
+        if x.dim() == 2:
+            return left.mT @ self.times_inverse_a(x.unsqueeze(0))
+        # One product for all parts, so that the weight's gradient is a view of it.
+        right = self.times_inverse_a(x)
+        whole = left[0].mT @ right.movedim(0, 1).flatten(1)
+        return whole.unflatten(1, (len(x), -1)).movedim(1, 0)
 
 
 @invert.implementation("host", when=_on_host)
@@ -147,7 +152,7 @@ def _damped(
     return matrix
 
 
-def _add_levels_(matrices: Tensor, levels: Sequence[float]) -> None:
+def _add_levels_(matrices: Tensor, levels: list[float]) -> None:
     """Add one level a matrix to the diagonals, or one for all parts of a layer."""
     every = levels * len(matrices) if len(levels) == 1 else levels
     for matrix, level in zip(matrices, every, strict=True):

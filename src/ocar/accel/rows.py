@@ -82,13 +82,14 @@ class RowRecorder:
             return None
         parts = zip(*(_rows(layer, x, g) for x, g in calls), strict=True)
         x, g = (own[0] if len(own) == 1 else torch.cat(own) for own in parts)
-        trained = layer.bias is not None and layer.bias.requires_grad
-        bias = layer.bias.grad if trained else None
-        if layer.weight.grad is None or (trained and bias is None):
+        trained = [p for p in (layer.weight, layer.bias) if p is not None and p.requires_grad]
+        grads = [p.grad for p in trained if p.grad is not None]
+        if len(grads) < len(trained) or not layer.weight.requires_grad:
             return None
-        if not _is_product(weight_matrix(layer.weight.grad)[0], bias, g, x):
+        bias = grads[1] if len(grads) == 2 else None
+        if not _is_product(weight_matrix(grads[0])[0], bias, g, x):
             return None
-        return (torch.cat([x, x.new_ones(len(x), 1)], dim=1) if trained else x), g
+        return (x if bias is None else torch.cat([x, x.new_ones(len(x), 1)], dim=1)), g
 
 
 def _rows(layer: nn.Module, x: Tensor, g: Tensor) -> Rows:

@@ -30,6 +30,10 @@ WIDE = 1024
 SMALLEST = 256
 """The fewest inputs of a part."""
 
+ROOM = 0.5
+"""Once layers have to be split, they are split until the cost is at most this share of the bound:
+operations on small matrices take about twice as long, and copies are not counted."""
+
 
 @dataclass(frozen=True)
 class Work:
@@ -89,7 +93,7 @@ def find_parts(
     *,
     max_cost: float,
 ) -> tuple[dict[str, int], float]:
-    """Split the widest layers until the curvature costs at most ``max_cost``, or no more can be.
+    """If the curvature costs more than ``max_cost``, split the widest layers.
 
     Args:
         layers: The layers by name.
@@ -108,8 +112,8 @@ def find_parts(
     parts = dict.fromkeys(costs, 1)
     gradients = sum(cost.gradients for cost in costs.values())
     curvature = whole = sum(cost.curvature(1) for cost in costs.values())
-    waiting = set(costs)
-    while curvature > max_cost * gradients and waiting:
+    waiting = set(costs) if whole > max_cost * gradients else set()
+    while curvature > ROOM * max_cost * gradients and waiting:
         widest = max(sorted(waiting), key=lambda name: costs[name].inputs // parts[name])
         more = costs[widest].next_parts(parts[widest])
         if more is None:

@@ -51,7 +51,7 @@ class LayerCurvature(Curvature):
     exclude: Sequence[str] = field(default=(), kw_only=True)
     """Names of layers that keep their plain gradient."""
 
-    max_cost: float | None = field(default=1.0, kw_only=True)
+    max_cost: float | None = field(default=1.5, kw_only=True)
     """Operations of the curvature that a learner allows, divided by those of its gradient steps. To
     keep to it, the curvature of wide layers is split, see :mod:`ocar.curvature.cost`; None for
     never."""

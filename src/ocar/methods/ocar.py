@@ -73,7 +73,7 @@ class CurvatureSettings(TransformSettings):
     track_norms: bool = False
     """Report the ratio of gradient norms after and before."""
 
-    max_cost: float | None = 1.0
+    max_cost: float | None = 1.5
     """Operations of the curvature divided by those of the gradient steps, counted from shapes. To
     keep to it, the curvature of wide layers is split, see :mod:`ocar.curvature.cost`; None for
     never."""
