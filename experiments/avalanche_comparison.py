@@ -147,7 +147,7 @@ def make_strategy(
     )
     return Naive(
         model=model,
-        optimizer=torch.optim.SGD(model.parameters(), lr=settings.lr),
+        optimizer=torch.optim.SGD(model.parameters(), lr=settings.given_lr),
         criterion=torch.nn.CrossEntropyLoss(),
         train_mb_size=benchmark.batch_size,
         train_epochs=settings.passes,

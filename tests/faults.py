@@ -21,6 +21,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+PATIENCE = 600
+"""Seconds after which a process hangs, however busy the machine is."""
+
 KINDS = (
     "kill before",  # SIGKILL before the call
     "kill after",
@@ -60,7 +63,7 @@ def attempt(work: Callable[[Tell], None], root: Path, *, at: int = 0, kind: str 
     child = os.fork()
     if child == 0:
         write = os.write
-        faulthandler.dump_traceback_later(60, exit=True)
+        faulthandler.dump_traceback_later(PATIENCE, exit=True)
 
         def tell(value: object) -> None:
             write(writing, json.dumps(value).encode() + b"\n")
@@ -82,7 +85,7 @@ def attempt(work: Callable[[Tell], None], root: Path, *, at: int = 0, kind: str 
     status = os.waitpid(child, 0)[1]
     last = told.pop() if told and isinstance(told[-1], dict) else {}
     assert "error" not in last, f"{kind} at call {at}: {last['error']}"
-    assert os.WIFSIGNALED(status) or "calls" in last, f"{kind} at call {at}: no end in 60 s"
+    assert os.WIFSIGNALED(status) or "calls" in last, f"{kind} at call {at}: it hangs"
     return Outcome(told, os.WIFSIGNALED(status), last.get("calls", []))
 
 

@@ -2,7 +2,7 @@
 
 The names that most users need::
 
-    learner = ocar.OCAR(model, lr=7e-4, tau_step=3.7e-8, ema=0.14, memory=2000)
+    learner = ocar.OCAR(model, memory=2000)
     learner.learn(x, y)
     logits = learner.predict(x)
     learner.save("ckpt")

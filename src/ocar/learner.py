@@ -11,14 +11,14 @@ import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, SupportsFloat
 
 import torch
 from torch import Tensor, nn
 
 from ocar import accel
 from ocar.averaging import WeightAverage
-from ocar.errors import ConfigError, InputError
+from ocar.errors import InputError
 from ocar.guard import BatchGuard, Guard, GuardCounts
 from ocar.inputs import Intake, check_samples
 from ocar.methods.context import Context
@@ -41,7 +41,7 @@ class Report:
 
     loss: Tensor  #: Loss of the last pass before its step, a scalar on the model's device.
     classes: int  #: Classes seen so far.
-    values: Mapping[str, float]  #: What the transform reports: ``tau``, ``replay_weight``.
+    values: Mapping[str, SupportsFloat]  #: What the transform reports: ``tau``, ``lr``, ...
 
 
 class Learner(Saved):
@@ -75,8 +75,7 @@ class Learner(Saved):
         guard: Guard | None = Guard(),  # noqa: B008 (it is frozen)
     ) -> None:
         parameter = check_model(model)
-        if (reason := settings.refuses(transform)) is not None:
-            raise ConfigError(reason)
+        settings.check_transform(transform)
         accel.lay_out_(model)
         self.lock = Lock()
         self.servings: weakref.WeakSet[Listener] = weakref.WeakSet()

@@ -63,7 +63,7 @@ def OCAR(model: nn.Module, **settings: Any) -> Learner:
 
     Example::
 
-        learner = OCAR(model, lr=7e-4, tau_step=3.7e-8, ema=0.14, memory=2000)
+        learner = OCAR(model, memory=2000)
         for x, y in stream:
             learner.learn(x, y)
         logits = learner.predict(x)

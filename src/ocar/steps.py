@@ -51,6 +51,7 @@ class Steps:
         self.guard = guard
         self.average = average
         self.optimizer = settings.make_optimizer(self.parameters())
+        self._lr = 1.0 if settings.lr is None else settings.lr  # else it is in the gradient
         self._backward = accel.Backward(context.model)
         self.graph = accel.Graph(
             self._take_all,
@@ -196,7 +197,7 @@ class Steps:
             moved: list[Tensor] = [p for p in parameters if p.grad is not None]
             grads = [p.grad for p in parameters if p.grad is not None]
             with torch.no_grad():
-                torch._foreach_add_(moved, grads, alpha=-self.settings.lr)
+                torch._foreach_add_(moved, grads, alpha=-self._lr)
         self.average.follow()
         return outcome.loss.detach()
 

@@ -13,6 +13,7 @@ from stored_runs import small
 
 from ocar.augment import Normalize
 from ocar.errors import ConfigError
+from ocar.methods.ocar import OCARSettings
 from ocar.methods.registry import METHODS
 from ocar.streams.benchmarks import BENCHMARKS
 from ocar_lab.experiment import RunConfig
@@ -46,7 +47,7 @@ ELSEWHERE: dict[str, Any] = {
 
 
 def test_every_field_either_decides_the_numbers_or_does_not() -> None:
-    known = {*OTHER, *ELSEWHERE, "seed", "benchmark"}
+    known = {*OTHER, *ELSEWHERE, "seed", "benchmark", "defaults"}
     assert {field.name for field in fields(RunConfig)} == known
 
 
@@ -64,6 +65,17 @@ def test_what_does_not_decide_the_numbers_is_not_in_the_name(name: str) -> None:
 def test_two_learning_rates_never_share_a_folder(one: float, other: float) -> None:
     names = {small(settings={"lr": lr}).hash() for lr in (one, other)}
     assert len(names) == len({one, other})
+
+
+def test_the_defaults_of_a_method_are_another_folder_than_its_preset() -> None:
+    defaults = small(method="ocar", defaults=True)
+    own, transform = defaults.resolve()
+    assert own.lr is None
+    assert own.memory == BENCHMARKS["split-digits"].memory
+    assert transform == OCARSettings()
+    assert defaults.hash() != small(method="ocar").hash()
+    with pytest.raises(ConfigError, match="ERSettings needs a value for 'lr'"):
+        small(method="er", defaults=True)
 
 
 def test_the_seed_is_a_folder_below() -> None:
@@ -97,7 +109,7 @@ def test_what_a_benchmark_fixes_fits_the_method(benchmark: str, method: str) -> 
     kinds = (METHODS[method].settings, METHODS[method].transform)
     needed = [f.name for kind in kinds if kind is not None for f in fields(kind) if _is_needed(f)]
     try:
-        given = dict.fromkeys(needed, 0.1)
+        given = dict.fromkeys(["lr", *needed], 0.1)
         config = RunConfig(benchmark=benchmark, method=method, settings=given)
     except ConfigError as error:
         assert benchmark == "convex"

@@ -320,8 +320,10 @@ def test_make_learner_says_what_is_wrong() -> None:
         ConfigError, match=r"ERSettings has no setting tau_step\. It has lr, memory"
     ):
         ocar.make_learner("er", mlp(), lr=0.1, tau_step=1.0)
-    with pytest.raises(ConfigError, match=r"OCARSettings needs a value for 'tau_step' and 'ema'"):
-        ocar.make_learner("ocar", mlp(), lr=0.1)
+    others: dict[str, dict[str, float]] = {"er": {}, "ngd": {"damping": 0.1, "ema": 0.1}}
+    for method, settings in others.items():
+        with pytest.raises(ConfigError, match=r"ERSettings needs a value for 'lr', the learning"):
+            ocar.make_learner(method, mlp(), **settings)
     with pytest.raises(ConfigError, match=r"Unknown preset 'cifar'\. There are .*split-mnist"):
         ocar.make_learner("er", mlp(), preset="cifar")
 

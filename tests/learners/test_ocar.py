@@ -221,7 +221,8 @@ def test_every_argument_is_a_setting_with_the_same_default() -> None:
     [
         ({"lr": 0.0}, r"Invalid lr=0\.0\. Must be larger than 0\."),
         ({"lr": float("nan")}, r"Invalid lr=nan\. Must be larger than 0\."),
-        ({"ema": 1.5}, r"Invalid ema=1\.5\. Must be in \(0, 1\]\."),
+        ({"ema": 1.5}, r"Invalid ema=1\.5\. Must be in \(0, 1\], or None\."),
+        ({"divergence": 0.0}, r"Invalid divergence=0\.0\. Must be larger than 0\."),
         ({"tau_step": -1e-9}, r"Invalid tau_step=-1e-09\. Must be at least 0\."),
         ({"tau": 0.0}, r"Invalid tau=0\.0\. Must be larger than 0, or None"),
         ({"n_new": 0}, r"Invalid n_new=0\. Must be at least 1, or None to estimate it\."),

@@ -34,6 +34,7 @@ from ocar.accel.gram import gram
 from ocar.accel.graph import Graph, release_memory
 from ocar.accel.kronecker import invert, mix_and_damp, precondition
 from ocar.accel.layout import (
+    flat,
     from_weight_matrix,
     join_inputs,
     lay_out_,
@@ -74,6 +75,7 @@ __all__ = [
     "choose_device",
     "commit_or_rollback",
     "divergence",
+    "flat",
     "from_weight_matrix",
     "gpu_name",
     "gram",

@@ -8,6 +8,7 @@ copy is needed. Only what is saved is in one fixed order, channels first.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +45,11 @@ def is_channels_last(t: Tensor) -> bool:
 def is_dense(t: Tensor) -> bool:
     """Whether a tensor is contiguous in one of the two layouts."""
     return t.is_contiguous() or is_channels_last(t)
+
+
+def flat(tensors: Sequence[Tensor]) -> Tensor:
+    """All numbers in a row, those of each tensor in the order of memory."""
+    return torch.cat([in_memory(t.detach()).reshape(-1) for t in tensors])
 
 
 def has_square_kernel(conv: nn.Conv2d) -> bool:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ocar.accel.layout import from_weight_matrix, in_memory, is_dense
+from ocar.accel.layout import flat, from_weight_matrix, is_dense
 from ocar.accel.operation import has_triton, launch, operation
 from ocar.accel.streams import is_recording
 
@@ -65,18 +65,18 @@ class Snapshot:
         self.is_recorded = is_recording()
         groups = ((tensors.weights, True), (tensors.statistics, False), (tensors.others, False))
         self._parts = [
-            (same, _flat(same), shortens) for group, shortens in groups for same in _by_dtype(group)
+            (same, flat(same), shortens) for group, shortens in groups for same in _by_dtype(group)
         ]
         self._checked = [*tensors.weights, *tensors.statistics]
 
     def total(self) -> Tensor:
         """The sum of the present values that must be finite: finite only if all are."""
         if not self._checked[0].is_cpu:  # there a launch costs more than a copy
-            flat = [_flat(same) for same in _by_dtype(self._checked)]
+            numbers = [flat(same) for same in _by_dtype(self._checked)]
         else:
-            flat = [t.detach() for t in self._checked]
-        types = (torch.promote_types(t.dtype, torch.float32) for t in flat)
-        sums = [t.sum(dtype=dtype) for t, dtype in zip(flat, types, strict=True)]
+            numbers = [t.detach() for t in self._checked]
+        types = (torch.promote_types(t.dtype, torch.float32) for t in numbers)
+        sums = [t.sum(dtype=dtype) for t, dtype in zip(numbers, types, strict=True)]
         return torch.stack(sums).sum(dtype=torch.float64)
 
     @torch.no_grad()
@@ -88,17 +88,12 @@ class Snapshot:
             share: How much of its way each weight goes, a scalar in [0, 1].
         """
         for same, before, shortens in self._parts:
-            after = torch.where(accepted, _flat(same), before)
+            after = torch.where(accepted, flat(same), before)
             if shortens:  # a share of 1 gives the same to the bit
                 after = torch.lerp(before, after, share.to(before.dtype))
             pieces = after.split([t.numel() for t in same])
             views = [from_weight_matrix(p, like=t) for p, t in zip(pieces, same, strict=True)]
             torch._foreach_copy_(same, views)
-
-
-def _flat(tensors: Sequence[Tensor]) -> Tensor:
-    """All numbers in a row, those of each tensor in the order of memory."""
-    return torch.cat([in_memory(t.detach()).reshape(-1) for t in tensors])
 
 
 def _by_dtype(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:

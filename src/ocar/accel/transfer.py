@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import SupportsFloat
 
 import torch
 from torch import Tensor
@@ -31,6 +32,11 @@ class Later:
 
     def __float__(self) -> float:
         return float(self.read())
+
+
+def now(tensor: Tensor) -> SupportsFloat:
+    """The present value of a scalar; from a GPU it is read when it is needed."""
+    return Later(tensor) if tensor.is_cuda else float(tensor)
 
 
 def apply_in_order(

@@ -144,7 +144,8 @@ class OCARPlugin(SupervisedPlugin):
 
     def report(self) -> dict[str, float]:
         """τ, the weight of replayed samples, and the ratio of norms if it is tracked."""
-        return {} if self.transform is None else self.transform.report()
+        values = {} if self.transform is None else self.transform.report()
+        return {name: float(value) for name, value in values.items()}
 
     def _renews(self, strategy: Any) -> bool:
         return strategy.clock.train_exp_epochs == 0 or self.settings.fisher_passes == "every"

@@ -29,8 +29,8 @@ class Context:
     memory: Memory
     """The replay memory, with raw samples."""
 
-    lr: float
-    """Learning rate."""
+    lr: float | None
+    """Learning rate; None if the gradient transform chooses it."""
 
     passes: int
     """Gradient steps a stream batch."""

@@ -219,6 +219,7 @@ class EWCTransform(Transform):
 
     def _solve(self, vector: Tensor) -> Tensor:
         """(I + αλF̄)⁻¹ · vector."""
+        assert self.context.lr is not None
         scaled = self.context.lr * self.settings.strength * self.average
         if scaled.dim() == 1:
             return vector / (1 + scaled)

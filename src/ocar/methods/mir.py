@@ -85,6 +85,7 @@ class InterferedRetrieval(ClassObjective[MIRSettings]):
 
     def __init__(self, settings: MIRSettings, context: Context) -> None:
         super().__init__(settings, context)
+        self._lr = settings.given_lr if settings.virtual_lr is None else settings.virtual_lr
         self._previous: list[int] = []
         self._excluded = torch.zeros_like(self.head.active)
 
@@ -126,8 +127,7 @@ class InterferedRetrieval(ClassObjective[MIRSettings]):
         The loss is that of the new samples, with its graph; s is ``(step.replayed,)``.
         """
         evaluates = self.settings.scoring == "eval"
-        lr = self.context.lr if self.settings.virtual_lr is None else self.settings.virtual_lr
-        virtual = VirtualStep(self.context.model, loss, lr=lr)
+        virtual = VirtualStep(self.context.model, loss, lr=self._lr)
         x, y = step.x[step.new :], step.y[step.new :]
         with self.context.evaluating() if evaluates else torch.no_grad():
             after = sample_losses(virtual(x), y, step.active)

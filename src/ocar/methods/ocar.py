@@ -11,33 +11,43 @@ one, averaged over time and approximated by K-FAC. The weights move slowly in
 directions that would change predictions on old data, and freely in others; τ
 bounds the acceleration and grows slowly.
 
+The learning rate α, the damping τ and the weight of a new estimate in F̄ have defaults that adapt to
+the model and the stream, see :mod:`ocar.methods.rate`; with a given α they follow the paper.
+
 Where the paper's text, its Algorithm 1 and the authors' code differ, each is a
 named option; the defaults follow the code, which made the paper's tables.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import Any, Literal, SupportsFloat
 
 import torch
 from torch import Tensor, nn
 
+from ocar import accel
+from ocar.accel.transfer import now
 from ocar.config import require, require_range
 from ocar.curvature import CURVATURES, Curvature
 from ocar.curvature.cost import Work
 from ocar.curvature.fisher import parse_root
 from ocar.methods.context import Context
 from ocar.methods.objective import Begun, Forward, Objective, Step
+from ocar.methods.rate import DivergenceRate
 from ocar.methods.transform import Transform, TransformSettings
 from ocar.state import with_prefix, without_prefix
 
 ROUND = 16
 """An exact Fisher has columns for a multiple of this number of classes, so that steps are recorded
 again less often."""
+
+LEAST_EMA = 0.1
+"""Weight of a new estimate of the curvature, once ten batches have been seen."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,14 +101,21 @@ class CurvatureSettings(TransformSettings):
 class OCARSettings(CurvatureSettings):
     """Settings of the curvature-aware gradient."""
 
-    tau_step: float
+    chooses_lr = True
+
+    tau_step: float = 0.0
     """Δτ: how much each gradient step adds to the damping."""
 
-    ema: float
-    """Weight of a new estimate in the moving average of the curvature (α_EMA)."""
+    ema: float | None = None
+    """Weight of a new estimate in the moving average of the curvature (α_EMA). By default 1/k for
+    the k-th batch, but at least 0.1."""
 
     tau: float | None = None
-    """The damping τ at the start; by default the learning rate."""
+    """The damping τ at the start; by default the learning rate, whatever it is."""
+
+    divergence: float = 1.5e-3
+    """How much the steps on a batch may change the predictions, in nats a sample, where no learning
+    rate is given; see :mod:`ocar.methods.rate`. More learns faster and forgets more."""
 
     replay_weight: Literal["ratio", "lambda", "one-plus-lambda"] | None = None
     """Weight of a replayed sample in the Fisher, where a new sample has weight 1: ``"ratio"`` for
@@ -107,7 +124,7 @@ class OCARSettings(CurvatureSettings):
 
     increments: Literal["classes", "domains"] = "classes"
     """What λ follows: with ``"classes"`` it is n_known / n_new, at least 1; with ``"domains"``
-    it starts at 1 and each gradient step adds Δτ."""
+    it starts at 1 and each gradient step adds Δτ. A regression has no classes."""
 
     n_new: int | None = None
     """New classes of the current part of the stream; estimated by default."""
@@ -121,8 +138,10 @@ class OCARSettings(CurvatureSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         require_range(self, "at least 0", "tau_step")
-        require_range(self, "in (0, 1]", "ema")
         require_range(self, "at least 1", "window")
+        require_range(self, "larger than 0", "divergence")
+        valid = self.ema is None or 0 < self.ema <= 1
+        require("ema", self.ema, valid, "in (0, 1], or None")
         valid = self.tau is None or 0 < self.tau < float("inf")
         require("tau", self.tau, valid, "larger than 0, or None for the learning rate")
         valid = self.n_new is None or self.n_new >= 1
@@ -132,19 +151,18 @@ class OCARSettings(CurvatureSettings):
 
     def make(self, context: Context, objective: Objective) -> Transform:
         """The curvature-aware transform for a learner."""
+        lr = DivergenceRate(self.divergence, context) if context.lr is None else context.lr
         curvature = self.make_curvature(
             context.model,
-            lr=context.lr,
+            lr=lr,
             head=None if context.head is None else context.head.name,
             likelihood=context.likelihood,
             seed=context.seed,
         )
-        return OCARTransform(
-            self, curvature, joint=objective.joint, lr=context.lr, passes=context.passes
-        )
+        return OCARTransform(self, curvature, joint=objective.joint, lr=lr, passes=context.passes)
 
     def make_curvature(
-        self, model: nn.Module, *, lr: float, head: str | None, likelihood: str, seed: int
+        self, model: nn.Module, *, lr: SupportsFloat, head: str | None, likelihood: str, seed: int
     ) -> Curvature:
         """The preconditioner of a model.
 
@@ -157,7 +175,7 @@ class OCARSettings(CurvatureSettings):
         """
         given: dict[str, Any] = {
             "damping": lambda step: self.tau_at(step, lr=lr),
-            "ema": self.ema,
+            "ema": self.ema_of(math.inf),
             "head": head,
             "likelihood": likelihood,
             "seed": seed,
@@ -178,9 +196,13 @@ class OCARSettings(CurvatureSettings):
         given |= {name: getattr(self, name) for name in options if name in taken}
         return kind(model, **given)
 
-    def tau_at(self, step: int, *, lr: float) -> float:
+    def tau_at(self, step: int, *, lr: SupportsFloat) -> float:
         """The damping after a number of gradient steps."""
-        return (lr if self.tau is None else self.tau) + self.tau_step * step
+        return (float(lr) if self.tau is None else self.tau) + self.tau_step * step
+
+    def ema_of(self, batch: float) -> float:
+        """The weight of the estimate of a batch in the moving average, the first batch being 1."""
+        return max(LEAST_EMA, 1 / batch) if self.ema is None else self.ema
 
 
 class OCARTransform(Transform):
@@ -190,19 +212,27 @@ class OCARTransform(Transform):
         settings: The settings.
         curvature: The preconditioner.
         joint: Whether the objective's forward pass can be used for the Fisher.
-        lr: Learning rate.
+        lr: Learning rate; one that is a rule is multiplied into the gradient here.
         passes: Gradient steps a stream batch.
     """
 
     def __init__(
-        self, settings: OCARSettings, curvature: Curvature, *, joint: bool, lr: float, passes: int
+        self,
+        settings: OCARSettings,
+        curvature: Curvature,
+        *,
+        joint: bool,
+        lr: float | DivergenceRate,
+        passes: int,
     ) -> None:
         self.settings = settings
         self.curvature = curvature
         self.replay_weight = 1.0
-        self.tau = settings.tau_at(0, lr=lr)
-        self._lr = lr
+        self.rate = lr if isinstance(lr, DivergenceRate) else None
+        self._lr = 0.0 if isinstance(lr, DivergenceRate) else lr  # what the host knows of it
+        self.tau = settings.tau_at(0, lr=self._lr)
         self._passes = passes
+        self._numbers, self._index = torch.empty(0), 0  # of the present step
         self._shared = joint and settings.fisher_forward == "shared"
         self._recent: deque[frozenset[int]] = deque(maxlen=settings.window)
 
@@ -212,14 +242,16 @@ class OCARTransform(Transform):
         return (self.curvature.generator,)
 
     def begin(self, batch: Begun) -> Sequence[float]:
-        """The weight of replayed samples, and τ in each pass."""
+        """Weight of replayed samples, weight of the estimate, bound of a step, τ in each pass."""
         self.curvature.begin(batch.keep, Work(batch.samples, self._passes))
         self._recent.append(frozenset(batch.units))
         self.replay_weight = self._weight(batch)
         steps = range(batch.step, batch.step + self._passes)
         taus = [self.settings.tau_at(step, lr=self._lr) for step in steps]
         self.tau = self.settings.tau_at(steps.stop, lr=self._lr)
-        return self.replay_weight, *taus
+        ema = self.settings.ema_of(batch.step // self._passes + 1)
+        bound = 0.0 if self.rate is None else self.rate.bound()
+        return self.replay_weight, ema, bound, *taus
 
     def shape(self, classes: int) -> int | None:
         """The classes that an exact root has columns for; None for other roots."""
@@ -237,14 +269,12 @@ class OCARTransform(Transform):
 
     def _weight(self, batch: Begun) -> float:
         ratio = batch.known / self.n_new
-        if self.settings.increments == "domains":
-            strength = 1 + self.settings.tau_step * batch.step  # λ
-        else:
-            strength = max(1.0, ratio)
+        classes = self.settings.increments == "classes" and bool(batch.units)  # no regression
+        strength = max(1.0, ratio) if classes else 1 + self.settings.tau_step * batch.step  # λ
         kind = self.settings.replay_weight
         if kind == "one-plus-lambda":
             return 1 + strength
-        ratio_by_default = kind is None and self.settings.increments == "classes"
+        ratio_by_default = kind is None and classes
         return ratio if kind == "ratio" or ratio_by_default else strength
 
     def _renews(self, step: Step) -> bool:
@@ -256,6 +286,9 @@ class OCARTransform(Transform):
 
     def watch(self, step: Step) -> AbstractContextManager[object]:
         """Record the objective's forward pass if the Fisher is taken from it."""
+        self._numbers, self._index = step.numbers, step.index
+        if self.rate is not None and step.index == 0:
+            self.rate.start_()
         stack = ExitStack()
         stack.enter_context(self.curvature.follow())
         if self._renews(step) and self._shared:
@@ -277,28 +310,46 @@ class OCARTransform(Transform):
     def prepare(self, step: Step) -> None:
         """Take the estimate into the average and renew the inverse."""
         if self._renews(step):
-            self.curvature.renew(step.numbers[1 + step.index], self.settings.ema)
+            damping = step.numbers[3 + step.index]
+            if self.rate is not None and self.settings.tau is None:
+                damping = damping + self.rate.used
+            self.curvature.renew(damping, step.numbers[1])
             self.curvature.check_at_once()
 
     def rewrite_(self) -> None:
-        """Precondition the gradients."""
+        """Precondition the gradients, and multiply them with the learning rate if it is a rule."""
+        if self.rate is None:
+            self.curvature.rewrite_()
+            return
+        before = accel.flat(self._gradients()) if self._index == 0 else None
         self.curvature.rewrite_()
+        grads = self._gradients()
+        if before is not None:
+            self.rate.follow_(torch.dot(before, accel.flat(grads)), bound=self._numbers[2])
+        torch._foreach_mul_(grads, self.rate.used.to(grads[0].dtype))
+
+    def _gradients(self) -> list[Tensor]:
+        return [p.grad for p in self.curvature.model.parameters() if p.grad is not None]
 
     def ok(self) -> Tensor:
         """Whether the curvature of the batch was finite."""
         return self.curvature.ok
 
     def tensors(self) -> Sequence[Tensor]:
-        """The averages of the curvature."""
-        return self.curvature.tensors()
+        """The averages of the curvature, and the learning rate if it is a rule."""
+        return [*self.curvature.tensors(), *(() if self.rate is None else self.rate.tensors())]
 
     def check(self) -> None:
         """Raise if the curvature of a batch was not finite."""
         self.curvature.check()
 
-    def report(self) -> dict[str, float]:
-        """τ, the weight of replayed samples, and the ratio of norms if it is tracked."""
-        values = {"tau": self.tau, "replay_weight": self.replay_weight}
+    def report(self) -> dict[str, SupportsFloat]:
+        """τ, the weight of replayed samples, and what was chosen or is tracked."""
+        values: dict[str, SupportsFloat] = {"tau": self.tau, "replay_weight": self.replay_weight}
+        if self.rate is not None:
+            values |= {"lr": now(self.rate.used), "divergence": now(self.rate.predicted)}
+            if self.settings.tau is None:
+                values["tau"] = now(self.rate.used + self.tau)
         if self.curvature.norm_ratio is not None:
             values["norm_ratio"] = float(self.curvature.norm_ratio)
         return values
@@ -306,11 +357,14 @@ class OCARTransform(Transform):
     def state_dict(self) -> dict[str, Tensor]:
         """The curvature and the labels in the window."""
         recent = {f"recent.{i}": torch.tensor(sorted(s)) for i, s in enumerate(self._recent)}
-        return {**with_prefix("curvature", self.curvature.state_dict()), **recent}
+        own = {} if self.rate is None else {"rate": self.rate.value}
+        return {**with_prefix("curvature", self.curvature.state_dict()), **recent, **own}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore what :meth:`state_dict` gave."""
         self.curvature.load_state_dict(without_prefix("curvature", state))
+        if self.rate is not None:
+            self.rate.value.copy_(state["rate"])
         count = sum(name.startswith("recent.") for name in state)
         recent = (frozenset(state[f"recent.{i}"].tolist()) for i in range(count))
         self._recent = deque(recent, maxlen=self.settings.window)

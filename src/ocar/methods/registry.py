@@ -152,8 +152,7 @@ def make_settings(
     reject_unknown(kind or chosen.settings, rest)
     made = _make(chosen.settings, own)
     rewriting = None if kind is None else _make(kind, rest)
-    if (reason := made.refuses(rewriting)) is not None:
-        raise ConfigError(reason)
+    made.check_transform(rewriting)
     return made, rewriting
 
 

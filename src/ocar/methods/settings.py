@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ocar.config import require, require_options, require_range
+from ocar.errors import ConfigError
 from ocar.memory import MEMORIES, Memory
 from ocar.methods.context import Context
 from ocar.methods.objective import Objective
@@ -23,8 +24,9 @@ Augmenter = Callable[[Tensor, torch.Generator], Tensor]
 class LearnerSettings:
     """Settings that every learner has."""
 
-    lr: float
-    """Learning rate α."""
+    lr: float | None = None
+    """Learning rate α. Without one, a gradient transform such as OCAR's chooses it, see
+    :mod:`ocar.methods.rate`; plain SGD needs one."""
 
     memory: int | Memory = 2000
     """Samples in the memory; or, from Python, a memory such as ``ReservoirMemory(500)``."""
@@ -74,7 +76,9 @@ class LearnerSettings:
     def __post_init__(self) -> None:
         object.__setattr__(self, "classes", tuple(self.classes))
         require_options(self)
-        require_range(self, "larger than 0", "lr")
+        none = self.lr is None and type(self).lr is None
+        valid = none or (self.lr is not None and 0 < self.lr < float("inf"))
+        require("lr", self.lr, valid, "larger than 0")
         require_range(self, "at least 0", "replay_batch")
         require_range(self, "at least 1", "passes")
         require_range(self, "in (0, 1]", "average_rate")
@@ -104,6 +108,16 @@ class LearnerSettings:
     """Whether it trains for each prediction; a run then evaluates it after each task only."""
 
     @property
+    def given_lr(self) -> float:
+        """The learning rate, for what cannot do without one."""
+        if self.lr is None:
+            raise ConfigError(
+                f"{type(self).__name__} needs a value for 'lr', the learning rate, such as "
+                "lr=0.05. Only OCAR chooses its own."
+            )
+        return self.lr
+
+    @property
     def draws(self) -> tuple[int, ...]:
         """Sizes of the independent draws from memory that a gradient step needs."""
         return (self.replay_batch,)
@@ -125,6 +139,13 @@ class LearnerSettings:
     def refuses(self, transform: TransformSettings | None) -> str | None:
         """Why the method cannot be used with a gradient transform; None if it can."""
         return None
+
+    def check_transform(self, transform: TransformSettings | None) -> None:
+        """Raise a ``ConfigError`` if it cannot be used with a gradient transform."""
+        if (reason := self.refuses(transform)) is not None:
+            raise ConfigError(reason)
+        if transform is None or not transform.chooses_lr:
+            self.given_lr  # noqa: B018 (it raises)
 
     def make_objective(self, context: Context) -> Objective:
         """The loss of the method."""

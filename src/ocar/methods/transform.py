@@ -7,10 +7,10 @@ gradients after the backward pass. Plain SGD needs none.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, SupportsFloat
 
 from torch import Tensor, nn
 
@@ -71,7 +71,7 @@ class Transform(Part):
     def check(self) -> None:
         """Raise if something went wrong since the last call; this waits for the device."""
 
-    def report(self) -> dict[str, float]:
+    def report(self) -> Mapping[str, SupportsFloat]:
         """Numbers worth watching, by name."""
         return {}
 
@@ -82,6 +82,9 @@ class TransformSettings(ABC):
 
     needs_predictions: ClassVar[bool] = False
     """Whether it needs the model's outputs to be a predictive distribution."""
+
+    chooses_lr: ClassVar[bool] = False
+    """Whether it chooses the learning rate if the method has none."""
 
     def __post_init__(self) -> None:
         require_options(self)

@@ -88,6 +88,10 @@ class RunConfig(MethodConfig):
     """Batches between two evaluations, or task to evaluate after each task. By default after every
     batch, as in the protocol, but after each task for a method that trains for each prediction."""
 
+    defaults: bool = False
+    """Use the defaults of the method, not the settings that were selected for the benchmark; memory
+    and batches are the benchmark's."""
+
     online: bool = False
     """Also predict each batch before it is learned."""
 
@@ -151,7 +155,7 @@ class RunConfig(MethodConfig):
         Raises:
             ConfigError: A setting is unknown, missing, out of range, or cannot be written down.
         """
-        values = base_settings(self.benchmark, self.method, self.transform)
+        values = self._base()
         values |= {**self.settings, "seed": self.seed}
         own, transform = make_settings(self.method, transform=self.transform, **values)
         plain = to_plain(own).items()
@@ -190,15 +194,21 @@ class RunConfig(MethodConfig):
             **({} if self.guard else {"guard": False}),
         }
 
+    def _base(self) -> dict[str, Any]:
+        """The settings over which the given ones are laid."""
+        if self.defaults:
+            return get_benchmark(self.benchmark).learner_settings()
+        return base_settings(self.benchmark, self.method, self.transform)
+
     def changed(self) -> dict[str, Any]:
         """Settings and options that differ from the preset and the protocol, in plain values."""
         own, transform = self.resolve()
         chosen = vars(own) | ({} if transform is None else vars(transform))
         usual = _defaults(own) | _defaults(transform)
-        usual |= base_settings(self.benchmark, self.method, self.transform)
+        usual |= self._base()
         names = [name for name in self.settings if chosen[name] != usual.get(name, MISSING)]
         plain = to_plain(own) | ({} if transform is None else to_plain(transform))
-        own_names = ("blurry", "max_tasks", "max_batches", "guard")
+        own_names = ("blurry", "max_tasks", "max_batches", "guard", "defaults")
         protocol = {f.name: f.default for f in fields(self) if f.name in own_names}
         others = {n: getattr(self, n) for n, v in protocol.items() if getattr(self, n) != v}
         if self.interval != usual_interval(self.method):

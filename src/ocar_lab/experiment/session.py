@@ -268,4 +268,4 @@ def _reported(learned: Learned) -> dict[str, float]:
     """The learner's report as numbers; this synchronizes with the device."""
     report = learned.report
     own = {"loss": float(learned.loss), "classes": getattr(report, "classes", 0)}
-    return own | dict(getattr(report, "values", {}))
+    return own | {name: float(v) for name, v in getattr(report, "values", {}).items()}

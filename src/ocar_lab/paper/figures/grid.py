@@ -58,7 +58,7 @@ class GridFigure(RunFigure):
 
     def pairs(self) -> dict[str, tuple[float, float]]:
         """α and α/τ of each part."""
-        lrs = self.lrs or centred(self.config(METHOD).resolve()[0].lr, 5, factor=10**0.5)
+        lrs = self.lrs or centred(self.config(METHOD).resolve()[0].given_lr, 5, factor=10**0.5)
         return {f"α {a:.6g}, α/τ {r:.6g}": (a, r) for a in lrs for r in self.ratios}
 
     def configs(self) -> dict[str, RunConfig]:

@@ -49,7 +49,7 @@ class RatioFigure(RunFigure):
 
     def configs(self) -> dict[str, RunConfig]:
         """One run, with τ = α/100 at all times."""
-        lr = self.config(METHOD).resolve()[0].lr if self.lr is None else self.lr
+        lr = self.config(METHOD).resolve()[0].given_lr if self.lr is None else self.lr
         own = {"lr": lr, "tau": lr / LR_OVER_TAU, "tau_step": 0.0, "track_norms": True}
         own |= {} if self.ema is None else {"ema": self.ema}
         return {METHOD: self.config(METHOD, **own)}

@@ -67,7 +67,7 @@ class SpectrumFigure(RunFigure):
         """The run."""
         learner, _, events = self.run(self.config(METHOD), listen)
         ends = tuple(measure(learner) for event in events if isinstance(event, TaskEnded))
-        return Spectra(lr=learner.settings.lr, ends=ends)
+        return Spectra(lr=learner.settings.given_lr, ends=ends)
 
     def draw(self, parts: Mapping[str, Spectra]) -> Any:
         """Eigenvalues by rank: of the network after each task, of each layer at the end."""
@@ -129,8 +129,8 @@ def measure(learner: Learner) -> Spectrum:
     values = transform.curvature.eigenvalues()
     reported = transform.report()
     return Spectrum(
-        tau=reported["tau"],
-        replay_weight=reported["replay_weight"],
+        tau=float(reported["tau"]),
+        replay_weight=float(reported["replay_weight"]),
         layers={
             **{name: rank(own) for name, own in values.items()},
             WHOLE: rank(torch.cat(list(values.values()))),

@@ -1,0 +1,162 @@
+"""OCAR without settings: the learning rate that follows the predicted divergence of a step."""
+
+from __future__ import annotations
+
+import copy
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from toys import convnet, images, mlp, spoiled, vectors
+
+import ocar
+from ocar.errors import ConfigError
+from ocar.learner import Learner
+from ocar.methods.objective import mean_loss
+from ocar.methods.ocar import OCARTransform
+from ocar.methods.rate import GAIN, LARGEST, MOST, REGRESSION, SMALLEST, DivergenceRate
+
+
+def rate_of(learner: Learner) -> DivergenceRate:
+    assert isinstance(learner.transform, OCARTransform)
+    assert learner.transform.rate is not None
+    return learner.transform.rate
+
+
+def test_the_predicted_divergence_is_that_of_the_step_taken() -> None:
+    """½ α² gᵀ(F + τI)⁻¹g = ½ α gᵀd, with the step d that was taken and g by autograd."""
+    model = mlp().double()
+    learner = ocar.OCAR(model, passes=1, curvature="dense", fisher="exact")
+    before = copy.deepcopy(model)
+    x, y = next(vectors(1, [0, 1, 2, 3]))
+    report = learner.learn(x.double(), y)
+    units = torch.tensor([learner.classes.index(label) for label in y.tolist()])
+    assert learner.head is not None
+    mean_loss(before(x.double()), units, learner.head.active).backward()
+    pairs = zip(before.parameters(), model.parameters(), strict=True)
+    product = sum(float((old.grad * (old.detach() - new.detach())).sum()) for old, new in pairs)
+    rate = float(report.values["lr"])
+    assert rate == LARGEST
+    assert float(report.values["divergence"]) == pytest.approx(rate * product / 2, rel=1e-9)
+    assert float(report.values["tau"]) == rate
+
+
+def test_the_rate_approaches_the_one_whose_divergence_is_the_bound() -> None:
+    rate = rate_of(ocar.OCAR(mlp()))
+    product, bound = torch.tensor(8.0), torch.tensor(1e-4, dtype=torch.float64)
+    for _ in range(60):
+        rate.start_()
+        rate.follow_(product, bound=bound)
+    assert float(rate.value) == pytest.approx(math.sqrt(2 * 1e-4 / 8), rel=1e-6)
+    assert float(rate.predicted) == pytest.approx(1e-4, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("product", "expected"),
+    [
+        (0.0, LARGEST),  # a gradient of zero: as fast as is allowed
+        (1e30, LARGEST / MOST),  # one correction is bounded
+        (float("nan"), LARGEST),
+        (2 * 1e-4 / LARGEST**2 * 2.0 ** (1 / GAIN), LARGEST / 2),
+    ],
+)
+def test_one_correction(product: float, expected: float) -> None:
+    rate = rate_of(ocar.OCAR(mlp()))
+    rate.start_()
+    rate.follow_(torch.tensor(product), bound=torch.tensor(1e-4, dtype=torch.float64))
+    assert float(rate.value) == pytest.approx(expected, rel=1e-6)
+
+
+def test_the_rate_stays_within_its_bounds() -> None:
+    rate = rate_of(ocar.OCAR(mlp()))
+    for product, limit in ((1e30, SMALLEST), (1e-30, LARGEST)):
+        for _ in range(20):
+            rate.start_()
+            rate.follow_(torch.tensor(product), bound=torch.tensor(1e-4, dtype=torch.float64))
+        assert float(rate.value) == limit
+
+
+def test_the_bound_falls_as_the_stream_outgrows_the_memory() -> None:
+    learner = ocar.OCAR(mlp(), memory=10, passes=3, divergence=0.03)
+    rate = rate_of(learner)
+    assert rate.bound() == pytest.approx(0.01)
+    for x, y in vectors(5, [0, 1, 2, 3]):  # five times what the memory holds
+        learner.learn(x, y)
+    assert rate.bound() == pytest.approx(0.01 / 4)
+
+
+def test_more_divergence_means_longer_steps() -> None:
+    rates = []
+    for divergence in (1e-5, 1e-3):
+        learner = ocar.OCAR(mlp(), divergence=divergence)
+        for x, y in vectors(30, [0, 1, 2, 3]):
+            report = learner.learn(x, y)
+        rates.append(float(report.values["lr"]))
+    assert rates[0] < rates[1] / 2
+
+
+def test_a_regression_has_a_constant_rate() -> None:
+    generator = torch.Generator().manual_seed(0)
+    learner = ocar.OCAR(mlp(units=1), likelihood="gaussian", memory_kind="reservoir")
+    w = torch.randn(6, 1, generator=generator)
+    for _ in range(60):
+        x = torch.randn(10, 6, generator=generator)
+        report = learner.learn(x, x @ w)
+    assert report.values["lr"] == REGRESSION
+    assert report.values["replay_weight"] == 1.0
+    x = torch.randn(200, 6, generator=generator)
+    assert float((learner.predict(x) - x @ w).square().mean()) < 0.1 * float((x @ w).var())
+
+
+@pytest.mark.parametrize("make", [mlp, convnet])
+def test_it_learns_classes_that_arrive_one_after_another(make) -> None:
+    source = vectors if make is mlp else images
+    x, y = (torch.cat(parts) for parts in zip(*source(80, [0, 1, 2, 3]), strict=True))
+    order = y.argsort(stable=True)
+    learner = ocar.OCAR(make())
+    for rows in order.split(10):
+        learner.learn(x[rows], y[rows])
+    x, y = (torch.cat(parts) for parts in zip(*source(20, [0, 1, 2, 3], seed=9), strict=True))
+    said = torch.tensor(learner.classes)[learner.predict(x).argmax(1)]
+    assert float((said == y).float().mean()) > 0.9
+
+
+@pytest.mark.filterwarnings("ignore::ocar.guard.GuardWarning")
+def test_it_resumes_to_the_bit_and_a_skipped_batch_leaves_no_trace(tmp_path: Path) -> None:
+    never, learner = (ocar.OCAR(mlp()) for _ in range(2))
+    batches = list(vectors(12, [0, 1, 2, 3]))
+    for index, (x, y) in enumerate(batches):
+        never.learn(x, y)
+        learner.learn(x, y)
+        if index == 4:
+            with spoiled(learner):
+                learner.learn(x, y)
+        if index == 7:
+            learner.save(tmp_path / "ckpt")
+            learner = ocar.load(tmp_path / "ckpt", mlp())
+    assert torch.equal(rate_of(learner).value, rate_of(never).value)
+    for one, other in zip(learner.model.parameters(), never.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_given_rate_is_the_papers_schedule() -> None:
+    learner = ocar.OCAR(mlp(), lr=0.02, tau_step=0.01, passes=2)
+    assert isinstance(learner.transform, OCARTransform)
+    assert learner.transform.rate is None
+    (x, y), *_ = vectors(1, [0, 1])
+    assert learner.learn(x, y).values["tau"] == pytest.approx(0.02 + 2 * 0.01)
+
+
+def test_the_first_estimates_of_the_curvature_are_averaged_evenly() -> None:
+    settings = ocar.OCAR(mlp()).transform_settings
+    weights = [settings.ema_of(k) for k in (1, 2, 5, 10, 100)]
+    assert weights == [1.0, 0.5, 0.2, 0.1, 0.1]
+    assert replace(settings, ema=0.3).ema_of(1) == 0.3
+
+
+def test_mir_needs_a_rate_for_its_virtual_step() -> None:
+    with pytest.raises(ConfigError, match="needs a value for 'lr'"):
+        ocar.make_learner("mir", mlp(), transform="ocar")
+    ocar.make_learner("mir", mlp(), transform="ocar", virtual_lr=0.1)
