@@ -217,7 +217,10 @@ class Learner(Saved):
             raise InputError("learn() needs gradients. Call it outside torch.no_grad().")
         x, y, units = self._take(x, y)
         known = 0 if self.head is None else len(self.head.seen)
-        begun = Begun(units=units, known=known, step=self.steps, keep=self._undo.keep)
+        samples = len(x) + sum(self.settings.draws)
+        begun = Begun(
+            units=units, known=known, step=self.steps, samples=samples, keep=self._undo.keep
+        )
         numbers = self._steps.begin(begun)
         trusted = self._guard.trust(x)
         if not self.objective.learns:

@@ -290,5 +290,5 @@ def test_the_representation_shows_every_setting():
     assert repr(kfac) == (
         "KFAC(Sequential, damping=0.1, ema=0.2, fisher='top(3)', likelihood='categorical', "
         "variance=1.0, head='2', track_norms=False, seed=0, weighting='gradients', "
-        "sharing='expand', norm_layers=False, exclude=(), damping_kind='factored')"
+        "sharing='expand', norm_layers=False, exclude=(), max_cost=1.5, damping_kind='factored')"
     )

@@ -33,13 +33,21 @@ from ocar.accel.draws import OwnDraws, host_and
 from ocar.accel.gram import gram
 from ocar.accel.graph import Graph, release_memory
 from ocar.accel.kronecker import invert, mix_and_damp, precondition
-from ocar.accel.layout import flat, from_weight_matrix, lay_out_, saved_order, weight_matrix
+from ocar.accel.layout import (
+    flat,
+    from_weight_matrix,
+    join_inputs,
+    lay_out_,
+    saved_order,
+    split_inputs,
+    weight_matrix,
+)
 from ocar.accel.networks import register_resnet
 from ocar.accel.norm import norm_act
 from ocar.accel.operation import OPERATIONS, Operation, known
 from ocar.accel.patches import patches
 from ocar.accel.prediction import RepeatedPrediction, repeated_prediction
-from ocar.accel.rows import RowRecorder
+from ocar.accel.rows import RowRecorder, Rows
 from ocar.accel.snapshot import COUNTS, Snapshot, Tensors, Verdict, commit_or_rollback, snapshot
 from ocar.accel.streams import Fence, parallel, share_device
 from ocar.accel.weight_gradients import weight_gradients
@@ -58,6 +66,7 @@ __all__ = [
     "Pair",
     "RepeatedPrediction",
     "RowRecorder",
+    "Rows",
     "Snapshot",
     "Tensors",
     "Verdict",
@@ -74,6 +83,7 @@ __all__ = [
     "host_and",
     "inputs_only",
     "invert",
+    "join_inputs",
     "known",
     "kronecker_host",
     "kronecker_triton",
@@ -92,6 +102,7 @@ __all__ = [
     "saved_order",
     "share_device",
     "snapshot",
+    "split_inputs",
     "start_backward_thread",
     "weight_gradients",
     "weight_matrix",

@@ -25,6 +25,7 @@ class Pair:
     d_in: int  # rows of A
     d_out: int  # rows of G
     linear: bool = False  # then its gradient may be a product of few rows
+    parts: int = 1  # of the inputs: so many A, which share G and its damping
 
     @property
     def names(self) -> tuple[str, str]:

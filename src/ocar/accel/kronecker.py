@@ -91,6 +91,7 @@ def _levels(
         buffer.average(name).diagonal(dim1=-2, dim2=-1).sum(-1) / dims[buffer.index(name)]
         for name in pair.names
     )
+    mean_a = mean_a.unflatten(0, (-1, pair.parts)).mean(1)  # no part has a π of its own
     balanced = (mean_a > 0) & (mean_g > 0)
     squared = torch.where(balanced, mean_a / mean_g, 1.0)
     return (squared * damping).sqrt().to(mean_a), (damping / squared).sqrt().to(mean_a)

@@ -49,6 +49,8 @@ def _mix_and_damp(
             ]
             for name in pair.names
         )
+        if pair.parts > 1:  # no part has a π of its own
+            a = [sum(a) / len(a)]
         ratios = [x / y if x > 0 and y > 0 else 1.0 for x, y in zip(a, g, strict=True)]
         levels[pair.names[0]] = [math.sqrt(ratio * damping) for ratio in ratios]
         levels[pair.names[1]] = [math.sqrt(damping / ratio) for ratio in ratios]
@@ -56,8 +58,7 @@ def _mix_and_damp(
             if name == pair.names[0] and _used_inputs(buffer, pair) is not None:
                 continue  # invert() damps a copy of the used rows and columns
             damped = buffer.estimate(name).copy_(buffer.average(name))
-            for matrix, level in zip(damped, levels[name], strict=True):
-                matrix.diagonal().add_(level)
+            _add_levels_(damped, levels[name])
     return ok
 
 
@@ -69,7 +70,7 @@ class _Factored:
     """Cholesky factor of the damped A, ``(groups, d, d)``, of the used inputs only."""
 
     g: Tensor
-    """The Cholesky factor of the damped G for linear layers, its inverse for others."""
+    """The Cholesky factor of the damped G where rows may be known, else its inverse."""
 
     linear: bool
     used: Tensor | None
@@ -92,9 +93,14 @@ class _Factored:
         return self.times_inverse_a(half)
 
     def solve_rows(self, x: Tensor, g: Tensor) -> Tensor:
-        """G⁻¹ΔᵀXA⁻¹ from X and Δ."""
+        """G⁻¹ΔᵀXA⁻¹ from Δ and X, which is ``(parts, m, d_in)`` if there are parts."""
         left = linalg.solve_right(self.g, g.unsqueeze(0))
-        return left.mT @ self.times_inverse_a(x.unsqueeze(0))
+        if x.dim() == 2:
+            return left.mT @ self.times_inverse_a(x.unsqueeze(0))
+        # One product for all parts, so that the weight's gradient is a view of it.
+        right = self.times_inverse_a(x)
+        whole = left[0].mT @ right.movedim(0, 1).flatten(1)
+        return whole.unflatten(1, (len(x), -1)).movedim(1, 0)
 
 
 @invert.implementation("host", when=_on_host)
@@ -142,14 +148,20 @@ def _damped(
         matrix = matrix.clone()
     else:
         matrix = matrix[0].index_select(0, used).index_select(1, used).unsqueeze(0)
-    for each, level in zip(matrix, buffer.derived["levels"][name], strict=True):
-        each.diagonal().add_(level)
+    _add_levels_(matrix, buffer.derived["levels"][name])
     return matrix
+
+
+def _add_levels_(matrices: Tensor, levels: list[float]) -> None:
+    """Add one level a matrix to the diagonals, or one for all parts of a layer."""
+    every = levels * len(matrices) if len(levels) == 1 else levels
+    for matrix, level in zip(matrices, every, strict=True):
+        matrix.diagonal().add_(level)
 
 
 def _used_inputs(buffer: FactorBuffer, pair: Pair) -> Tensor | None:
     """Inputs of a wide linear layer that were ever nonzero; None if most were."""
-    if not pair.linear or pair.d_in < _WIDE:
+    if not pair.linear or pair.d_in < _WIDE or pair.parts > 1:
         return None
     used = buffer.average(pair.names[0])[0].diagonal().nonzero().squeeze(-1)
     return used if len(used) <= _MOSTLY * pair.d_in else None

@@ -122,7 +122,7 @@ def _plan(buffer: FactorBuffer, pairs: Pairs) -> _Plan:
 
 
 def _is_small(pair: Pair) -> bool:
-    return max(pair.d_in, pair.d_out) <= LARGEST
+    return max(pair.d_in, pair.d_out) <= LARGEST and pair.parts == 1
 
 
 def _split(pairs: Pairs) -> tuple[Pairs, Pairs]:

@@ -87,14 +87,41 @@ def from_weight_matrix(matrix: Tensor, *, like: Tensor) -> Tensor:
     return matrix.reshape(like.shape)
 
 
-def saved_order(weight: Tensor) -> Tensor | None:
+def split_inputs(t: Tensor, parts: int, *, dim: int, like: Tensor) -> Tensor:
+    """Inputs of :func:`weight_matrix` in parts, each with as many channels; the parts come first.
+
+    Args:
+        t: Inputs along ``dim``, in the order of the weight ``like`` in memory.
+        parts: Number of parts.
+        dim: Counted from 0.
+        like: The weight.
+    """
+    split = t.unflatten(dim, (_outer(like), parts, -1))
+    return split.movedim(dim + 1, 0).flatten(dim + 1, dim + 2)
+
+
+def join_inputs(t: Tensor, *, like: Tensor) -> Tensor:
+    """The inverse of :func:`split_inputs`: from ``(parts, rows, d_in / parts)`` to a matrix."""
+    return t.unflatten(2, (_outer(like), -1)).movedim(0, 2).flatten(1)
+
+
+def _outer(weight: Tensor) -> int:
+    """How many numbers of a kernel lie outside its channels in memory."""
+    return math.prod(weight.shape[2:]) if is_channels_last(weight) else 1
+
+
+def saved_order(weight: Tensor, *, parts: int = 1) -> Tensor | None:
     """Where each input of :func:`weight_matrix` goes when it is saved, channels first.
 
+    Args:
+        weight: The weight.
+        parts: The order is that within one part of :func:`split_inputs`.
+
     Returns:
-        ``order`` of shape ``(d_in,)`` with saved = in memory[order], on the host; None if both
-        orders are the same. The inverse permutation is ``order.argsort()``.
+        ``order`` of shape ``(d_in / parts,)`` with saved = in memory[order], on the host; None if
+        both orders are the same. The inverse permutation is ``order.argsort()``.
     """
     if not is_channels_last(weight):
         return None
-    channels, area = weight.shape[1], math.prod(weight.shape[2:])
+    channels, area = weight.shape[1] // parts, math.prod(weight.shape[2:])
     return torch.arange(channels * area).view(area, channels).T.flatten()

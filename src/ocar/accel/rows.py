@@ -1,14 +1,14 @@
-"""Gradients of linear layers as products of few rows, on the host.
+"""Gradients of wide layers as products of few rows, on the host.
 
 The gradient of a linear layer is ΔᵀX with one row a sample: X the inputs, Δ the gradients at the
 outputs. A batch has fewer samples than a wide layer has outputs; then X·A⁻¹ is cheaper than
-(ΔᵀX)·A⁻¹.
+(ΔᵀX)·A⁻¹. So it is with a wide convolution of small images, with one row a sample and location.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
@@ -19,19 +19,24 @@ import torch
 from torch import Tensor, nn
 
 from ocar.accel.convolution import is_pulling_back
+from ocar.accel.layout import weight_matrix
+from ocar.accel.patches import patches
 
 Rows = tuple[Tensor, Tensor]
 """X, ``(m, d_in)``, with a column of ones where there is a bias, and Δ, ``(m, d_out)``."""
 
 
 class RowRecorder:
-    """Records X and Δ of linear layers, by name; on devices where that does not pay, nothing."""
+    """Records X and Δ of linear layers, and of convolutions without groups, by name.
+
+    On devices where that does not pay it records nothing.
+    """
 
     def __init__(self, layers: Mapping[str, nn.Module]) -> None:
         self._layers = {
             name: layer
             for name, layer in layers.items()
-            if isinstance(layer, nn.Linear) and layer.weight.is_cpu
+            if isinstance(layer, (nn.Linear, nn.Conv1d, nn.Conv2d)) and layer.weight.is_cpu
         }
         self._calls: dict[str, list[list[Tensor | None]]] = {}
 
@@ -73,25 +78,30 @@ class RowRecorder:
         if not calls:
             return None
         layer = self._layers[name]
-        x, g = (_joined(parts) for parts in zip(*calls, strict=True))
-        trained = layer.bias is not None and layer.bias.requires_grad
-        bias = layer.bias.grad if trained else None
-        if len(x) >= layer.out_features or (trained and bias is None):
+        if sum(g.numel() for _, g in calls) >= len(layer.weight) ** 2:  # rows · outputs
             return None
-        if not _is_product(layer.weight.grad, bias, g, x):
+        parts = zip(*(_rows(layer, x, g) for x, g in calls), strict=True)
+        x, g = (own[0] if len(own) == 1 else torch.cat(own) for own in parts)
+        trained = [p for p in (layer.weight, layer.bias) if p is not None and p.requires_grad]
+        grads = [p.grad for p in trained if p.grad is not None]
+        if len(grads) < len(trained) or not layer.weight.requires_grad:
             return None
-        return (torch.cat([x, x.new_ones(len(x), 1)], dim=1) if trained else x), g
+        bias = grads[1] if len(grads) == 2 else None
+        if not _is_product(weight_matrix(grads[0])[0], bias, g, x):
+            return None
+        return (x if bias is None else torch.cat([x, x.new_ones(len(x), 1)], dim=1)), g
 
 
-def _joined(parts: Sequence[Tensor]) -> Tensor:
-    """The rows of all calls of a layer."""
-    flat = [part.flatten(0, -2) for part in parts]
-    return flat[0] if len(flat) == 1 else torch.cat(flat)
+def _rows(layer: nn.Module, x: Tensor, g: Tensor) -> Rows:
+    """The rows of one call of a layer; for a convolution one a sample and location."""
+    if isinstance(layer, (nn.Conv1d, nn.Conv2d)):
+        return patches(x, layer)[:, 0].mT.flatten(0, 1), g.flatten(2).mT.flatten(0, 1)
+    return x.flatten(0, -2), g.flatten(0, -2)
 
 
-def _is_product(gradient: Tensor | None, bias: Tensor | None, g: Tensor, x: Tensor) -> bool:
+def _is_product(gradient: Tensor, bias: Tensor | None, g: Tensor, x: Tensor) -> bool:
     """Whether gradients are gᵀx and gᵀ1, tested by their product with a generic vector."""
-    if gradient is None or not gradient.dtype == g.dtype == x.dtype:
+    if not gradient.dtype == g.dtype == x.dtype:
         return False
     if g.dtype not in (torch.float32, torch.float64):
         return False

@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from ocar import accel
 from ocar.config import require, require_one_of
 from ocar.curvature.blocks import Blocks, Seen, layer_of
+from ocar.curvature.cost import Work
 from ocar.curvature.fisher import Categorical, FisherRoot, Gaussian, Likelihood, parse_root
 from ocar.curvature.recorder import Recorder
 from ocar.errors import CheckpointError, ConfigError, InputError, ModelError, NumericalError
@@ -248,13 +249,21 @@ class Curvature(ABC):
 
     # The parts of a step, as a learner calls them. All but begin may be part of a CUDA graph.
 
-    def begin(self, keep: Callable[[Iterable[Tensor]], object] = lambda tensors: None) -> None:
+    def begin(
+        self,
+        keep: Callable[[Iterable[Tensor]], object] = lambda tensors: None,
+        work: Work | None = None,
+    ) -> None:
         """Called before the steps on a batch, outside any recording.
 
         Args:
             keep: Called with averages that are about to be changed.
+            work: The steps, if the cost beside them is to be bounded. Only those on the first
+                batch count.
         """
         self._require_model()
+        if work is not None and not any(block.ready for block in self.blocks):
+            self._bound_cost(work)
         self.ok.fill_(True)
         for block in self.blocks:
             block.fit()
@@ -262,6 +271,9 @@ class Curvature(ABC):
                 keep(block.tensors())
                 block.refresh()
         self._batches += 1
+
+    def _bound_cost(self, work: Work) -> None:  # noqa: B027 (not every kind can be cheaper)
+        """Choose a form of the curvature that is cheap enough; there are no statistics yet."""
 
     def record(self) -> Recorder:
         """A context for the forward pass that :meth:`update` will use."""

@@ -64,9 +64,12 @@ class KroneckerBlocks(FactorBlocks):
     def allocate(self) -> None:
         """Make an empty buffer, and the tables of the operations on it."""
         super().allocate()
-        self.rows = accel.RowRecorder({name: own.module for name, own in self.layers.items()})
+        few = {n: own.module for n, own in self.layers.items() if own.is_linear or own.parts > 1}
+        self.rows = accel.RowRecorder(few)
         self._pairs = {
-            name: accel.Pair(name, layer.groups, layer.d_in, layer.d_out, layer.is_linear)
+            name: accel.Pair(
+                name, layer.own_groups, layer.d_in, layer.d_out, name in few, layer.parts
+            )
             for name, layer in self.layers.items()
         }
         like = self.buffer.averages
@@ -110,15 +113,23 @@ class KroneckerBlocks(FactorBlocks):
             self.buffer,
             tuple(self._pairs[name] for name in layers),
             [layer.gradient for layer in layers.values()],
-            [self.rows.rows(name) for name in layers],
+            [self._rows(layer) for layer in layers.values()],
         )
         for layer, result in zip(layers.values(), results, strict=True):
             layer.replace_gradient(result)
+
+    def _rows(self, layer: MatrixLayer) -> accel.Rows | None:
+        rows = self.rows.rows(layer.name)
+        if rows is None or layer.parts == 1:
+            return rows
+        x, g = rows
+        return layer.split_rows(x), g
 
     def eigenvalues(self, layer: MatrixLayer, damping: float) -> Tensor:
         """Products of the eigenvalues of A and G, each damped."""
         values_a, values_g = self.factor_eigenvalues(layer)
         mean_a, mean_g = values_a.sum(-1) / layer.d_in, values_g.mean(-1)
+        mean_a = mean_a.unflatten(0, (-1, layer.parts)).mean(1)
         balanced = (mean_a > 0) & (mean_g > 0)
         pi = torch.where(balanced, mean_a / mean_g, 1.0).sqrt().unsqueeze(-1)
         values_a, values_g = values_a + pi * damping**0.5, values_g + damping**0.5 / pi

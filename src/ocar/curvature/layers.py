@@ -72,9 +72,17 @@ class Layer(ABC):
 
 
 class MatrixLayer(Layer):
-    """A linear layer or a convolution: its weight and bias are a matrix for each group."""
+    """A linear layer or a convolution: its weight and bias are a matrix for each group.
+
+    The input channels of a wide layer may be split into parts, see :mod:`ocar.curvature.cost`. Each
+    part is a group of inputs; all parts have the same output gradients. The last part has the bias;
+    the others have a zero in its place, so that all parts have one size.
+    """
 
     module: nn.Linear | nn.Conv1d | nn.Conv2d
+
+    parts: int = 1
+    """Parts of the inputs; 1 if the module has groups itself."""
 
     @property
     def is_linear(self) -> bool:
@@ -83,6 +91,11 @@ class MatrixLayer(Layer):
 
     @property
     def groups(self) -> int:
+        """Groups of the inputs: those of a convolution, or parts."""
+        return self.own_groups * self.parts
+
+    @property
+    def own_groups(self) -> int:
         """Groups of a convolution; 1 for a linear layer."""
         return 1 if isinstance(self.module, nn.Linear) else self.module.groups
 
@@ -93,18 +106,30 @@ class MatrixLayer(Layer):
 
     @property
     def d_in(self) -> int:
-        """Inputs of an output, with one more for the bias."""
-        return math.prod(self.module.weight.shape[1:]) + int(self.has_bias)
+        """Inputs of an output in a group, with one more for the bias."""
+        return math.prod(self.module.weight.shape[1:]) // self.parts + int(self.has_bias)
 
     @property
     def d_out(self) -> int:
         """Outputs of a group."""
-        return self.module.weight.shape[0] // self.groups
+        return self.module.weight.shape[0] // self.own_groups
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """A of the inputs and G of the output gradients."""
-        groups, d_in, d_out = self.groups, self.d_in, self.d_out
-        return {"A": (groups, d_in, d_in), "G": (groups, d_out, d_out)}
+        d_in, d_out = self.d_in, self.d_out
+        return {"A": (self.groups, d_in, d_in), "G": (self.own_groups, d_out, d_out)}
+
+    def locations(self, x: Tensor) -> int:
+        """L for an input ``(n, ...)``."""
+        if isinstance(self.module, nn.Linear):
+            return math.prod(x.shape[1:-1])
+        return self.inputs(x[:1]).shape[-1]
+
+    def parts_of(self, a: Tensor) -> int:
+        """The parts that a saved A is made of; 1 if there is no such number."""
+        parts, rest = divmod(a.shape[0] if a.dim() == 3 else 1, self.own_groups)
+        fits = parts > 1 and rest == 0 and self.own_groups == 1
+        return parts if fits and self.module.weight.shape[1] % parts == 0 else 1
 
     def by_sample(self, x: Tensor, g: Tensor, samples: int) -> tuple[Tensor, Tensor]:
         """Inputs and output gradients with the samples first.
@@ -121,43 +146,65 @@ class MatrixLayer(Layer):
             a = x.reshape(x.shape[0], -1, x.shape[-1]).mT.unsqueeze(1)
         else:
             a = accel.patches(x, self.module)
+        if self.parts > 1:
+            weight = self.module.weight
+            a = accel.split_inputs(a.squeeze(1), self.parts, dim=1, like=weight).movedim(0, 1)
         if not self.has_bias:
             return a
-        return torch.cat([a, a.new_ones(1).expand(*a.shape[:2], 1, a.shape[3])], dim=2)
+        ones = a.new_ones(1).expand(a.shape[0], self.own_groups, 1, a.shape[3])
+        return torch.cat([a, self._in_last_part(ones)], dim=2)
+
+    def split_rows(self, rows: Tensor) -> Tensor:
+        """Rows of inputs ``(m, inputs)``, perhaps with a bias, as ``(parts, m, d_in)``."""
+        size = math.prod(self.module.weight.shape[1:])
+        split = accel.split_inputs(rows[:, :size], self.parts, dim=1, like=self.module.weight)
+        return torch.cat([split, self._in_last_part(rows[None, :, size:])], dim=-1)
+
+    def _in_last_part(self, t: Tensor) -> Tensor:
+        """``(..., 1, d, d)`` with zeros before it, for the parts without a bias."""
+        return functional.pad(t, (0, 0, 0, 0, self.parts - 1, 0)) if self.parts > 1 else t
 
     def gradients(self, g: Tensor) -> Tensor:
-        """Output gradients ``(columns, n, ...)`` as ``(columns, n, groups, d_out, L)``."""
+        """Output gradients ``(columns, n, ...)`` as ``(columns, n, own groups, d_out, L)``."""
         if self.is_linear:
             return g.reshape(g.shape[0], g.shape[1], -1, g.shape[-1]).mT.unsqueeze(2)
-        return g.flatten(3).unflatten(2, (self.groups, -1))
+        return g.flatten(3).unflatten(2, (self.own_groups, -1))
 
     def gradient(self) -> Tensor:
         """The gradient of weight and bias, ``(groups, d_out, d_in)``."""
         weight, bias = self.module.weight, self.module.bias
         assert weight.grad is not None
-        matrix = accel.weight_matrix(weight.grad, groups=self.groups)
+        matrix = accel.weight_matrix(weight.grad, groups=self.own_groups)
+        if self.parts > 1:
+            matrix = accel.split_inputs(matrix[0], self.parts, dim=1, like=weight)
         if not self.has_bias:
             return matrix
         assert bias is not None
         assert bias.grad is not None
-        return torch.cat([matrix, bias.grad.view(self.groups, -1, 1)], dim=-1)
+        column = bias.grad.view(self.own_groups, -1, 1)
+        return torch.cat([matrix, self._in_last_part(column)], dim=-1)
 
     def replace_gradient(self, matrix: Tensor) -> None:
         """Take ``(groups, d_out, d_in)`` as the gradient; without a bias this is no copy."""
         weight = self.module.weight
         matrix = matrix.to(weight.dtype)
         if not self.has_bias:
-            weight.grad = accel.from_weight_matrix(matrix, like=weight)
+            weight.grad = accel.from_weight_matrix(self._joined(matrix), like=weight)
             return
         bias = self.module.bias
         assert bias is not None
-        bias.grad = matrix[..., -1].reshape(bias.shape).clone()
+        bias.grad = matrix[-self.own_groups :, :, -1].reshape(bias.shape).clone()
         assert weight.grad is not None
-        weight.grad.copy_(accel.from_weight_matrix(matrix[..., :-1], like=weight))
+        whole = self._joined(matrix[..., :-1])
+        weight.grad.copy_(accel.from_weight_matrix(whole, like=weight))
+
+    def _joined(self, matrix: Tensor) -> Tensor:
+        """``(groups, d_out, d_in)`` without parts."""
+        return matrix if self.parts == 1 else accel.join_inputs(matrix, like=self.module.weight)
 
     def to_saved(self, t: Tensor, dims: Sequence[int] = (1, 2), *, back: bool = False) -> Tensor:
         """A statistic with the inputs, its ``dims``, channels first as it is saved; or back."""
-        order = accel.saved_order(self.module.weight)
+        order = accel.saved_order(self.module.weight, parts=self.parts)
         if order is None:
             return t
         order = torch.cat([order, torch.arange(len(order), self.d_in)])

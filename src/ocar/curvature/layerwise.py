@@ -17,12 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from ocar import accel
-from ocar.config import require_one_of
+from ocar.config import require, require_one_of
 from ocar.curvature.blocks import Blocks, Head, Seen, Sharing
+from ocar.curvature.cost import Work, find_parts, warn_split
 from ocar.curvature.curvature import Curvature
-from ocar.curvature.layers import NORM_LAYERS, Layer, make_layer
+from ocar.curvature.layers import NORM_LAYERS, Layer, MatrixLayer, make_layer
 from ocar.curvature.recorder import Recorder, reject_shared_parameters, warn_uncovered
-from ocar.errors import ConfigError, ModelError
+from ocar.errors import CheckpointError, ConfigError, ModelError
 
 Weighting = Literal["gradients", "both"]
 
@@ -50,13 +51,21 @@ class LayerCurvature(Curvature):
     exclude: Sequence[str] = field(default=(), kw_only=True)
     """Names of layers that keep their plain gradient."""
 
+    max_cost: float | None = field(default=1.5, kw_only=True)
+    """Operations of the curvature that a learner allows, divided by those of its gradient steps. To
+    keep to it, the curvature of wide layers is split, see :mod:`ocar.curvature.cost`; None for
+    never."""
+
     def __post_init__(self) -> None:
+        valid = self.max_cost is None or self.max_cost > 0
+        require("max_cost", self.max_cost, valid, "larger than 0, or None for no bound")
         require_one_of("weighting", self.weighting, ("gradients", "both"))
         require_one_of("sharing", self.sharing, ("expand", "reduce"))
         super().__post_init__()
 
     def _start(self) -> None:
         self._batched = True
+        self._locations: dict[str, int] = {}
         super()._start()
         modules = {name: layer.module for name, layer in self.layers.items()}
         self._recorder = Recorder(modules, self.model)
@@ -102,13 +111,31 @@ class LayerCurvature(Curvature):
                 blocks.append(make(own, sharing=self.sharing, head=self._head))
         return blocks
 
+    def _matrices(self) -> dict[str, MatrixLayer]:
+        """The linear layers and convolutions."""
+        return {n: layer for n, layer in self.layers.items() if isinstance(layer, MatrixLayer)}
+
     def try_recording(self, x: Tensor) -> None:
         """See :meth:`Curvature.try_recording`."""
         with self.record() as recorder:
             self.model(x)
         for name, seen in recorder.inputs.items():
-            self.layers[name].by_sample(seen, seen.unsqueeze(0), len(x))
+            layer = self.layers[name]
+            by_sample, _ = layer.by_sample(seen, seen.unsqueeze(0), len(x))
+            if isinstance(layer, MatrixLayer):
+                self._locations[name] = layer.locations(by_sample)
         recorder.clear()
+
+    def _bound_cost(self, work: Work) -> None:
+        """Split wide layers if the curvature would cost more than ``max_cost``."""
+        if self.max_cost is None or not work.samples:
+            return
+        layers = self._matrices()
+        parts, cost = find_parts(layers, self._locations, work, max_cost=self.max_cost)
+        for name, layer in layers.items():
+            layer.parts = parts.get(name, 1)
+        if parts:
+            warn_split({name: layers[name] for name in parts}, cost, stacklevel=8)
 
     def _see(
         self, outputs: Tensor, columns: Tensor, weights: Tensor | None, active: Tensor | None
@@ -181,7 +208,16 @@ class LayerCurvature(Curvature):
         averages = dict(averages)
         active = averages.pop("active_outputs", None)
         batches = int(averages.pop("batches", 0))
-        super()._load_averages(averages)
+        before = {name: layer.parts for name, layer in self._matrices().items()}
+        for name, layer in self._matrices().items():
+            if f"{name}.A" in averages:
+                layer.parts = layer.parts_of(averages[f"{name}.A"])
+        try:
+            super()._load_averages(averages)
+        except CheckpointError:
+            for name, layer in self._matrices().items():
+                layer.parts = before[name]
+            raise
         self._batches = batches
         if self._head is not None:
             self._head.active.fill_(-1)

@@ -37,6 +37,9 @@ class Begun:
     step: int
     """Gradient steps taken so far."""
 
+    samples: int = 0
+    """Samples of a gradient step, new and replayed, once the memory has enough."""
+
     keep: Callable[[Iterable[Tensor]], object] = lambda tensors: None
     """To be called with tensors that ``begin`` is about to change in place, so that a roll back can
     restore them."""

@@ -34,6 +34,7 @@ from ocar import accel
 from ocar.accel.transfer import now
 from ocar.config import require, require_range
 from ocar.curvature import CURVATURES, Curvature
+from ocar.curvature.cost import Work
 from ocar.curvature.fisher import parse_root
 from ocar.methods.context import Context
 from ocar.methods.objective import Begun, Forward, Objective, Step
@@ -82,8 +83,15 @@ class CurvatureSettings(TransformSettings):
     track_norms: bool = False
     """Report the ratio of gradient norms after and before."""
 
+    max_cost: float | None = 1.5
+    """Operations of the curvature divided by those of the gradient steps, counted from shapes. To
+    keep to it, the curvature of wide layers is split, see :mod:`ocar.curvature.cost`; None for
+    never."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        valid = self.max_cost is None or self.max_cost > 0
+        require("max_cost", self.max_cost, valid, "larger than 0, or None for no bound")
         if isinstance(self.curvature, str):
             CURVATURES.find(self.curvature)
         parse_root(self.fisher)
@@ -175,7 +183,15 @@ class OCARSettings(CurvatureSettings):
         if isinstance(self.curvature, Curvature):
             return self.curvature.bind(model, **given)
         kind = CURVATURES.find(self.curvature)
-        options = ("fisher", "damping_kind", "weighting", "sharing", "norm_layers", "track_norms")
+        options = (
+            "fisher",
+            "damping_kind",
+            "weighting",
+            "sharing",
+            "norm_layers",
+            "track_norms",
+            "max_cost",
+        )
         taken = {field.name for field in fields(kind)}
         given |= {name: getattr(self, name) for name in options if name in taken}
         return kind(model, **given)
@@ -227,7 +243,7 @@ class OCARTransform(Transform):
 
     def begin(self, batch: Begun) -> Sequence[float]:
         """Weight of replayed samples, weight of the estimate, bound of a step, τ in each pass."""
-        self.curvature.begin(batch.keep)
+        self.curvature.begin(batch.keep, Work(batch.samples, self._passes))
         self._recent.append(frozenset(batch.units))
         self.replay_weight = self._weight(batch)
         steps = range(batch.step, batch.step + self._passes)
