@@ -210,7 +210,7 @@ def test_regression() -> None:
 
 def test_batches_of_one_sample_in_numpy_will_do() -> None:
     stream = [(x[i : i + 1].numpy(), y[i : i + 1].numpy()) for x, y in toy(6) for i in range(10)]
-    found = ocar.suggest(toy_model(), stream, method="er", trials=2, memory=30)
+    found = ocar.suggest(toy_model(), stream, method="er", trials=6, memory=30)
     assert (found.length, found.one_in) == (60, 5)
     assert found.score > 0.3
 
@@ -303,7 +303,7 @@ def test_settings_that_diverge_are_never_suggested(guarded: bool) -> None:
     more: dict[str, Any] = {} if guarded else {"guard": None}
     for scale, some in ((1.0, True), (1e25, False)):
         stream = [(scale * x, x @ weights) for x in xs]
-        call = {"method": "er", "trials": 6, "memory": 50, **more}
+        call = {"method": "er", "trials": 6, "memory": 50, "standardize": False, **more}
         if not some:
             with pytest.raises(NumericalError, match="All 6 trials diverged"):
                 ocar.suggest(toy_model(2), stream, **call)

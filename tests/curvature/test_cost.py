@@ -42,6 +42,7 @@ def narrow(monkeypatch):
     """Layers of a few inputs are wide."""
     monkeypatch.setattr(cost, "WIDE", 12)
     monkeypatch.setattr(cost, "SMALLEST", 6)
+    monkeypatch.setattr(cost, "FREE", 0)
 
 
 def net(*, bias: bool = True) -> nn.Sequential:

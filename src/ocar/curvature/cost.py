@@ -35,6 +35,10 @@ ROOM = 0.5
 operations on small matrices take about twice as long, and copies are not counted."""
 
 
+FREE = 10**10
+"""Operations a stream batch that are never saved: they take a fraction of a second on one core."""
+
+
 @dataclass(frozen=True)
 class Work:
     """The steps on a stream batch."""
@@ -93,7 +97,7 @@ def find_parts(
     *,
     max_cost: float,
 ) -> tuple[dict[str, int], float]:
-    """If the curvature costs more than ``max_cost``, split the widest layers.
+    """If the curvature costs more than ``max_cost`` and is not negligible, split the widest layers.
 
     Args:
         layers: The layers by name.
@@ -112,7 +116,7 @@ def find_parts(
     parts = dict.fromkeys(costs, 1)
     gradients = sum(cost.gradients for cost in costs.values())
     curvature = whole = sum(cost.curvature(1) for cost in costs.values())
-    waiting = set(costs) if whole > max_cost * gradients else set()
+    waiting = set(costs) if whole > max(FREE, max_cost * gradients) else set()
     while curvature > ROOM * max_cost * gradients and waiting:
         widest = max(sorted(waiting), key=lambda name: costs[name].inputs // parts[name])
         more = costs[widest].next_parts(parts[widest])

@@ -51,8 +51,12 @@ def make_command(
 
 def needed_settings(benchmark: str, method: str) -> tuple[str, ...]:
     """Settings of a method that have neither a default nor a value from the benchmark."""
-    kinds = (METHODS[method].settings, METHODS[method].transform)
+    chosen = METHODS[method]
+    kinds = (chosen.settings, chosen.transform)
     fields = [field for kind in kinds if kind is not None for field in dataclasses.fields(kind)]
     needed = [f.name for f in fields if f.default is MISSING and f.default_factory is MISSING]
+    chooses_lr = chosen.transform is not None and chosen.transform.chooses_lr
+    if chosen.settings.lr is None and not chooses_lr:
+        needed.insert(0, "lr")
     given = base_settings(benchmark, method)
     return tuple(dict.fromkeys(name for name in needed if name not in given))
