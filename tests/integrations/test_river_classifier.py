@@ -27,7 +27,7 @@ def named(check: Any) -> str:
 
 def cheap() -> RiverClassifier:
     """The checks learn thousands of samples one by one; what they look at is in the wrapper."""
-    return RiverClassifier("er", settings={"passes": 1, "memory": 20})
+    return RiverClassifier("er", settings={"lr": 0.1, "passes": 1, "memory": 20})
 
 
 @pytest.mark.long
@@ -70,7 +70,7 @@ def test_samples_wait_for_each_other_and_are_learned_as_a_batch() -> None:
     plain = TabularLearner(
         features=4,
         method="ocar",
-        preset="split-digits",
+        preset=None,
         settings=None,
         model=None,
         batch_size=10,

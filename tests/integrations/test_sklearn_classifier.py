@@ -25,7 +25,9 @@ from ocar.methods.registry import preset_settings
 # Labels that say nothing about the samples can make a step that the guard shortens, and says so.
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore:The guard has backed off batches")
-@parametrize_with_checks([OnlineClassifier(), OnlineClassifier("er", epochs=2)])
+@parametrize_with_checks(
+    [OnlineClassifier(), OnlineClassifier("er", settings={"lr": 0.1}, epochs=2)]
+)
 def test_estimator_checks(estimator: Any, check: Any) -> None:
     check(estimator)
 
@@ -41,15 +43,16 @@ def test_it_is_as_good_as_a_linear_model_on_iris() -> None:
     assert cross_val_score(model, data.data, data.target, cv=3).mean() > 0.9
 
 
-def test_partial_fit_is_the_learner_on_the_same_batches() -> None:
+@pytest.mark.parametrize("preset", [None, "split-digits"])
+def test_partial_fit_is_the_learner_on_the_same_batches(preset: str | None) -> None:
     x, names = iris()
-    classifier = OnlineClassifier(random_state=3).partial_fit(x, names)
+    classifier = OnlineClassifier(random_state=3, preset=preset).partial_fit(x, names)
     ids = {name: i for i, name in enumerate(dict.fromkeys(names.tolist()))}
     seed = int(np.random.RandomState(3).randint(2**31 - 1))  # as scikit-learn does
     model = ocar.make_model("mlp", image_shape=(1, 1, 4), seed=seed).double()
-    values = preset_settings("split-digits", "ocar")
+    values = {} if preset is None else preset_settings(preset, "ocar")
     for name in ("normalize", "standardize", "augment", "n_new"):
-        del values[name]
+        values.pop(name, None)
     learner = ocar.make_learner("ocar", model, seed=seed, **values)
     rows, y = torch.tensor(x), torch.tensor([ids[name] for name in names])
     for start in range(0, len(rows), 10):
@@ -101,10 +104,10 @@ def test_a_model_and_settings_of_ones_own() -> None:
         return torch.nn.Linear(features, 2)
 
     x, y = iris()
-    classifier = OnlineClassifier("er", model=model, preset=None, settings={"lr": 0.1})
+    classifier = OnlineClassifier("er", model=model, settings={"lr": 0.1})
     assert clone(classifier).get_params()["settings"] == {"lr": 0.1}
     assert classifier.fit(x, y).score(x, y) > 0.7
     with pytest.raises(ConfigError, match="needs a value for 'lr'"):
-        OnlineClassifier("er", preset=None).fit(x, y)
+        OnlineClassifier("er").fit(x, y)
     with pytest.raises(InputError, match="Invalid epochs=0"):
         OnlineClassifier(epochs=0).fit(x, y)

@@ -33,8 +33,8 @@ class RiverClassifier(Classifier):
         features: Names of the features, if the first sample may lack some.
         model: From the number of features to an ``nn.Module`` that ends in an ``nn.Linear``; by
             default an MLP with two hidden layers of 100 units, in float64.
-        preset: The benchmark whose selected settings are the default, except those of its data; or
-            None.
+        preset: A benchmark whose selected settings to start from, except those of its data. OCAR
+            needs none; other methods need a preset or a learning rate.
         settings: Settings of the method by name, over those of the preset.
         batch_size: Samples that are learned together.
         seed: Seed of everything random.
@@ -46,7 +46,7 @@ class RiverClassifier(Classifier):
         *,
         features: Sequence[Hashable] | None = None,
         model: ModelFactory | None = None,
-        preset: str | None = "split-digits",
+        preset: str | None = None,
         settings: Mapping[str, Any] | None = None,
         batch_size: int = 1,
         seed: int = 0,

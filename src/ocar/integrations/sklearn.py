@@ -36,8 +36,8 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):
         method: A method of this package, such as ``"ocar"`` or ``"er"``.
         model: From the number of features to an ``nn.Module`` that ends in an ``nn.Linear``; by
             default an MLP with two hidden layers of 100 units, in float64.
-        preset: The benchmark whose selected settings are the default, except those of its data; or
-            None.
+        preset: A benchmark whose selected settings to start from, except those of its data. OCAR
+            needs none; other methods need a preset or a learning rate.
         settings: Settings of the method by name, over those of the preset: ``{"lr": 0.01}``.
         batch_size: Most samples in a mini-batch; each is learned in ``passes`` steps.
         epochs: Passes of :meth:`fit` through the samples.
@@ -55,7 +55,7 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):
         method: str = "ocar",
         *,
         model: ModelFactory | None = None,
-        preset: str | None = "split-digits",
+        preset: str | None = None,
         settings: Mapping[str, Any] | None = None,
         batch_size: int = 10,
         epochs: int = 1,
