@@ -122,7 +122,8 @@ def test_on_a_gpu_the_kernels_are_chosen(case: Case, called: set[tuple[str, str]
 def test_inverses_of_badly_conditioned_matrices(how: Implementation, side: str) -> None:
     """At a condition of 1e7 every implementation has an error of the order of the library's.
 
-    That is some per cent. On a GPU products of three TF32 parts are a little less exact.
+    That is some per cent; the library's own depends on the machine. The kernels multiply three TF32
+    parts, which is a little less exact.
     """
     size = 40
     pair = Pair("layer", 1, size, 1) if side == "A" else Pair("layer", 1, 1, size)
@@ -142,7 +143,7 @@ def test_inverses_of_badly_conditioned_matrices(how: Implementation, side: str) 
     error, others = (
         (each - true).norm() / true.norm() for each in (torch.stack(found).double().cpu(), library)
     )
-    assert error < (8 if how.device == "cuda" else 3) * others
+    assert error < 8 * others
 
 
 @pytest.mark.parametrize("how", [how for how in IMPLEMENTATIONS if "triton" in str(how.id)])
