@@ -122,9 +122,8 @@ def test_without_replay_it_is_our_learner_on_the_same_stream(passes: Any) -> Non
     )
     chosen = settings(fisher_passes=passes)
     strategy = strategy_of(model, plugin(chosen, seed=3), epochs=3)
-    learner = ocar.make_learner(
-        "ocar", ours, lr=LR, passes=3, replay_batch=0, seed=3, fisher_passes=passes, **SETTINGS
-    )
+    given = {"passes": 3, "replay_batch": 0, "fisher_passes": passes, "standardize": False}
+    learner = ocar.make_learner("ocar", ours, lr=LR, seed=3, **given, **SETTINGS)
     for experience in experiences(parts, size=5):
         strategy.train(experience)
         x, y = (
