@@ -31,7 +31,7 @@ PATIENCE = 10.0
 class Lock(_thread.RLock):  # type: ignore[misc]  # CPython allows it, typeshed does not
     """A lock that the thread which holds it may take again, and that a fork waits for.
 
-    It is let go by code that no interrupt can come before: that of the lock in C.
+    Releasing it runs no Python code, so that an interrupt cannot prevent it.
     """
 
     def __init__(self) -> None:

@@ -19,6 +19,8 @@ from ocar.streams.benchmarks import BENCHMARKS
 from ocar_lab.experiment import RunConfig
 from ocar_lab.experiment.config import base_settings
 
+RESULTS = Path(__file__).parents[2] / "results"
+
 OTHER: dict[str, Any] = {
     "method": "ocar",
     "transform": "ocar",
@@ -65,6 +67,25 @@ def test_what_does_not_decide_the_numbers_is_not_in_the_name(name: str) -> None:
 def test_two_learning_rates_never_share_a_folder(one: float, other: float) -> None:
     names = {small(settings={"lr": lr}).hash() for lr in (one, other)}
     assert len(names) == len({one, other})
+
+
+@pytest.mark.parametrize(
+    ("folder", "options"),
+    [
+        ("split-digits/er", {}),
+        ("split-digits/ocar", {}),
+        ("split-digits/ocar", {"defaults": True}),
+        ("convex/ngd", {}),
+        ("convex/ocar", {}),
+        ("convex/ocar", {"defaults": True}),
+        ("split-cifar100/ocar", {"device": "cuda"}),
+    ],
+)
+def test_a_stored_result_is_found_again(folder: str, options: dict[str, Any]) -> None:
+    """A setting that is added must not make other runs of those that exist."""
+    benchmark, method = folder.split("/")
+    config = RunConfig(benchmark=benchmark, method=method, **{"device": "cpu", **options})
+    assert (RESULTS / f"{folder}-{config.hash()}.json").exists()
 
 
 def test_the_defaults_of_a_method_are_another_folder_than_its_preset() -> None:

@@ -12,7 +12,7 @@ import torch
 from toys import convnet, images, mlp, spoiled, vectors
 
 import ocar
-from ocar.errors import ConfigError
+from ocar.errors import CheckpointError, ConfigError
 from ocar.learner import Learner
 from ocar.methods.objective import mean_loss
 from ocar.methods.ocar import OCARTransform
@@ -139,6 +139,14 @@ def test_it_resumes_to_the_bit_and_a_skipped_batch_leaves_no_trace(tmp_path: Pat
     assert torch.equal(rate_of(learner).value, rate_of(never).value)
     for one, other in zip(learner.model.parameters(), never.model.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("rate", [None, torch.tensor(float("nan")), torch.ones(2)])
+def test_a_checkpoint_without_a_sane_rate_is_refused(rate: torch.Tensor | None) -> None:
+    learner = ocar.OCAR(mlp())
+    state = learner.transform.state_dict() | {"rate": rate}
+    with pytest.raises(CheckpointError, match="learning rate"):
+        learner.transform.load_state_dict({n: t for n, t in state.items() if t is not None})
 
 
 def test_a_given_rate_is_the_papers_schedule() -> None:

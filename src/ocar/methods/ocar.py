@@ -357,14 +357,14 @@ class OCARTransform(Transform):
     def state_dict(self) -> dict[str, Tensor]:
         """The curvature and the labels in the window."""
         recent = {f"recent.{i}": torch.tensor(sorted(s)) for i, s in enumerate(self._recent)}
-        own = {} if self.rate is None else {"rate": self.rate.value}
+        own = {} if self.rate is None else self.rate.state_dict()
         return {**with_prefix("curvature", self.curvature.state_dict()), **recent, **own}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Restore what :meth:`state_dict` gave."""
         self.curvature.load_state_dict(without_prefix("curvature", state))
         if self.rate is not None:
-            self.rate.value.copy_(state["rate"])
+            self.rate.load(state)
         count = sum(name.startswith("recent.") for name in state)
         recent = (frozenset(state[f"recent.{i}"].tolist()) for i in range(count))
         self._recent = deque(recent, maxlen=self.settings.window)

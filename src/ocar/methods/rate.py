@@ -2,24 +2,27 @@
 
 A step of OCAR is −α (F̄ + τI)⁻¹ g. By the quadratic model it changes the predictions by a divergence
 of about ½ α² gᵀ (F̄ + τI)⁻¹ g, in nats a sample. The rate is raised while this is below a bound, and
-lowered while it is above. The bound is the same for every model and every stream. It falls with the
-epochs e that the stream has been longer than the memory,
+lowered while it is above. The bound is the same for every model. It falls as the stream outgrows
+the memory,
 
     δ / (1 + e / 5)²,    e = samples seen / size of the memory,
 
-since a small memory stands for a long stream badly: what keeps the predictions on the memory may
-still change those on what was forgotten.
+since a small memory represents a long stream badly: a step that keeps the predictions on the memory
+can still change those on samples that the memory has lost.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
+from ocar.errors import CheckpointError
 from ocar.methods.context import Context
 
 EPOCHS = 5.0
-"""After so many the bound is a quarter of what it was."""
+"""Value of e at which the bound is a quarter of δ."""
 
 LARGEST, SMALLEST = 0.1, 1e-4
 """Bounds of the rate. It starts with the larger one."""
@@ -29,7 +32,7 @@ REGRESSION = 0.3
 harm, and a stream that drifts needs them."""
 
 GAIN, MOST = 0.3, 4.0
-"""Exponent of the correction after a batch, and how large it may be."""
+"""Exponent of the correction after a batch, and the largest factor that it may be."""
 
 
 class DivergenceRate:
@@ -82,3 +85,17 @@ class DivergenceRate:
     def tensors(self) -> list[Tensor]:
         """What a step changes."""
         return [self.value, self.used, self.predicted]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The rate for the next batch."""
+        return {"rate": self.value}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what :meth:`state_dict` gave."""
+        rate = state.get("rate")
+        if rate is None or rate.shape != () or not 0 < float(rate) <= 1:
+            raise CheckpointError(
+                f"The checkpoint has the learning rate {rate}. Must be a number in (0, 1]: it is "
+                "of a learner with a given lr, or damaged."
+            )
+        self.value.copy_(rate)

@@ -32,6 +32,10 @@ from ocar.streams.benchmarks import get_benchmark
 from ocar_lab.plugins import load_plugins, named_plugins
 from ocar_lab.runs.results import identity_hash
 
+ADDED: dict[str, Any] = {"standardize": False, "max_cost": 1.5}
+"""Settings that an earlier version did not have, with the value that changes none of its runs. They
+are then no part of the identity, so that the runs are found again."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class MethodConfig:
@@ -174,15 +178,18 @@ class RunConfig(MethodConfig):
     def identity(self) -> dict[str, Any]:
         """All that decides the numbers except the seed, in plain values."""
         own, transform = self.resolve()
-        settings = to_plain(own)
+        settings, rewriting = to_plain(own), {} if transform is None else to_plain(transform)
         del settings["seed"]
-        if settings["standardize"] is False:  # what benchmarks do: only the rest is an identity
-            del settings["standardize"]
+        if own.lr is not None:
+            rewriting.pop("divergence", None)  # it chooses a learning rate
+        for values in (settings, rewriting):
+            for name in [n for n, v in ADDED.items() if values.get(n, MISSING) == v]:
+                del values[name]
         return {
             "benchmark": self.benchmark,
             "method": self.name,
             "settings": settings,
-            "transform": None if transform is None else to_plain(transform),
+            "transform": None if transform is None else rewriting,
             "iid": self.iid,
             "blurry": self.blurry,
             "every": self.interval,
