@@ -76,6 +76,8 @@ class Distillation:
             return outputs
 
         outcome = objective(with_teacher, step)
+        if not passes:
+            return outcome
         outputs, targets = map(torch.cat, zip(*passes, strict=True))
         return replace(outcome, loss=outcome.loss + self._loss(outputs, targets, step))
 
