@@ -262,6 +262,15 @@ def test_averaged_weights_are_probed_where_they_predict() -> None:
     assert plain != want  # else this says nothing
 
 
+def test_where_both_predict_the_slow_weights_are_probed() -> None:
+    train, test = digits()
+    slower = {"slow_rate": 1e-4, "slow_warmup": 0}
+    both, slow = (make_learner(prediction=kind, **slower) for kind in ("both", "slow"))
+    want = probe_accuracy(slow, train, test, passes=1)
+    assert probe_accuracy(both, train, test, passes=1) == want
+    assert probe_accuracy(make_learner(), train, test, passes=1) != want  # else this says nothing
+
+
 def test_a_stream_is_probed_with_all_its_training_data() -> None:
     stream = make_stream("split-digits", seed=3)
     learner = make_learner()

@@ -35,6 +35,7 @@ METHODS = {
     "ocar-slow": ("ocar-slow", OCAR | {"slow_rate": 0.1, "slow_warmup": 4.0}),
     "ocar-slow-curved": ("ocar-slow", OCAR | {"distill_curvature": True}),
     "ocar-ace-slow": ("ocar-ace", OCAR | {"prediction": "both", "distillation": 1.0}),
+    "er-adjusted": ("er", {"lr": 0.05, "logit_adjustment": 0.5}),
     "er-kept": ("er", {"lr": 0.05, "replay": "kept"}),
     "der++": ("der++", {"lr": 0.05}),
     "der++-own": ("der++", {"lr": 0.05, "labels_from": "own", "distance": "norm"}),

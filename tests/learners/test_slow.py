@@ -352,6 +352,34 @@ def test_serving_answers_as_both(tmp_path: Path) -> None:
     assert not torch.allclose(learner.predict(x), learner.predict(x, prediction="plain"))
 
 
+# --- logit adjustment -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["er", "ocar-slow"])
+def test_logits_are_adjusted_by_the_shares_of_the_classes(method: str) -> None:
+    """Against a step by hand with four replayed samples; the predictions have no adjustment."""
+    given = {"lr": 1e-3, "memory": 4, "replay_batch": 4, "passes": 1, "guard": None, **RAW}
+    learner = ocar.make_learner(method, normed(), logit_adjustment=0.5, **given)
+    (x0, y0), (x1, y1) = stream(2)
+    assert set(y1[:5].tolist()) != set(y0[:8].tolist())
+    learner.learn(x0[:8], y0[:8])
+    held, known = learner.memory.gather(learner.memory.slots), list(learner.classes)
+    y1, units = y1[:5], classes(y1[:5], known)
+    x, y = torch.cat([x1[:5], held.x]), torch.cat([units, held.y])
+    shares = torch.tensor([(y == unit).double().mean() for unit in range(len(known))])
+    with torch.no_grad():
+        outputs = copy.deepcopy(learner.model).train()(x)[:, : len(known)]
+        loss = functional.cross_entropy(outputs + 0.5 * shares.clamp_min(1e-3).log(), y)
+        if method == "ocar-slow":
+            slow = torch.func.functional_call(
+                copy.deepcopy(learner.model).eval(), learner.slow.values, (x,)
+            )
+            loss = loss + kl(slow[:, : len(known)], outputs, 1.0).mean()
+    assert_close(learner.learn(x1[:5], y1).loss, loss, **EXACT)
+    logits = learner.predict(x, prediction="plain")
+    assert torch.equal(logits, learner.model.eval()(x)[:, : len(known)])
+
+
 # --- what cannot be -------------------------------------------------------------------------------
 
 
@@ -366,6 +394,9 @@ def test_what_cannot_be_is_said() -> None:
     for method, reason in {"scr": "trains no head", "ocm": "rotated", "gdumb": "no step"}.items():
         with pytest.raises(ConfigError, match=rf"Invalid distillation=1\.0. Must be 0: .*{reason}"):
             ocar.make_learner(method, mlp(), lr=0.1, distillation=1.0)
+    given = {"likelihood": "gaussian", "memory_kind": "reservoir"}
+    with pytest.raises(ConfigError, match="Must be 0: a regression has no classes"):
+        ocar.ER(mlp(), lr=0.1, logit_adjustment=1.0, **given)
     for wrong in ({"slow_rate": 0.0}, {"slow_warmup": -1.0}, {"distill_temperature": 0.0}):
         with pytest.raises(ConfigError, match=f"Invalid {next(iter(wrong))}="):
             ocar.ER(mlp(), lr=0.1, **wrong)
