@@ -113,7 +113,7 @@ class OCARSettings(CurvatureSettings):
     tau: float | None = None
     """The damping τ at the start; by default the learning rate, whatever it is."""
 
-    divergence: float = 1.5e-3
+    divergence: float = 3e-3
     """How much the steps on a batch may change the predictions, in nats a sample, where no learning
     rate is given; see :mod:`ocar.methods.rate`. More learns faster and forgets more."""
 
@@ -242,16 +242,16 @@ class OCARTransform(Transform):
         return (self.curvature.generator,)
 
     def begin(self, batch: Begun) -> Sequence[float]:
-        """Weight of replayed samples, weight of the estimate, bound of a step, τ in each pass."""
+        """Weight of replayed samples, weight of the estimate, three of the rate, τ in each pass."""
         self.curvature.begin(batch.keep, Work(batch.samples, self._passes))
         self._recent.append(frozenset(batch.units))
         self.replay_weight = self._weight(batch)
         steps = range(batch.step, batch.step + self._passes)
         taus = [self.settings.tau_at(step, lr=self._lr) for step in steps]
         self.tau = self.settings.tau_at(steps.stop, lr=self._lr)
-        ema = self.settings.ema_of(batch.step // self._passes + 1)
-        bound = 0.0 if self.rate is None else self.rate.bound()
-        return self.replay_weight, ema, bound, *taus
+        number = batch.step // self._passes + 1
+        own = (0.0, 0.0, 0.0) if self.rate is None else self.rate.numbers(number)
+        return self.replay_weight, self.settings.ema_of(number), *own, *taus
 
     def shape(self, classes: int) -> int | None:
         """The classes that an exact root has columns for; None for other roots."""
@@ -288,7 +288,7 @@ class OCARTransform(Transform):
         """Record the objective's forward pass if the Fisher is taken from it."""
         self._numbers, self._index = step.numbers, step.index
         if self.rate is not None and step.index == 0:
-            self.rate.start_()
+            self.rate.start_(step.numbers[2], step.numbers[3])
         stack = ExitStack()
         stack.enter_context(self.curvature.follow())
         if self._renews(step) and self._shared:
@@ -310,9 +310,9 @@ class OCARTransform(Transform):
     def prepare(self, step: Step) -> None:
         """Take the estimate into the average and renew the inverse."""
         if self._renews(step):
-            damping = step.numbers[3 + step.index]
+            damping = step.numbers[5 + step.index]
             if self.rate is not None and self.settings.tau is None:
-                damping = damping + self.rate.used
+                damping = damping + self.rate.damping
             self.curvature.renew(damping, step.numbers[1])
             self.curvature.check_at_once()
 
@@ -325,7 +325,7 @@ class OCARTransform(Transform):
         self.curvature.rewrite_()
         grads = self._gradients()
         if before is not None:
-            self.rate.follow_(torch.dot(before, accel.flat(grads)), bound=self._numbers[2])
+            self.rate.follow_(torch.dot(before, accel.flat(grads)), self._numbers[4])
         torch._foreach_mul_(grads, self.rate.used.to(grads[0].dtype))
 
     def _gradients(self) -> list[Tensor]:
@@ -349,7 +349,7 @@ class OCARTransform(Transform):
         if self.rate is not None:
             values |= {"lr": now(self.rate.used), "divergence": now(self.rate.predicted)}
             if self.settings.tau is None:
-                values["tau"] = now(self.rate.used + self.tau)
+                values["tau"] = now(self.rate.damping + self.tau)
         if self.curvature.norm_ratio is not None:
             values["norm_ratio"] = float(self.curvature.norm_ratio)
         return values
