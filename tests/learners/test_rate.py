@@ -96,6 +96,18 @@ def test_the_rate_falls_and_the_damping_less_as_the_stream_outgrows_the_memory()
     assert float(rate.damping) == pytest.approx(float(rate.used) * growth)
 
 
+def test_a_report_says_why() -> None:
+    learner = ocar.OCAR(mlp(), memory=10)
+    for x, y in vectors(6, [0, 1, 2, 3]):
+        report = learner.learn(x, y)
+    assert report.why == {
+        "replay_weight": "ratio: 4 classes known, 4 of them new",
+        "lr": "in the mean a step changes predictions by 0.001 nats; times 0.35, as the stream is "
+        "longer than the memory of 10",
+        "tau": "lr times 1.25",
+    }
+
+
 def test_more_divergence_means_longer_steps() -> None:
     rates = []
     for divergence in (1e-5, 1e-3):

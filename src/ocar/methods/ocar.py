@@ -233,6 +233,8 @@ class OCARTransform(Transform):
         self.tau = settings.tau_at(0, lr=self._lr)
         self._passes = passes
         self._numbers, self._index = torch.empty(0), 0  # of the present step
+        self._why: dict[str, str] = {}
+        self._weighed = ""
         self._shared = joint and settings.fisher_forward == "shared"
         self._recent: deque[frozenset[int]] = deque(maxlen=settings.window)
 
@@ -251,6 +253,7 @@ class OCARTransform(Transform):
         self.tau = self.settings.tau_at(steps.stop, lr=self._lr)
         number = batch.step // self._passes + 1
         own = (0.0, 0.0, 0.0) if self.rate is None else self.rate.numbers(number)
+        self._why = {} if self.rate is None else self.rate.why(*own[:2])
         return self.replay_weight, self.settings.ema_of(number), *own, *taus
 
     def shape(self, classes: int) -> int | None:
@@ -271,11 +274,10 @@ class OCARTransform(Transform):
         ratio = batch.known / self.n_new
         classes = self.settings.increments == "classes" and bool(batch.units)  # no regression
         strength = max(1.0, ratio) if classes else 1 + self.settings.tau_step * batch.step  # λ
-        kind = self.settings.replay_weight
-        if kind == "one-plus-lambda":
-            return 1 + strength
-        ratio_by_default = kind is None and classes
-        return ratio if kind == "ratio" or ratio_by_default else strength
+        kind = self.settings.replay_weight or ("ratio" if classes else "lambda")
+        counted = f"{batch.known} classes known, {self.n_new} of them new"
+        self._weighed = f"{kind}: {counted}" if classes else f"{kind}: no classes arrive"
+        return {"ratio": ratio, "lambda": strength, "one-plus-lambda": 1 + strength}[kind]
 
     def _renews(self, step: Step) -> bool:
         return step.index == 0 or self.settings.fisher_passes == "every"
@@ -353,6 +355,10 @@ class OCARTransform(Transform):
         if self.curvature.norm_ratio is not None:
             values["norm_ratio"] = float(self.curvature.norm_ratio)
         return values
+
+    def why(self) -> Mapping[str, str]:
+        """How the learning rate was chosen, if it is a rule, and the weight of replayed samples."""
+        return {"replay_weight": self._weighed, **self._why}
 
     def state_dict(self) -> dict[str, Tensor]:
         """The curvature and the labels in the window."""

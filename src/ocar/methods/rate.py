@@ -87,6 +87,14 @@ class DivergenceRate:
         moved = torch.lerp(self.mean, (self.predicted / self.used).log(), weight)
         self.mean.copy_(torch.where(moved.isfinite(), moved, self.mean))
 
+    def why(self, fall: float, growth: float) -> dict[str, str]:
+        """How rate and damping were chosen, in words; the numbers are those of a batch."""
+        if not self._follows:
+            return {"lr": "constant in regression", "tau": "lr"}
+        mean = f"in the mean a step changes predictions by {self._divergence:.2g} nats"
+        longer = f"the stream is longer than the memory of {self._memory.capacity}"
+        return {"lr": f"{mean}; times {fall:.2g}, as {longer}", "tau": f"lr times {growth:.3g}"}
+
     def tensors(self) -> list[Tensor]:
         """What a step changes."""
         return [self.used, self.damping, self.predicted, self.mean]
