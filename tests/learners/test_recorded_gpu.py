@@ -110,7 +110,7 @@ def test_recorded_is_eager(kind: str) -> None:
 @pytest.mark.parametrize(
     ("kind", "slow"), [("er", {"lr": 1e-4}), ("ocar", {"tau": 10.0, "max_cost": None})]
 )
-def test_recorded_is_eager_in_single_precision(kind: str, slow: dict[str, float]) -> None:
+def test_recorded_is_eager_in_single_precision(kind: str, slow: dict[str, float | None]) -> None:
     """With channels-last kernels, and our kernels for BatchNorm and inverses.
 
     The steps are small, so that differences in rounding stay small too.

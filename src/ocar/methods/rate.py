@@ -1,8 +1,8 @@
 """A learning rate that nobody has to set: it follows how much a step changes the predictions.
 
 A step of OCAR is −α (F̄ + τI)⁻¹ g. By the quadratic model it changes the predictions by a divergence
-of about ½ α² gᵀ (F̄ + τI)⁻¹ g, in nats a sample. The rate is chosen such that this is δ, the same for
-every model, in the geometric mean over the last hundred batches or so. A single batch does not
+of about ½ α² gᵀ (F̄ + τI)⁻¹ g, in nats a sample. The rate is chosen such that this is δ, the same
+for every model, in the geometric mean over the last hundred batches or so. A single batch does not
 count for more: new classes have large gradients, and are to be learned at the same rate.
 
 A small memory represents a long stream badly. A step that keeps the predictions on the memory can
@@ -24,7 +24,7 @@ from ocar.errors import CheckpointError
 from ocar.methods.context import Context
 
 FALL, POWER, GROWTH = 5.0, 1.5, 20.0
-"""Values of e and power of the fall of the rate, and the e at which the damping is twice the rate."""
+"""Of the fall of the rate with e, its power, and of the growth of the damping."""
 
 START, LARGEST, SMALLEST = 0.01, 0.1, 1e-5
 """The first rate, and its bounds."""
