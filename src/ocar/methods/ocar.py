@@ -159,7 +159,14 @@ class OCARSettings(CurvatureSettings):
             likelihood=context.likelihood,
             seed=context.seed,
         )
-        return OCARTransform(self, curvature, joint=objective.joint, lr=lr, passes=context.passes)
+        return OCARTransform(
+            self,
+            curvature,
+            joint=objective.joint,
+            lr=lr,
+            passes=context.passes,
+            scale=context.curvature_scale,
+        )
 
     def make_curvature(
         self, model: nn.Module, *, lr: SupportsFloat, head: str | None, likelihood: str, seed: int
@@ -214,6 +221,7 @@ class OCARTransform(Transform):
         joint: Whether the objective's forward pass can be used for the Fisher.
         lr: Learning rate; one that is a rule is multiplied into the gradient here.
         passes: Gradient steps a stream batch.
+        scale: Factor of the weight of new and of replayed samples.
     """
 
     def __init__(
@@ -224,6 +232,7 @@ class OCARTransform(Transform):
         joint: bool,
         lr: float | DivergenceRate,
         passes: int,
+        scale: tuple[float, float] = (1.0, 1.0),
     ) -> None:
         self.settings = settings
         self.curvature = curvature
@@ -232,6 +241,7 @@ class OCARTransform(Transform):
         self._lr = 0.0 if isinstance(lr, DivergenceRate) else lr  # what the host knows of it
         self.tau = settings.tau_at(0, lr=self._lr)
         self._passes = passes
+        self._scale = scale
         self._numbers, self._index = torch.empty(0), 0  # of the present step
         self._why: dict[str, str] = {}
         self._weighed = ""
@@ -254,7 +264,8 @@ class OCARTransform(Transform):
         number = batch.step // self._passes + 1
         own = (0.0, 0.0, 0.0) if self.rate is None else self.rate.numbers(number)
         self._why = {} if self.rate is None else self.rate.why(*own[:2])
-        return self.replay_weight, self.settings.ema_of(number), *own, *taus
+        weight = self.replay_weight * self._scale[1]
+        return weight, self.settings.ema_of(number), *own, *taus
 
     def shape(self, classes: int) -> int | None:
         """The classes that an exact root has columns for; None for other roots."""
@@ -304,7 +315,7 @@ class OCARTransform(Transform):
         if outputs is None or not self._shared:
             with self.curvature.record():
                 outputs = forward(step.x)
-        weights = outputs.new_ones(outputs.shape[0], dtype=torch.float32)
+        weights = outputs.new_full(outputs.shape[:1], self._scale[0], dtype=torch.float32)
         weights[step.new :] = step.numbers[0]
         self.curvature.estimate(outputs, weights=weights, targets=step.y, active=step.active)
         return outputs
