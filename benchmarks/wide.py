@@ -12,7 +12,7 @@ from benchmarks.results import Result, Skipped, Target, compare
 from benchmarks.setup import Setup, noise, stream_batch
 from benchmarks.timing import take_turns
 from ocar.learner import Learner
-from ocar.methods.registry import make_learner
+from ocar.make import make_learner
 
 CLASSES, MEMORY = 100, 200
 NETWORKS = {
