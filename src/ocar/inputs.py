@@ -35,6 +35,10 @@ from ocar.structure import (
 
 _TRIED = 7  # samples of the first batch: with one alone, places and samples cannot be told apart
 
+_AS_THEY_ARE = (
+    " (A model is given integers as they are, for an embedding. Give numbers as floating point.)"
+)
+
 _LOOKUPS = (nn.Embedding, nn.EmbeddingBag)  # a model with one may be given indices
 
 
@@ -283,7 +287,10 @@ class Intake:
             raise
         except Exception as error:  # what a forward pass raises can be anything
             shown = f"shape {tuple(x.shape[1:])}" if isinstance(x, Tensor) else describe(x)
-            raise InputError(f"The model cannot take samples of {shown}: {error}") from error
+            indices = not all(_measures(part.dtype) for part in parts_of(x).values())
+            raise InputError(
+                f"The model cannot take samples of {shown}: {error}{_AS_THEY_ARE * indices}"
+            ) from error
         self.outputs, self._tried = self.outputs or outputs, True
 
     def _outputs(self, x: Inputs) -> int:

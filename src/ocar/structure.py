@@ -107,7 +107,7 @@ def as_inputs(x: Given) -> Inputs:
                 "model(**x), so its keys must be identifiers."
             )
         named = sorted(x.items())
-    elif isinstance(x, (tuple, list)):
+    elif isinstance(x, (tuple, list)) and (not x or _has_tensor(x)):
         named = ((str(place), part) for place, part in enumerate(x))
     else:
         raise InputError(
@@ -124,6 +124,23 @@ def as_inputs(x: Given) -> Inputs:
             f"The parts of x must have the same number of samples, (n, ...); given {shapes}."
         )
     return Structure(parts)
+
+
+def _has_tensor(parts: Iterable[Any]) -> bool:
+    return any(isinstance(part, (Tensor, np.ndarray)) for part in parts)
+
+
+def as_samples(x: Any) -> Inputs:
+    """As :func:`as_inputs`, and nested lists of numbers are converted too.
+
+    A list is a tuple of parts, as a ``DataLoader`` gives them, if it is one of batched tensors.
+    """
+    parts = True
+    if isinstance(x, list):
+        parts = bool(x) and all(isinstance(part, Tensor) and part.ndim for part in x)
+    elif isinstance(x, tuple):
+        parts = _has_tensor(x)
+    return as_inputs(x) if parts else torch.as_tensor(x)
 
 
 def as_tensor(value: Any, name: str) -> Tensor:
@@ -194,6 +211,12 @@ def cat(batches: Sequence[Inputs]) -> Inputs:
     return Structure(
         {name: torch.cat([parts_of(b)[name] for b in batches]) for name in batches[0].parts}
     )
+
+
+def equal(one: Inputs, other: Inputs) -> bool:
+    """Whether two batches have the same parts and the same numbers."""
+    mine, theirs = parts_of(one), parts_of(other)
+    return mine.keys() == theirs.keys() and all(torch.equal(mine[n], theirs[n]) for n in mine)
 
 
 def arguments(x: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:

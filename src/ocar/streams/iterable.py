@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ocar.errors import CheckpointError, ConfigError, InputError
 from ocar.streams.base import (
@@ -18,9 +19,11 @@ from ocar.streams.base import (
     concatenate,
     read_position,
 )
+from ocar.structure import as_samples, describe
 
 Pairs = Iterable[tuple[Any, Any]]
-"""Batches ``(x, y)`` of tensors, or of anything that ``torch.as_tensor`` takes."""
+"""Batches ``(x, y)`` of tensors, arrays, or anything that ``torch.as_tensor`` takes; x may be a
+tuple or a dictionary of tensors or arrays."""
 
 
 class IterableStream(PositionedStream):
@@ -136,9 +139,10 @@ class IterableStream(PositionedStream):
 
 def as_labelled(pair: tuple[Any, Any]) -> Labelled:
     """Samples and labels as tensors of equal length; labels as int64."""
-    x, y = (torch.as_tensor(part) for part in pair)
-    if x.dim() == 0 or y.dim() == 0 or len(x) != len(y):
+    x, y = as_samples(pair[0]), torch.as_tensor(pair[1])
+    scalar = isinstance(x, Tensor) and x.dim() == 0
+    if scalar or y.dim() == 0 or len(x) != len(y):
         raise InputError(
-            f"Invalid batch of x {tuple(x.shape)} and y {tuple(y.shape)}. Must be equally long."
+            f"Invalid batch of x {describe(x)} and y {tuple(y.shape)}. Must be equally long."
         )
     return x, y if y.is_floating_point() else y.long()
