@@ -136,6 +136,9 @@ class Skipped:
     def __iter__(self) -> Iterator[Any]:
         return iter(rows()[self.start :])
 
+    def __getitem__(self, index: Any) -> Any:
+        raise NotImplementedError
+
     def skip(self, n: int) -> Skipped:
         return Skipped(self.start + n)
 

@@ -152,10 +152,10 @@ class TableReader(RecordReader):
         batch_size: int = 10,
     ) -> None:
         super().__init__(x=x, y=y, classes=classes, batch_size=batch_size)
-        if not hasattr(table, "__getitem__") and not hasattr(table, "skip"):
+        if not hasattr(table, "__len__") and not hasattr(table, "skip"):
             raise ConfigError(
-                f"Invalid table {type(table).__name__}. Must have slices, or skip(n) as an "
-                "IterableDataset of Hugging Face."
+                f"Invalid table {type(table).__name__}. Must have a length and slices, or skip(n) "
+                "as an IterableDataset of Hugging Face."
             )
         self.table = table
 
@@ -165,7 +165,7 @@ class TableReader(RecordReader):
 
     def records(self, start: int) -> Iterator[Record]:
         """The rows from one on."""
-        if not hasattr(self.table, "__getitem__"):
+        if not hasattr(self.table, "__len__"):
             yield from self.table.skip(start)
             return
         for first in range(start, len(self.table), CHUNK):
