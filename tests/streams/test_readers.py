@@ -665,7 +665,7 @@ def test_a_broken_shard_is_named(tmp_path: Path) -> None:
     pickled = io.BytesIO()
     np.save(pickled, np.array([{}]), allow_pickle=True)
     bad = write_tar(tmp_path / "c.tar", {"0.npy": pickled.getvalue(), "0.cls": b"1"})
-    with pytest.raises(DataError, match="pickle"):
+    with pytest.raises(DataError, match=r"c\.tar/0\.npy: cannot create an OBJECT array"):
         list(TarReader(bad, x="npy", y="cls"))
 
 

@@ -11,6 +11,7 @@ import importlib
 import io
 import itertools
 import json
+import math
 import tarfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ocar.config import require
 from ocar.datasets.archives import MOST_BYTES, reading
@@ -219,7 +221,7 @@ class TarReader(FileReader):
         if is_picture(f"x.{kind}"):
             return decode(data, self.image_size)
         if kind == "npy":
-            return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+            return _read_npy(data)
         if kind == "json":
             return json.loads(data)
         if kind in ("cls", "id", "txt"):
@@ -255,6 +257,19 @@ class _Sample(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._fields)
+
+
+def _read_npy(data: bytes) -> npt.NDArray[Any]:
+    """An array in the format of numpy; a pickled one raises, and so does one that is cut."""
+    file = io.BytesIO(data)
+    headers = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    shape, by_column, dtype = headers[np.lib.format.read_magic(file)](file)
+    # From the bytes, since numpy's own reader first takes the memory that the header claims.
+    flat = np.frombuffer(data, dtype, count=math.prod(shape), offset=file.tell())
+    return flat.reshape(shape, order="F" if by_column else "C").copy()
 
 
 def _split(name: str) -> tuple[str, str]:
