@@ -612,6 +612,8 @@ def test_wrong_fields_are_named(tmp_path: Path) -> None:
             list(CSVReader(path, **fields))
     with pytest.raises(DataError, match=r"label 0\.5\. Must be an integer"):
         list(TableReader([{"x": [1.0], "y": 0.5}], x="x", y="y"))
+    with pytest.raises(DataError, match=r"Row 1: label '9{30}'\. Must be an integer from 0"):
+        list(TableReader([{"x": [1], "y": 1}, {"x": [1], "y": "9" * 30}], x="x", y="y"))
     ragged = [{"x": [1, 2], "y": 0}, {"x": [1], "y": 0}]
     with pytest.raises(InputError, match="Sequences must all have one length"):
         list(TableReader(ragged, x="x", y="y"))

@@ -123,10 +123,11 @@ class RecordReader(Reader):
                 raise DataError(f"label {given!r}. Must be one of {', '.join(self.classes)}.")
             return self._labels[str(given)]
         label = int(given)
-        if not isinstance(given, str) and label != given:
+        whole = isinstance(given, str) or label == given
+        if not whole or not 0 <= label < 2**63:
             raise DataError(
-                f"label {given!r}. Must be an integer. Give classes=[...] for names, and "
-                f"y=[{self.y!r}] for a regression."
+                f"label {given!r}. Must be an integer from 0 to 2**63 - 1. Give classes=[...] for "
+                f"names, and y=[{self.y!r}] for a regression."
             )
         return label
 
@@ -243,7 +244,7 @@ def collate(samples: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
     """
     try:
         x, y = default_collate(list(samples))
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
         raise InputError(f"Samples cannot be put in a batch: {reason}. {PADDING}") from error
     return x, y
