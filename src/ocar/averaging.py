@@ -24,6 +24,7 @@ from torch import Tensor, nn
 from ocar.methods.settings import LearnerSettings
 from ocar.models.check import copy_model
 from ocar.state import check_names
+from ocar.structure import Inputs, call_with
 
 
 class SlowWeights:
@@ -86,11 +87,10 @@ class SlowWeights:
         return tensors | self.values
 
     @torch.no_grad()
-    def teach(self, x: Tensor) -> Tensor:
+    def teach(self, x: Inputs) -> Tensor:
         """Outputs for inputs of the model in eval mode, without a call of the model."""
         assert self._teacher is not None
-        outputs: Tensor = torch.func.functional_call(self._teacher, self.weights(), (x,))
-        return outputs
+        return call_with(self._teacher, self.weights(), x)
 
     def load(self, values: Mapping[str, Tensor]) -> None:
         """Take saved slow weights; a ``CheckpointError`` if they are of another model."""

@@ -16,11 +16,13 @@ from torch import Tensor
 
 from ocar import accel
 from ocar.config import require
-from ocar.inputs import Intake, Item, check_samples
+from ocar.inputs import Intake, Items, check_samples
 from ocar.learner import Learner
 from ocar.methods.context import mean_prediction
 from ocar.models.check import copy_model
-from ocar.standardize import RunningScale
+from ocar.prediction import require_classes
+from ocar.standardize import InputScale, RunningScale
+from ocar.structure import Given, Inputs, as_inputs, call
 from ocar.synchronized import Lock
 
 
@@ -32,6 +34,12 @@ class Answer:
     classes: tuple[int, ...]  #: The label of each column; empty in regression.
     batches: int  #: Stream batches that the model had learned.
 
+    @property
+    def probabilities(self) -> Tensor:
+        """The softmax of the logits, as :meth:`Learner.predict_proba`; not in regression."""
+        require_classes(bool(self.classes) or not self.logits.shape[1])
+        return self.logits.softmax(dim=1)
+
 
 class _Copy:
     """A model that answers, or will; two if slow weights answer with it."""
@@ -40,10 +48,10 @@ class _Copy:
         self.models = [
             copy_model(learner.model).eval().requires_grad_(False) for _ in range(models)
         ]
-        self.inputs, self.targets = RunningScale(), RunningScale()
+        self.inputs, self.targets = InputScale(), RunningScale()
         self.classes: tuple[int, ...] = ()
         self.batches = 0
-        self.item: Item | None = None
+        self.item: Items | None = None
         self.readers = 0
         self.retired = False  # whether the head has grown since
         self.fence = accel.Fence(learner.device)
@@ -58,9 +66,9 @@ class _Copy:
         self.targets.copy_(intake.targets)
         self.fence.after_write()
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Inputs) -> Tensor:
         """Outputs of each model, ``(models, n, outputs)``."""
-        return torch.stack([model(x) for model in self.models])
+        return torch.stack([call(model, x) for model in self.models])
 
 
 class Serving:
@@ -101,7 +109,7 @@ class Serving:
         return f"Serving({self.learner!r}, every={self.every})"
 
     @torch.no_grad()
-    def predict(self, x: Tensor, *, chunk: int = 1024) -> Answer:
+    def predict(self, x: Given, *, chunk: int = 1024) -> Answer:
         """As :meth:`Learner.predict`, by the model that was published last."""
         learner = self.learner
         if self._current is None:
@@ -109,9 +117,10 @@ class Serving:
                 logits = learner.predict(x, chunk=chunk)
                 return Answer(logits=logits, classes=learner.classes, batches=learner.batches)
         with self._reading() as own:
-            check_samples(x, like=own.item)
+            samples = as_inputs(x)
+            check_samples(samples, like=own.item)
             prepare = learner.intake.prepare
-            parts = [own(prepare(part, own.inputs)) for part in x.split(chunk)]
+            parts = [own(prepare(piece, own.inputs)) for piece in samples.split(chunk)]
             outputs = own.targets.invert(torch.cat(parts, dim=1))
             if learner.head is not None:
                 outputs = outputs[..., : len(own.classes)]

@@ -40,6 +40,7 @@ from ocar.datasets.cifar import CIFAR10, read_cifar
 from ocar.datasets.mnist import read_idx
 from ocar.datasets.pictures import Picture, decode_all
 from ocar.errors import DataError
+from ocar.streams import CSVReader, TarReader
 from ocar_lab.runs import read_run
 from ocar_lab.runs.folder import CONFIG, METRICS, STATUS
 from ocar_lab.runs.results import keep, read_result
@@ -343,6 +344,50 @@ def _cache(folder: Path) -> Target:
     return Target(read, seeds, [by_note, by_array, by_array])
 
 
+# --- readers of streams ---
+
+
+def _csv(folder: Path) -> Target:
+    seeds = [b"a,b,y\n1.5,2,0\n-3,4e2,1\n", b'\xef\xbb\xbfa,b,y\r\n"1",2,0\r\n']
+
+    def read(data: bytes) -> None:
+        (folder / "file").write_bytes(data)
+        for x, y in CSVReader(folder / "file", x=["a", "b"], y="y"):
+            if x.shape[1:] != (2,) or len(x) != len(y):
+                raise AssertionError(f"{x.shape} and {y.shape}")
+
+    return Target(read, seeds, [mutate.by_lines], base=96 * MB)  # torch imports more at first use
+
+
+def _shard(folder: Path) -> Target:
+    array, picture = io.BytesIO(), io.BytesIO()
+    np.save(array, np.arange(6, dtype=np.int16).reshape(2, 3))
+    Image.fromarray(np.arange(192, dtype=np.uint8).reshape(8, 8, 3)).save(picture, "PNG")
+    seeds = []
+    for kind in (tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT):
+        file = io.BytesIO()
+        with tarfile.open(fileobj=file, mode="w", format=kind) as archive:
+            for i in range(2):
+                fields = {"png": picture.getvalue(), "npy": array.getvalue(), "json": b'{"y": 1}'}
+                for field, data in fields.items():
+                    info = tarfile.TarInfo(f"s/{i}.{field}")
+                    info.size = len(data)
+                    archive.addfile(info, io.BytesIO(data))
+        seeds.append(file.getvalue())
+
+    def read(data: bytes) -> None:
+        (folder / "file.tar").write_bytes(data)
+        fields = {"image": "png", "array": "npy"}
+        reader = TarReader(
+            folder / "file.tar", x=fields, y=lambda sample: sample["json"]["y"], image_size=8
+        )
+        for x, y in reader:
+            if len(x["image"]) != len(y):
+                raise AssertionError(f"{x['image'].shape} and {y.shape}")
+
+    return Target(read, seeds, [mutate.by_tar, mutate.by_bytes], base=512 * MB, factor=1032)
+
+
 TARGETS: dict[str, Callable[[Path], Target]] = {
     "checkpoint": _checkpoint,
     "preset": _preset,
@@ -356,5 +401,7 @@ TARGETS: dict[str, Callable[[Path], Target]] = {
     "zip": _zip,
     "picture": _picture,
     "cache": _cache,
+    "csv": _csv,
+    "shard": _shard,
 }
 """The readers by name; each works in a given folder."""

@@ -378,9 +378,9 @@ BAD = [
     (GOOD_X, GOOD_Y[:, None], r"y must be integer labels of shape \(n,\)"),
     (GOOD_X[:, :5], GOOD_Y, r"shape \(5,\)|cannot take samples|given \(5,\)"),
     (GOOD_X[:0], GOOD_Y[:0], r"The batch is empty"),
-    (GOOD_X.long(), GOOD_Y, r"x must be uint8 or floating point; given torch.int64"),
+    (GOOD_X.long(), GOOD_Y, r"as floating point|of uint8 or floating point|and torch.int64"),
     (GOOD_X[0], GOOD_Y, r"x must be a tensor \(n, ...\) of samples; given \(6,\)"),
-    (GOOD_X.tolist(), GOOD_Y, r"x must be a tensor \(n, ...\) of samples; given list"),
+    (GOOD_X.tolist(), GOOD_Y, r"x must be a tensor or an array \(n, ...\) .* given list"),
 ]
 BAD_LATER = [
     (GOOD_X.double(), GOOD_Y, r"torch.float32, as before; given \(6,\) and torch.float64"),

@@ -114,6 +114,47 @@ def test_recorded_is_eager(kind: str) -> None:
     assert_same(recorded, eager)
 
 
+class Words(nn.Module):
+    """The mean embedding of the words that a mask leaves, and numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words, self.numbers = nn.Embedding(20, 8), nn.Linear(3, 8)
+        self.head = nn.Linear(8, 4)
+
+    def forward(self, ids: Tensor, mask: Tensor, numbers: Tensor) -> Tensor:
+        mean = (self.words(ids) * mask.unsqueeze(-1)).mean(1)
+        return self.head(torch.tanh(mean + self.numbers(numbers)))
+
+
+@pytest.mark.parametrize("kind", ["er", "der++", "ocar", "ocar-der++"])
+def test_recorded_is_eager_on_dictionaries(kind: str) -> None:
+    name, given = METHODS[kind]
+    own, transform = make_settings(name, memory=40, replay_batch=5, standardize=True, **given)
+    generator = torch.Generator().manual_seed(1)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = Words().to("cuda", torch.float64)
+    recorded, eager = (
+        Learner(copy.deepcopy(model), own, transform=transform, record=record)
+        for record in (True, False)
+    )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Going on without CUDA graphs")
+        for _ in range(20):
+            ids = torch.randint(20, (6, 5), generator=generator, dtype=torch.int32)
+            numbers = torch.randn(6, 3, generator=generator, dtype=torch.float64)
+            x = {"ids": ids, "mask": ids % 3 > 0, "numbers": numbers}
+            ours, theirs = (each.learn(x, ids[:, 0].long() % 4) for each in (recorded, eager))
+            torch.testing.assert_close(ours.loss, theirs.loss, rtol=1e-7, atol=1e-9)
+    assert recorded._steps.graph._recorded
+    assert_same(recorded, eager)
+    found = recorded.predict_repeatedly(x)
+    answers = found(6, lambda outputs: outputs.clone())
+    found.wait()
+    torch.testing.assert_close(answers, recorded.predict(x))
+
+
 @pytest.mark.parametrize(
     ("kind", "slow"), [("er", {"lr": 1e-4}), ("ocar", {"tau": 10.0, "max_cost": None})]
 )

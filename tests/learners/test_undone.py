@@ -130,7 +130,9 @@ def infinite(learner: Learner, x: Tensor, y: Tensor) -> None:
 
 
 def of_wrong_type(learner: Learner, x: Tensor, y: Tensor) -> None:
-    with pytest.raises(InputError, match="x must be"):
+    with pytest.raises(InputError, match="x must be uint8, bool, integer or floating point"):
+        learner.learn(x + 0j, y)
+    with pytest.raises(InputError, match=r"floating point|and torch\.int64"):
         learner.learn(x.long(), y)
     with pytest.raises(InputError, match="y must be"):
         learner.learn(x, y.half() if y.is_floating_point() else y.double())

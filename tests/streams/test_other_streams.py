@@ -157,7 +157,7 @@ def test_samples_are_gathered_from_their_sources() -> None:
     ("given", "message"),
     [
         ({"x_train": [1.0], "y_train": [0]}, r"x is torch.float32 of shape \(1,\)"),
-        ({"x_train": [[1]], "y_train": [0]}, "x is torch.int64"),
+        ({"x_train": [[1j]], "y_train": [0]}, "x is torch.complex64"),
         ({"x_train": torch.zeros(0, 2), "y_train": torch.zeros(0).long()}, "with n > 0"),
         ({"x_train": [[1.0]], "y_train": [0, 1]}, "Must start with 1, as x"),
         ({"x_train": [[1.0]], "y_train": [0.5]}, r"Regression targets must be \(n, outputs\)"),

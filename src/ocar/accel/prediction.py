@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from ocar.accel.devices import many_images
 from ocar.accel.folded import FoldedResNet, fold
 from ocar.accel.graph import Graph
+from ocar.structure import Inputs, apply, call, cat
 
 T = TypeVar("T")
 
@@ -28,16 +29,16 @@ class RepeatedPrediction:
 
     def __init__(
         self,
-        x: Tensor,
+        x: Inputs,
         *,
-        normalize: Callable[[Tensor], Tensor],
-        predict: Callable[[Tensor], Tensor],
+        normalize: Callable[[Inputs], Inputs],
+        predict: Callable[[Inputs], Tensor],
         device: torch.device,
     ) -> None:
         first = normalize(x[:1].to(device))
-        self._normalize: Callable[[Tensor], Tensor] | None = None
-        if first.numel() * first.element_size() * len(x) <= MOST_BYTES:
-            self._x = torch.cat([normalize(part.to(device)) for part in x.split(CHUNK)])
+        self._normalize: Callable[[Inputs], Inputs] | None = None
+        if first.nbytes * len(x) <= MOST_BYTES:
+            self._x = cat([normalize(part.to(device)) for part in x.split(CHUNK)])
         else:
             self._x, self._normalize = x.to(device), normalize
         self._predict = predict
@@ -66,9 +67,9 @@ class ParallelPrediction(RepeatedPrediction):
 
     def __init__(
         self,
-        x: Tensor,
+        x: Inputs,
         *,
-        normalize: Callable[[Tensor], Tensor],
+        normalize: Callable[[Inputs], Inputs],
         model: nn.Module,
         weights: Sequence[Mapping[str, Tensor]],
     ) -> None:
@@ -77,26 +78,28 @@ class ParallelPrediction(RepeatedPrediction):
         self._copies: list[Tensor] = []
         self._values: list[Tensor] = []
         self._folded: list[FoldedResNet] = []
-        models: list[Callable[[Tensor], Tensor]] = []
+        models: list[Callable[..., Tensor]] = []
         for values in weights:
             own = copy.deepcopy(model).eval().requires_grad_(False)
             named = {**dict(own.named_parameters()), **dict(own.named_buffers())}
             changing = {name: t for name, t in named.items() if t.is_floating_point()}
             self._copies += changing.values()
             self._values += [values[name] for name in changing]
-            if (folded := fold(own, half)) is not None:
+            folded = fold(own, half) if isinstance(x, Tensor) else None
+            if folded is not None:
                 self._folded.append(folded)
             models.append(folded or own)
 
-        def prepare(x: Tensor) -> Tensor:
-            return self._folded[0].prepare(normalize(x)) if self._folded else normalize(x)
+        def prepare(x: Inputs) -> Inputs:
+            inputs = normalize(x)
+            return apply(self._folded[0].prepare, inputs) if self._folded else inputs
 
-        def predict(x: Tensor) -> Tensor:
-            return torch.stack([own(x) for own in models])
+        def predict(x: Inputs) -> Tensor:
+            return torch.stack([call(own, x) for own in models])
 
         super().__init__(x, normalize=prepare, predict=predict, device=like.device)
         if not self._folded:
-            self._x = many_images(self._x)
+            self._x = apply(many_images, self._x)
         self._stream = torch.cuda.Stream(like.device)
         self._graph = Graph(self._first, device=like.device, low_priority=True)
         self._idle = torch.cuda.Event()
@@ -137,10 +140,10 @@ class ParallelPrediction(RepeatedPrediction):
 
 
 def repeated_prediction(
-    x: Tensor,
+    x: Inputs,
     *,
-    normalize: Callable[[Tensor], Tensor],
-    predict: Callable[[Tensor], Tensor],
+    normalize: Callable[[Inputs], Inputs],
+    predict: Callable[[Inputs], Tensor],
     model: nn.Module,
     weights: Sequence[Mapping[str, Tensor]] | None,
     record: bool,

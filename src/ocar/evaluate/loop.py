@@ -36,10 +36,10 @@ class OnlineLearner(Predictor, Protocol):
     - ``guarded``: the counts of its guard, see :class:`ocar.guard.GuardCounts`.
     """
 
-    def learn(self, x: Tensor, y: Tensor, /) -> StepReport:
+    def learn(self, x: Any, y: Tensor, /) -> StepReport:
         """Learn from raw samples ``(n, ...)`` and labels ``(n,)`` or targets ``(n, outputs)``."""
 
-    def remember(self, x: Tensor, y: Tensor, /) -> object:
+    def remember(self, x: Any, y: Tensor, /) -> object:
         """Store samples in memory without learning from them now."""
 
 

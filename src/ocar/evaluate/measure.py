@@ -17,6 +17,7 @@ from ocar.accel.transfer import Later
 from ocar.errors import InputError
 from ocar.events import Counts, Evaluated
 from ocar.streams.base import Labelled, StreamBatch, TaskStream, concatenate
+from ocar.structure import Inputs
 
 
 class Predictor(Protocol):
@@ -26,7 +27,7 @@ class Predictor(Protocol):
     def classes(self) -> tuple[int, ...]:
         """The label of each column of :meth:`predict`: the classes seen so far."""
 
-    def predict(self, x: Tensor, /) -> Tensor:
+    def predict(self, x: Any, /) -> Tensor:
         """Logits ``(n, len(classes))`` of raw samples ``(n, ...)``, or outputs ``(n, outputs)``."""
 
 
@@ -168,7 +169,7 @@ def _moved(data: Labelled, device: torch.device | None) -> Labelled:
 
 
 @torch.no_grad()
-def hits(learner: Predictor, x: Tensor, y: Tensor) -> Tensor:
+def hits(learner: Predictor, x: Inputs, y: Tensor) -> Tensor:
     """1 for each correct prediction, else 0: ``(n,)`` int64 on the learner's device."""
     return _compare(learner, learner.predict(x), y)
 
@@ -188,7 +189,7 @@ def _compare(learner: Predictor, logits: Tensor, y: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def squared_error(learner: Predictor, x: Tensor, y: Tensor) -> Tensor:
+def squared_error(learner: Predictor, x: Inputs, y: Tensor) -> Tensor:
     """Mean squared error, a scalar on the learner's device."""
     outputs = learner.predict(x)
     if outputs.shape != y.shape:

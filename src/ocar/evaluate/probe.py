@@ -21,6 +21,7 @@ from ocar.evaluate.logistic import fit_probe
 from ocar.models.modes import evaluating
 from ocar.rng import make_generator
 from ocar.streams.base import Labelled, TaskStream
+from ocar.structure import Inputs, Structure, apply_whole, call
 
 Augmenter = Callable[[Tensor, torch.Generator], Tensor]
 
@@ -38,7 +39,7 @@ class ModelLearner(Protocol):
     def model(self) -> nn.Module:
         """The network."""
 
-    def predict(self, x: Tensor, /) -> Tensor:
+    def predict(self, x: Any, /) -> Tensor:
         """Outputs for raw samples ``(n, ...)``, through ``model`` in eval mode."""
 
 
@@ -88,19 +89,19 @@ def probe_accuracy(
     if getattr(getattr(learner, "settings", None), "prediction", None) == "both":
         predict = partial(predict, prediction="slow")
 
-    def forward(x: Tensor) -> None:
+    def forward(x: Inputs) -> None:
         if isinstance(learner, nn.Module):
             with evaluating(learner):
-                learner(x if normalize is None else normalize(x))
+                call(learner, x if normalize is None else apply_whole(normalize, x))
         else:
             predict(x)
 
-    def extract(x: Tensor, augment: Augmenter | None = None) -> Tensor:
+    def extract(x: Inputs, augment: Augmenter | None = None) -> Tensor:
         parts = []
         for part in x.split(chunk):
-            part = part.to(device)
-            part = part if augment is None else augment(part, generator)
-            parts.append(_inputs_of(layer, forward, part))
+            own = part.to(device)
+            own = own if augment is None else apply_whole(augment, own, generator)
+            parts.append(_inputs_of(layer, forward, own))
         return torch.cat(parts)
 
     train_pieces = _pieces(train)
@@ -156,7 +157,7 @@ class _TaskPieces:
 
 def _pieces(data: Labelled | Iterable[Labelled]) -> Iterable[Labelled]:
     """Labelled samples in pieces that can be iterated several times."""
-    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], Tensor):
+    if isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], (Tensor, Structure)):
         x, y = data
         assert isinstance(y, Tensor)
         return [(x, y)]
@@ -164,7 +165,7 @@ def _pieces(data: Labelled | Iterable[Labelled]) -> Iterable[Labelled]:
 
 
 @torch.no_grad()
-def _inputs_of(layer: nn.Module, forward: Callable[[Tensor], None], x: Tensor) -> Tensor:
+def _inputs_of(layer: nn.Module, forward: Callable[[Inputs], None], x: Inputs) -> Tensor:
     """What a layer is given in a forward pass of ``x``, ``(n, d)``."""
     recorded: list[Tensor] = []
 

@@ -15,6 +15,7 @@ from ocar.errors import ModelError
 from ocar.memory import Memory
 from ocar.models.head import GrowingHead
 from ocar.models.modes import evaluating
+from ocar.structure import Inputs, call
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,10 +52,10 @@ class Context:
     record: bool
     """Whether steps may be recorded as a CUDA graph."""
 
-    normalize: Callable[[Tensor], Tensor]
+    normalize: Callable[[Inputs], Inputs]
     """From raw samples to inputs of the model."""
 
-    augment: Callable[[Tensor], Tensor]
+    augment: Callable[[Inputs], Inputs]
     """From raw samples to augmented raw samples, another draw each time."""
 
     targets: Callable[[Tensor], Tensor]
@@ -62,6 +63,10 @@ class Context:
 
     curvature_scale: tuple[float, float] = (1.0, 1.0)
     """Curvature of the loss of a new and of a replayed sample, in units of its Fisher."""
+
+    def forward(self, x: Inputs) -> Tensor:
+        """Outputs of the model for its inputs."""
+        return call(self.model, x)
 
     def answer(self, outputs: Tensor) -> Tensor:
         """What one or several models predict together: logits of the classes seen.
@@ -76,7 +81,7 @@ class Context:
         return mean_prediction(seen, regression=self.head is None)
 
     def features(
-        self, x: Tensor, forward: Callable[[Tensor], Tensor] | None = None
+        self, x: Inputs, forward: Callable[[Inputs], Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
         """Features (the inputs of the head) and outputs for inputs of the model.
 
@@ -89,7 +94,7 @@ class Context:
         """
         if self.head is None:
             raise RuntimeError("A regression has no head to take features from.")
-        return with_inputs(self.head.layer, forward or self.model, x)
+        return with_inputs(self.head.layer, forward or self.forward, x)
 
     def evaluating(self) -> AbstractContextManager[None]:
         """The model in eval mode and without gradients; afterwards as before."""
@@ -114,7 +119,7 @@ def mean_prediction(outputs: Tensor, *, regression: bool) -> Tensor:
 
 
 def with_inputs(
-    layer: nn.Module, forward: Callable[[Tensor], Tensor], x: Tensor
+    layer: nn.Module, forward: Callable[[Inputs], Tensor], x: Inputs
 ) -> tuple[Tensor, Tensor]:
     """What a layer is given in a forward pass that calls it once, and the model's outputs."""
     found: list[Tensor] = []

@@ -36,6 +36,7 @@ from ocar.methods.er import ERSettings
 from ocar.methods.lwf import divergence
 from ocar.methods.objective import Forward, Objective, Outcome, Step, sample_losses
 from ocar.methods.settings import LearnerSettings, Prediction
+from ocar.structure import Inputs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +58,7 @@ class Distillation:
         teacher: From inputs of the model to outputs, without gradients.
     """
 
-    def __init__(self, settings: LearnerSettings, teacher: Callable[[Tensor], Tensor]) -> None:
+    def __init__(self, settings: LearnerSettings, teacher: Callable[[Inputs], Tensor]) -> None:
         self.settings = settings
         self.teacher = teacher
 
@@ -65,7 +66,7 @@ class Distillation:
         """The loss of one step."""
         passes: list[tuple[Tensor, Tensor]] = []
 
-        def with_teacher(x: Tensor) -> Tensor:
+        def with_teacher(x: Inputs) -> Tensor:
             if not torch.is_grad_enabled():  # samples are chosen, not learned
                 return forward(x)
             side = accel.Side()  # also where a curvature is recorded: the teacher has no gradients

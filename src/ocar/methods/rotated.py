@@ -62,6 +62,7 @@ class RotatedSettings(LearnerSettings):
 
     no_regression = "a regression has no classes"
     no_distillation = "most passes of OCM and OnPro are over rotated views, for their features"
+    needs_numbers = "it compares views of images"
 
     lr: float = 5e-4
     """Learning rate α."""

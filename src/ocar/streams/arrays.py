@@ -11,17 +11,22 @@ from torch import Tensor
 
 from ocar.datasets.arrays import Arrays
 from ocar.errors import ConfigError, DataError
+from ocar.streams.base import Labelled
 from ocar.streams.indexed import IndexedStream, Part, Samples, Source, View
+from ocar.structure import TYPES, Inputs, as_samples, named_part, parts_of
 
 _PARTS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TaskArrays:
-    """The data of one task, as tensors or as anything that ``torch.as_tensor`` takes."""
+    """The data of one task, as tensors, arrays or anything that ``torch.as_tensor`` takes.
+
+    Samples may be tuples or dictionaries of them, for a model with several inputs.
+    """
 
     name: str = "task"  #: Name in messages.
-    x_train: Any  #: Samples ``(n, ...)``, uint8 or floating point.
+    x_train: Any  #: Samples ``(n, ...)``.
     y_train: Any  #: Integer labels ``(n,)``, or floating-point targets ``(n, outputs)``.
     x_test: Any = None  #: Test samples.
     y_test: Any = None  #: Their labels or targets.
@@ -35,7 +40,7 @@ class TaskArrays:
             if (x is None) != (y is None):
                 raise DataError(f"{self.name}: x_{part} and y_{part} must both be given, or none.")
             if x is not None:
-                x, y = _checked(torch.as_tensor(x), torch.as_tensor(y), f"{self.name}, {part}")
+                x, y = _checked(as_samples(x), torch.as_tensor(y), f"{self.name}, {part}")
                 object.__setattr__(self, f"x_{part}", x)
                 object.__setattr__(self, f"y_{part}", y)
 
@@ -125,14 +130,16 @@ def _parts(tasks: Sequence[TaskArrays], part: str, *, iid: bool) -> list[Part | 
     return [None if source is None else Part(samples, next(rows)) for source in sources]
 
 
-def _checked(x: Tensor, y: Tensor, name: str) -> tuple[Tensor, Tensor]:
+def _checked(x: Inputs, y: Tensor, name: str) -> Labelled:
     """Samples and labels that fit together, labels as int64."""
-    if x.dim() < 2 or len(x) == 0 or not (x.dtype == torch.uint8 or x.is_floating_point()):
-        raise DataError(
-            f"{name}: x is {x.dtype} of shape {tuple(x.shape)}. "
-            "Must be uint8 or floating point (n, ...) with n > 0."
-        )
-    if y.shape[:1] != x.shape[:1]:
+    for part, tensor in parts_of(x).items():
+        short = tensor.dim() < (1 if part else 2) or len(tensor) == 0
+        if short or tensor.dtype not in TYPES:
+            raise DataError(
+                f"{name}: {named_part(part)} is {tensor.dtype} of shape {tuple(tensor.shape)}. "
+                "Must be uint8, bool, integer or floating point (n, ...) with n > 0."
+            )
+    if y.shape[:1] != (len(x),):
         raise DataError(f"{name}: y has shape {tuple(y.shape)}. Must start with {len(x)}, as x.")
     given = f"{name}: y is {y.dtype} of shape {tuple(y.shape)}."
     if y.is_floating_point():

@@ -5,22 +5,26 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from ocar.errors import CheckpointError, ConfigError
+from ocar.structure import cat
 
-Labelled = tuple[Tensor, Tensor]
-"""Samples ``(n, ...)`` with their labels ``(n,)`` or regression targets ``(n, outputs)``."""
+Labelled = tuple[Any, Tensor]
+"""Samples ``(n, ...)`` with their labels ``(n,)`` or regression targets ``(n, outputs)``.
+
+The samples are a tensor, or for a model with several inputs a
+:class:`~ocar.structure.Structure`."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StreamBatch:
     """One mini-batch of a stream."""
 
-    x: Tensor  #: Samples ``(n, ...)``; images are ``(n, channels, height, width)``, uint8.
+    x: Any  #: Samples ``(n, ...)``; images are ``(n, channels, height, width)``, uint8.
     y: Tensor  #: Labels ``(n,)``, int64, or regression targets ``(n, outputs)``, floating point.
     task: int  #: Its task, for evaluation; learners do not see it.
     index: int  #: Its index in the whole stream, from 0.
@@ -108,4 +112,4 @@ def check_task(task: int, tasks: int) -> int:
 
 def concatenate(parts: list[Labelled]) -> Labelled:
     """Concatenate pieces of labelled samples."""
-    return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+    return cat([x for x, _ in parts]), torch.cat([y for _, y in parts])

@@ -10,6 +10,7 @@ import bisect
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,8 +19,9 @@ from ocar.errors import ConfigError, DataError
 from ocar.rng import make_generator
 from ocar.streams.base import Labelled, PositionedStream, StreamBatch, check_task, read_position
 from ocar.streams.blur import blur
+from ocar.structure import Inputs, apply_whole, cat, parts_of
 
-View = Callable[[Tensor], Tensor]
+View = Callable[[Any], Any]
 """A fixed change of the samples of a task, ``(n, ...)`` to the same shape and type."""
 
 
@@ -27,14 +29,14 @@ View = Callable[[Tensor], Tensor]
 class Source:
     """Arrays that samples come from."""
 
-    x: Tensor  #: Samples ``(n, ...)``.
+    x: Inputs  #: Samples ``(n, ...)``.
     y: Tensor  #: Labels ``(n,)`` or targets ``(n, outputs)``.
     view: View | None = None  #: Applied to the samples.
 
-    def take(self, rows: Tensor) -> Tensor:
+    def take(self, rows: Tensor) -> Inputs:
         """The samples in some rows, ``(len(rows), ...)``."""
         x = self.x[rows.to(self.x.device, non_blocking=True)]
-        return x if self.view is None else self.view(x)
+        return x if self.view is None else apply_whole(self.view, x)
 
 
 class Samples:
@@ -49,10 +51,10 @@ class Samples:
         first = like or sources[0]
         for source in sources:
             for part, mine, wanted in (("x", source.x, first.x), ("y", source.y, first.y)):
-                if (mine.shape[1:], mine.dtype) != (wanted.shape[1:], wanted.dtype):
+                if _item(mine) != _item(wanted):
                     raise DataError(
-                        f"Invalid {part} of {tuple(mine.shape[1:])} a sample, {mine.dtype}, after "
-                        f"{tuple(wanted.shape[1:])}, {wanted.dtype}. Must be the same in all tasks."
+                        f"Invalid {part} of {_item(mine)}, after {_item(wanted)}. Must be the same "
+                        "in all tasks."
                     )
         self.sources = tuple(sources)
         self.y = torch.cat([s.y for s in sources]) if len(sources) > 1 else sources[0].y
@@ -70,14 +72,16 @@ class Samples:
             return self.sources[0].take(rows), y
         owner = torch.bucketize(rows, self._ends, right=True)
         present = owner.unique().tolist()
-        if len(present) == 1:
-            return self.sources[present[0]].take(rows - self._starts[present[0]]), y
-        first = self.sources[0].x
-        x = torch.empty((len(rows), *first.shape[1:]), dtype=first.dtype, device=first.device)
-        for source in present:
-            mine = torch.nonzero(owner == source).flatten()
-            x[mine.to(x.device)] = self.sources[source].take(rows[mine] - self._starts[source])
-        return x, y
+        if len(present) <= 1:
+            source = present[0] if present else 0
+            return self.sources[source].take(rows - self._starts[source]), y
+        places = [torch.nonzero(owner == source).flatten() for source in present]
+        pieces = [
+            self.sources[source].take(rows[mine] - self._starts[source])
+            for source, mine in zip(present, places, strict=True)
+        ]
+        x = cat(pieces)
+        return x[torch.cat(places).argsort().to(x.device)], y
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,6 +94,12 @@ class Part:
     def take(self) -> Labelled:
         """The samples and their labels."""
         return self.samples.take(self.rows)
+
+
+def _item(x: Inputs) -> str:
+    """Shape and type of a sample, for a comparison and a message."""
+    found = (f"{tuple(p.shape[1:])} {n} a sample, {p.dtype}" for n, p in parts_of(x).items())
+    return "; ".join(found).replace("  ", " ")
 
 
 class IndexedStream(PositionedStream):

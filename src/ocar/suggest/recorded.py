@@ -17,6 +17,7 @@ from ocar.errors import InputError
 from ocar.rng import make_generator
 from ocar.streams.base import Labelled
 from ocar.streams.iterable import Pairs, as_labelled
+from ocar.structure import equal
 
 RAREST, DENSEST = 20, 5
 """One sample in 20 is held out; in short streams more, at most one in 5."""
@@ -79,7 +80,7 @@ class Recorded:
             )
         one, other = (next(self._read(), None) for _ in range(2))
         same = one is other or (
-            one is not None and other is not None and all(map(torch.equal, one, other))
+            one is not None and other is not None and all(map(equal, one, other))
         )
         if not same:
             raise InputError(

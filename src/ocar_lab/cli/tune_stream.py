@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ocar import accel
 from ocar.config import require
@@ -13,6 +14,7 @@ from ocar.errors import ConfigError
 from ocar.methods.registry import METHODS
 from ocar.methods.spaces import search_space
 from ocar.models.registry import MODELS, make_model
+from ocar.structure import describe
 from ocar.suggest import suggest
 from ocar.suggest.recorded import labelled
 from ocar_lab.cli.arguments import parse_groups, shared_group
@@ -118,12 +120,12 @@ def _make_model(options: Options, batches: Batches) -> tuple[nn.Module, str]:
     if first is None:
         raise ConfigError(f"Invalid --stream {options.stream}: it has no batches.")
     x, y = labelled(first, 0)
-    shape = (1, 1, *x.shape[1:])[-3:] if x.dim() in (2, 3, 4) else ()
-    if len(shape) != 3:
+    measured = isinstance(x, Tensor) and (x.is_floating_point() or x.dtype == torch.uint8)
+    if not isinstance(x, Tensor) or not measured or x.dim() not in (2, 3, 4):
         raise ConfigError(
-            f"No model for samples of shape {tuple(x.shape[1:])}: the function must return "
-            "(model, batches)."
+            f"No model for samples {describe(x)}: the function must return (model, batches)."
         )
+    shape = (1, 1, *x.shape[1:])[-3:]
     image = x.dim() == 4 and shape[1] == shape[2] >= 16
     name = options.model or ("slim-resnet18" if image else "mlp")
     classes = y.shape[-1] if y.is_floating_point() else 16

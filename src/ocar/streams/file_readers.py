@@ -1,0 +1,279 @@
+"""Readers of files: CSV, Parquet and tar shards.
+
+Several files are read one after another, and rows are numbered through. An error in a file is a
+:class:`~ocar.errors.DataError` that names the file.
+"""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import io
+import itertools
+import json
+import math
+import tarfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ocar.config import require
+from ocar.datasets.archives import MOST_BYTES, reading
+from ocar.datasets.decoding import decode
+from ocar.datasets.pictures import is_picture
+from ocar.errors import ConfigError, DataError, MissingPackageError
+from ocar.files import open_regular
+from ocar.streams.readers import CHUNK, Field, Fields, Record, RecordReader
+
+Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
+
+
+class FileReader(RecordReader):
+    """Records in files.
+
+    Args:
+        paths: A file, or several in their order.
+
+    The other arguments are those of :class:`~ocar.streams.readers.RecordReader`.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        *,
+        x: Fields,
+        y: Field,
+        classes: Sequence[str] = (),
+        batch_size: int = 10,
+    ) -> None:
+        super().__init__(x=x, y=y, classes=classes, batch_size=batch_size)
+        given = [paths] if isinstance(paths, (str, PathLike)) else list(paths)
+        if not given:
+            raise ConfigError("Invalid paths: none given. Must be at least one file.")
+        self.paths = [Path(path) for path in given]
+
+
+class CSVReader(FileReader):
+    """Rows of CSV files whose first line names the columns.
+
+    Args:
+        paths: A file, or several with the same columns.
+        delimiter: Between two columns.
+
+    The other arguments are those of :class:`~ocar.streams.readers.RecordReader`.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        *,
+        x: Fields,
+        y: Field,
+        classes: Sequence[str] = (),
+        batch_size: int = 10,
+        delimiter: str = ",",
+    ) -> None:
+        super().__init__(paths, x=x, y=y, classes=classes, batch_size=batch_size)
+        self.delimiter = delimiter
+
+    def records(self, start: int) -> Iterator[Record]:
+        """The rows from one on; those before are parsed and left."""
+        left = start
+        for path in self.paths:
+            with reading(path), open_regular(path, "rb") as file:
+                text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
+                rows = csv.DictReader(text, delimiter=self.delimiter, strict=True)
+                left -= sum(1 for _ in itertools.islice(rows, left))
+                for row in rows:
+                    if None in row or None in row.values():
+                        columns = len(rows.fieldnames or ())
+                        raise DataError(
+                            f"{path}, line {rows.line_num}: it must have a value for each of "
+                            f"{columns} columns."
+                        )
+                    yield row
+
+
+class ParquetReader(FileReader):
+    """Rows of Parquet files, read by polars or pyarrow.
+
+    Args:
+        paths: A file, or several with the same columns.
+
+    The other arguments are those of :class:`~ocar.streams.readers.RecordReader`.
+
+    Raises:
+        MissingPackageError: Neither package is installed.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        *,
+        x: Fields,
+        y: Field,
+        classes: Sequence[str] = (),
+        batch_size: int = 10,
+    ) -> None:
+        super().__init__(paths, x=x, y=y, classes=classes, batch_size=batch_size)
+        self._read = _parquet()
+
+    def records(self, start: int) -> Iterator[Record]:
+        """The rows from one on."""
+        left = start
+        for path in self.paths:
+            with reading(path):
+                count, rows = self._read(path, left)
+                left = max(0, left - count)
+                yield from rows
+
+
+ParquetRows = Callable[[Path, int], tuple[int, Iterator[Record]]]
+"""Of a file: how many rows it has, and those from one on."""
+
+
+def _parquet() -> ParquetRows:
+    with suppress(ImportError):
+        return partial(_by_polars, importlib.import_module("polars"))
+    with suppress(ImportError):
+        return partial(_by_pyarrow, importlib.import_module("pyarrow.parquet"))
+    raise MissingPackageError("Parquet needs polars or pyarrow: pip install polars")
+
+
+def _by_polars(polars: Any, path: Path, start: int) -> tuple[int, Iterator[Record]]:
+    table = polars.scan_parquet(path)
+    count = int(table.select(polars.len()).collect().item())
+    parts = (table.slice(at, CHUNK).collect() for at in range(start, count, CHUNK))
+    return count, (row for part in parts for row in part.iter_rows(named=True))
+
+
+def _by_pyarrow(parquet: Any, path: Path, start: int) -> tuple[int, Iterator[Record]]:
+    file = parquet.ParquetFile(path)
+
+    def rows() -> Iterator[Record]:
+        left = start
+        for group in range(file.num_row_groups):
+            size = file.metadata.row_group(group).num_rows
+            if left < size:  # other groups are not read
+                yield from itertools.islice(file.read_row_group(group).to_pylist(), left, None)
+            left = max(0, left - size)
+
+    return file.metadata.num_rows, rows()
+
+
+class TarReader(FileReader):
+    """Samples in tar shards, as WebDataset writes them.
+
+    Files that follow each other with the same name up to the first dot are one sample, and what
+    comes after the dot is the name of a field: ``0001.png`` and ``0001.cls`` are a record with
+    ``"png"`` and ``"cls"``. Read are images, ``npy``, ``json``, and text as ``cls``, ``id`` and
+    ``txt``. The shards are not compressed, so a sample before the place is skipped unread.
+
+    Args:
+        paths: A shard, or several in their order.
+        image_size: Height and width of images, see :func:`ocar.datasets.decoding.decode`.
+        decoders: Functions of the bytes of other fields, by name; they also replace ours.
+
+    The other arguments are those of :class:`~ocar.streams.readers.RecordReader`.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        *,
+        x: Fields,
+        y: Field,
+        classes: Sequence[str] = (),
+        batch_size: int = 10,
+        image_size: int = 32,
+        decoders: Mapping[str, Callable[[bytes], Any]] | None = None,
+    ) -> None:
+        super().__init__(paths, x=x, y=y, classes=classes, batch_size=batch_size)
+        require("image_size", image_size, image_size >= 1, "at least 1")
+        self.image_size = image_size
+        self.decoders = dict(decoders or {})
+
+    def records(self, start: int) -> Iterator[Record]:
+        """The samples from one on."""
+        row = 0
+        for path in self.paths:
+            with reading(path), ExitStack() as opened:
+                file = opened.enter_context(open_regular(path, "rb"))
+                tar = opened.enter_context(tarfile.open(fileobj=file, mode="r:"))
+                members = (member for member in tar if member.isreg() and not member.issparse())
+                for _, group in itertools.groupby(members, lambda member: _split(member.name)[0]):
+                    if row >= start:
+                        fields = {_split(member.name)[1]: member for member in group}
+                        yield _Sample(self, tar, path, fields)
+                    row += 1
+
+    def decode(self, field: str, data: bytes) -> Any:
+        """The value of a field."""
+        kind = field.rpartition(".")[2].lower()
+        if (own := self.decoders.get(field) or self.decoders.get(kind)) is not None:
+            return own(data)
+        if is_picture(f"x.{kind}"):
+            return decode(data, self.image_size)
+        if kind == "npy":
+            return _read_npy(data)
+        if kind == "json":
+            return json.loads(data)
+        if kind in ("cls", "id", "txt"):
+            return data.decode().strip()
+        raise DataError(f"field {field!r} is not read. Give decoders={{{field!r}: function}}.")
+
+
+class _Sample(Mapping[str, Any]):
+    """A record of a tar shard; a field is read and decoded when it is asked for."""
+
+    def __init__(
+        self,
+        reader: TarReader,
+        tar: tarfile.TarFile,
+        path: Path,
+        fields: dict[str, tarfile.TarInfo],
+    ) -> None:
+        self._reader, self._tar, self._path, self._fields = reader, tar, path, fields
+
+    def __getitem__(self, field: str) -> Any:
+        member = self._fields[field]
+        with reading(f"{self._path}/{member.name}"):
+            if member.size > MOST_BYTES:
+                raise DataError(f"{member.name} has {member.size} bytes. At most {MOST_BYTES}.")
+            found = self._tar.extractfile(member)
+            data = b"" if found is None else found.read()
+            if len(data) != member.size:
+                raise DataError(f"{self._path} ends within {member.name}.")
+            return self._reader.decode(field, data)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+
+def _read_npy(data: bytes) -> npt.NDArray[Any]:
+    """An array in the format of numpy; a pickled one raises, and so does one that is cut."""
+    file = io.BytesIO(data)
+    headers = {
+        (1, 0): np.lib.format.read_array_header_1_0,
+        (2, 0): np.lib.format.read_array_header_2_0,
+    }
+    shape, by_column, dtype = headers[np.lib.format.read_magic(file)](file)
+    # From the bytes, since numpy's own reader first takes the memory that the header claims.
+    flat = np.frombuffer(data, dtype, count=math.prod(shape), offset=file.tell())
+    return flat.reshape(shape, order="F" if by_column else "C").copy()
+
+
+def _split(name: str) -> tuple[str, str]:
+    """The key of a sample and the field, of the name of a file."""
+    folder, slash, base = name.rpartition("/")
+    key, _, field = base.partition(".")
+    return f"{folder}{slash}{key}", field

@@ -1,0 +1,215 @@
+"""Batches from a queue of messages, such as a topic of Kafka.
+
+A source is a function that gives the next message, or None if none came in time. Where it can seek,
+the place is the offset of the next message in each partition. A learner and a place that are saved
+together go on exactly: each message is learned once.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from ocar.errors import CheckpointError, ConfigError, DataError
+from ocar.streams.readers import Place, Reader, collate, optional
+
+Decode = Callable[[Any], tuple[Any, Any]]
+"""From the value of a message to a sample and its label."""
+
+
+class Message(NamedTuple):
+    """A message of a source."""
+
+    value: Any
+    partition: str  #: Name of what its offset counts in.
+    offset: int
+
+
+class MessageReader(Reader):
+    """Batches ``(x, y)`` of messages; it ends when no message came in time.
+
+    Unlike other readers it gives each batch once.
+
+    Args:
+        receive: Gives the next message; None if none came in time.
+        decode: From the value of a message to a sample and its label.
+        batch_size: Messages in a batch; the last may have fewer.
+        seek: Lets the source go on at a place; None if it cannot.
+        commit: Tells the source that all messages before a place are done; None if it does not
+            care.
+    """
+
+    def __init__(
+        self,
+        receive: Callable[[], Message | None],
+        decode: Decode,
+        *,
+        batch_size: int = 10,
+        seek: Callable[[Place], object] | None = None,
+        commit: Callable[[Place], object] | None = None,
+    ) -> None:
+        if batch_size < 1:
+            raise ConfigError(f"Invalid {batch_size=}. Must be at least 1.")
+        self.batch_size = batch_size
+        self._receive, self._decode = receive, decode
+        self._seek, self._commit = seek, commit
+        self._live: Iterator[tuple[tuple[Any, Any], Place]] | None = None
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        """The reader itself: messages come once."""
+        return self
+
+    def __next__(self) -> tuple[Any, Any]:
+        """The next batch."""
+        self._live = self._live or self.read()
+        pair, _ = next(self._live)
+        return pair
+
+    def read(self, place: Place | None = None) -> Iterator[tuple[tuple[Any, Any], Place]]:
+        """The batches from a place on, by default where the source is, each with the place after.
+
+        Raises:
+            CheckpointError: The source cannot seek.
+        """
+        after = dict(place or {})
+        if place:
+            if self._seek is None:
+                raise CheckpointError(
+                    "These messages cannot be read from a place on: their source cannot seek."
+                )
+            self._seek(place)
+        samples: list[tuple[Any, Any]] = []
+        while (message := self._receive()) is not None:
+            samples.append(self._sample(message))
+            after[message.partition] = message.offset + 1
+            if len(samples) == self.batch_size:
+                yield collate(samples), dict(after)
+                samples = []
+        if samples:
+            yield collate(samples), dict(after)
+
+    def commit(self, place: Place) -> None:
+        """Tell the source that all before a place is learned and saved."""
+        if self._commit is not None:
+            self._commit(place)
+
+    def _sample(self, message: Message) -> tuple[Any, Any]:
+        try:
+            x, y = self._decode(message.value)
+        except Exception as error:
+            raise DataError(
+                f"Message {message.offset} of {message.partition} cannot be decoded: {error}"
+            ) from error
+        return x, y
+
+
+def read_queue(
+    source: queue.Queue[Any], decode: Decode, *, batch_size: int = 10, timeout: float = 1.0
+) -> MessageReader:
+    """The items of a ``queue.Queue``; it ends after ``timeout`` seconds without any.
+
+    It cannot seek.
+    """
+    offset = 0
+
+    def receive() -> Message | None:
+        nonlocal offset
+        try:
+            value = source.get(timeout=timeout)
+        except queue.Empty:
+            return None
+        offset += 1
+        return Message(value, "queue", offset - 1)
+
+    return MessageReader(receive, decode, batch_size=batch_size)
+
+
+def read_confluent(
+    consumer: Any, decode: Decode, *, batch_size: int = 10, timeout: float = 1.0
+) -> MessageReader:
+    """The messages of a consumer of ``confluent-kafka``.
+
+    It ends after ``timeout`` seconds without any. To go on from a place, the consumer leaves its
+    subscription and is assigned all partitions of the topics in the place; a partition that gave no
+    message yet begins where the group's commits or ``auto.offset.reset`` say.
+    """
+    kafka = optional("This reader", "confluent_kafka", "confluent-kafka")
+
+    def receive() -> Message | None:
+        while (found := consumer.poll(timeout)) is not None:
+            if (error := found.error()) is None:
+                return Message(
+                    found.value(), _name(found.topic(), found.partition()), found.offset()
+                )
+            if error.code() != kafka.KafkaError._PARTITION_EOF:
+                raise DataError(f"Kafka: {error}")
+        return None
+
+    def parts(place: Place) -> dict[str, Any]:
+        return {n: kafka.TopicPartition(*_parse(n), offset) for n, offset in place.items()}
+
+    def seek(place: Place) -> None:
+        every = {
+            _name(topic, number): kafka.TopicPartition(topic, number)
+            for topic in _topics(place)
+            for number in consumer.list_topics(topic).topics[topic].partitions
+        }
+        consumer.unsubscribe()
+        consumer.assign(list({**every, **parts(place)}.values()))
+
+    def commit(place: Place) -> None:
+        consumer.commit(offsets=list(parts(place).values()), asynchronous=False)
+
+    return MessageReader(receive, decode, batch_size=batch_size, seek=seek, commit=commit)
+
+
+def read_kafka_python(
+    consumer: Any, decode: Decode, *, batch_size: int = 10, timeout: float = 1.0
+) -> MessageReader:
+    """The messages of a ``KafkaConsumer`` of ``kafka-python``; else as :func:`read_confluent`."""
+    structs = optional("This reader", "kafka.structs", "kafka-python")
+    TopicPartition, OffsetAndMetadata = structs.TopicPartition, structs.OffsetAndMetadata
+
+    def receive() -> Message | None:
+        found = consumer.poll(timeout_ms=round(1000 * timeout), max_records=1)
+        for record in (record for records in found.values() for record in records):
+            return Message(record.value, _name(record.topic, record.partition), record.offset)
+        return None
+
+    def seek(place: Place) -> None:
+        parts = {TopicPartition(*_parse(name)): offset for name, offset in place.items()}
+        every = [
+            TopicPartition(topic, number)
+            for topic in _topics(place)
+            for number in consumer.partitions_for_topic(topic) or ()
+        ]
+        consumer.unsubscribe()
+        consumer.assign(list(dict.fromkeys([*every, *parts])))
+        for part, offset in parts.items():
+            consumer.seek(part, offset)
+
+    def commit(place: Place) -> None:
+        size = len(OffsetAndMetadata._fields)  # newer versions have the epoch of the leader
+        offsets = {
+            TopicPartition(*_parse(name)): OffsetAndMetadata(*(offset, "", -1)[:size])
+            for name, offset in place.items()
+        }
+        consumer.commit(offsets)
+
+    return MessageReader(receive, decode, batch_size=batch_size, seek=seek, commit=commit)
+
+
+def _name(topic: str, partition: int) -> str:
+    return f"{topic}/{partition}"
+
+
+def _topics(place: Place) -> list[str]:
+    return sorted({_parse(name)[0] for name in place})
+
+
+def _parse(name: str) -> tuple[str, int]:
+    topic, _, partition = name.rpartition("/")
+    if not topic or not partition.isdigit():
+        raise CheckpointError(f"Invalid place {name!r}. Must be topic/partition.")
+    return topic, int(partition)

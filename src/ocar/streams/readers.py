@@ -1,0 +1,288 @@
+"""Batches from where data is, read from any place on.
+
+A reader gives pairs ``(x, y)``, and with each the place after it: a few integers, small enough for
+any checkpoint. Reading from a place gives the same batches again. An
+:class:`~ocar.streams.iterable.IterableStream` takes readers as its tasks and keeps their place.
+
+:class:`LoaderReader` reads a ``torch.utils.data.DataLoader`` and :class:`TableReader` a data set of
+Hugging Face; :mod:`ocar.streams.file_readers` reads files, :mod:`ocar.streams.messages` queues.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+from ocar.errors import (
+    CheckpointError,
+    ConfigError,
+    DataError,
+    InputError,
+    MissingPackageError,
+)
+from ocar.structure import PADDING
+
+Place = Mapping[str, int]
+"""Where to go on reading."""
+
+Record = Mapping[str, Any]
+"""One sample: the fields of a row, by name."""
+
+Field = str | Sequence[str] | Callable[[Record], Any]
+"""One field; several, as a vector of numbers; or a function of a record."""
+
+Fields = Field | Mapping[str, Field]
+"""The sample in a record, or each of its parts."""
+
+CHUNK = 4096
+"""Rows of a table that are read at a time."""
+
+
+class Reader(ABC):
+    """Batches ``(x, y)`` that can be read again and again, from any place on."""
+
+    @abstractmethod
+    def read(self, place: Place | None = None) -> Iterator[tuple[tuple[Any, Any], Place]]:
+        """The batches from a place on, by default from the first, each with the place after it."""
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        """All batches."""
+        return (pair for pair, _ in self.read())
+
+
+class RecordReader(Reader):
+    """Batches of records, each with its fields by name.
+
+    Args:
+        x: The field that is the sample, such as an array; several fields, as a vector of float32;
+            a function of a record; or a dictionary of these, for a model with several inputs.
+        y: The field with the label, an integer or one of ``classes``; a list of fields, as the
+            targets of a regression; or a function of a record.
+        classes: Names of the labels 0, 1, 2, ...; by default labels are integers.
+        batch_size: Samples in a batch; the last may have fewer.
+    """
+
+    def __init__(
+        self,
+        *,
+        x: Fields,
+        y: Field,
+        classes: Sequence[str] = (),
+        batch_size: int = 10,
+    ) -> None:
+        if batch_size < 1:
+            raise ConfigError(f"Invalid {batch_size=}. Must be at least 1.")
+        self.x, self.y, self.batch_size = x, y, batch_size
+        self.classes = tuple(classes)
+        self._labels = {name: label for label, name in enumerate(self.classes)}
+
+    @abstractmethod
+    def records(self, start: int) -> Iterator[Record]:
+        """The records from a row on."""
+
+    def read(self, place: Place | None = None) -> Iterator[tuple[tuple[Any, Any], Place]]:
+        """See :meth:`Reader.read`. The place is the number of the next row."""
+        row = read_place(place, "row")
+        samples: list[tuple[Any, Any]] = []
+        for record in self.records(row):
+            samples.append(self._sample(record, row))  # now: the record's file may be closed later
+            row += 1
+            if len(samples) == self.batch_size:
+                yield collate(samples), {"row": row}
+                samples = []
+        if samples:
+            yield collate(samples), {"row": row}
+
+    def _sample(self, record: Record, row: int) -> tuple[Any, Any]:
+        try:
+            if isinstance(self.x, Mapping):
+                x: Any = {name: _value(record, field) for name, field in self.x.items()}
+            else:
+                x = _value(record, self.x)
+            return x, self._label(record)
+        except KeyError as error:
+            raise DataError(
+                f"Row {row} has no field {error}. It has {', '.join(map(str, record))}."
+            ) from error
+        except (TypeError, ValueError) as error:
+            raise DataError(f"Row {row}: {error}") from error
+
+    def _label(self, record: Record) -> Any:
+        if not isinstance(self.y, str):
+            return _value(record, self.y)
+        given = record[self.y]
+        if self.classes:
+            if str(given) not in self._labels:
+                raise DataError(f"label {given!r}. Must be one of {', '.join(self.classes)}.")
+            return self._labels[str(given)]
+        label = int(given)
+        whole = isinstance(given, str) or label == given
+        if not whole or not 0 <= label < 2**63:
+            raise DataError(
+                f"label {given!r}. Must be an integer from 0 to 2**63 - 1. Give classes=[...] for "
+                f"names, and y=[{self.y!r}] for a regression."
+            )
+        return label
+
+
+class TableReader(RecordReader):
+    """Rows of a table in memory or in the cache of Hugging Face's ``datasets``.
+
+    Args:
+        table: A ``datasets.Dataset`` or a list of dictionaries: whatever has a length, and of which
+            a slice is a list of records or a dictionary of columns. Or a
+            ``datasets.IterableDataset``, which has ``skip`` instead.
+
+    The other arguments are those of :class:`RecordReader`.
+    """
+
+    def __init__(
+        self,
+        table: Any,
+        *,
+        x: Fields,
+        y: Field,
+        classes: Sequence[str] = (),
+        batch_size: int = 10,
+    ) -> None:
+        super().__init__(x=x, y=y, classes=classes, batch_size=batch_size)
+        if not hasattr(table, "__len__") and not hasattr(table, "skip"):
+            raise ConfigError(
+                f"Invalid table {type(table).__name__}. Must have a length and slices, or skip(n) "
+                "as an IterableDataset of Hugging Face."
+            )
+        self.table = table
+
+    def __length_hint__(self) -> int:
+        """Batches in all; 0 if the table has no length."""
+        return -(-len(self.table) // self.batch_size) if hasattr(self.table, "__len__") else 0
+
+    def records(self, start: int) -> Iterator[Record]:
+        """The rows from one on."""
+        if not hasattr(self.table, "__len__"):
+            yield from self.table.skip(start)
+            return
+        for first in range(start, len(self.table), CHUNK):
+            part = self.table[first : first + CHUNK]
+            if isinstance(part, Mapping):
+                for values in zip(*part.values(), strict=True):
+                    yield dict(zip(part, values, strict=True))
+            else:
+                yield from part
+
+
+class LoaderReader(Reader):
+    """The batches of a ``DataLoader``, in the same order in every pass.
+
+    If the loader has a data set with an index, samples before the place are not loaded. A random
+    order follows from the seed. What a data set draws itself is not under the seed.
+
+    Args:
+        loader: Gives pairs ``(x, y)``.
+        seed: Seed of the loader's random order.
+    """
+
+    def __init__(self, loader: DataLoader[Any], *, seed: int = 0) -> None:
+        self.loader = loader
+        self.seed = seed
+
+    def __length_hint__(self) -> int:
+        """Batches in all, 0 if the loader does not know."""
+        try:
+            return len(self.loader)
+        except TypeError:
+            return 0
+
+    def read(self, place: Place | None = None) -> Iterator[tuple[tuple[Any, Any], Place]]:
+        """See :meth:`Reader.read`. The place is the number of the next batch."""
+        start = read_place(place, "batch")
+        loader = self.loader
+        if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
+            pairs: Iterator[Any] = itertools.islice(loader, start, None)
+        else:
+            rest = DataLoader(
+                loader.dataset,
+                batch_sampler=self._order(loader)[start:],
+                collate_fn=loader.collate_fn,
+                num_workers=loader.num_workers,
+                pin_memory=loader.pin_memory,
+                worker_init_fn=loader.worker_init_fn,
+                generator=torch.Generator().manual_seed(self.seed),
+            )
+            pairs = iter(rest)
+        for batch, (x, y) in enumerate(pairs, start=start):
+            yield (x, y), {"batch": batch + 1}
+
+    def _order(self, loader: DataLoader[Any]) -> list[list[int]]:
+        """The indices of each batch; no generator is changed."""
+        own = loader.generator
+        before = None if own is None else own.get_state()
+        try:
+            with torch.random.fork_rng(devices=[]):  # what a sampler without a generator uses
+                torch.manual_seed(self.seed)
+                if own is not None:
+                    own.manual_seed(self.seed)
+                assert loader.batch_sampler is not None
+                return [list(batch) for batch in loader.batch_sampler]
+        finally:
+            if own is not None and before is not None:
+                own.set_state(before)
+
+
+def collate(samples: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
+    """Samples as one batch.
+
+    Raises:
+        InputError: They have different shapes.
+    """
+    try:
+        x, y = default_collate(list(samples))
+    except (RuntimeError, TypeError, ValueError) as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"Samples cannot be put in a batch: {reason}. {PADDING}") from error
+    return x, y
+
+
+def optional(purpose: str, module: str, package: str) -> Any:
+    """An optional module; an error with the command that installs its package if it is missing."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingPackageError(f"{purpose} needs {package}: pip install {package}") from error
+
+
+def read_place(place: Place | None, name: str) -> int:
+    """The number in a place that has one."""
+    if place is None:
+        return 0
+    if set(place) != {name} or not isinstance(place[name], int) or place[name] < 0:
+        raise CheckpointError(f"Invalid place {dict(place)}. Must be {name}, 0 or more.")
+    return place[name]
+
+
+def _value(record: Record, field: Field) -> Any:
+    """A field of a record as an array, or several as a vector."""
+    if callable(field):
+        return field(record)
+    if not isinstance(field, str):
+        return np.array([float(record[name]) for name in field], dtype=np.float32)
+    value = record[field]
+    if isinstance(value, torch.Tensor):
+        return value
+    if isinstance(value, (str, int, float)):  # of one number a vector too
+        return np.array([float(value)], dtype=np.float32)
+    try:
+        array = np.asarray(value)
+    except ValueError:  # lists of different lengths
+        array = np.empty(0, dtype=object)
+    if array.dtype.kind not in "buif":
+        raise DataError(f"field {field!r} holds no numbers, or lists of several lengths. {PADDING}")
+    wide = array.dtype == np.float64 and not isinstance(value, np.ndarray)  # Python has one float
+    return array.astype(np.float32) if wide else array
