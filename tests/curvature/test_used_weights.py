@@ -70,6 +70,19 @@ class Shifted(nn.Embedding):
         return super().forward(mask.cumsum(1) + 1)
 
 
+class Conv1D(nn.Module):
+    """A linear layer as GPT-2 has it in transformers."""
+
+    def __init__(self, outputs: int, inputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(inputs, outputs))
+        self.bias = nn.Parameter(torch.randn(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = torch.addmm(self.bias, x.view(-1, x.shape[-1]), self.weight)
+        return flat.view(*x.shape[:-1], -1)
+
+
 class Net(nn.Module):
     """A module whose forward pass is a function of itself and the inputs."""
 
@@ -203,6 +216,7 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
     "other stride": (lambda: after(OtherStride(2, 3, 3), 9), images),
     "same by name": (lambda: after(Same(2, 3, 4), 15), lines),
     "linear with its own forward": (lambda: after(Scaled(4, 3), 9), sequences),
+    "weight of inputs and outputs": (lambda: after(Conv1D(3, 4), 9), sequences),
     "transposed": (
         lambda: after(nn.ConvTranspose2d(2, 3, 3, stride=2, padding=1, output_padding=1), 240),
         images,

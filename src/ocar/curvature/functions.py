@@ -22,7 +22,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from ocar import accel
-from ocar.curvature.layers import AddedLayer, EmbeddingLayer, Layer, MatrixLayer, Use
+from ocar.curvature.layers import AddedLayer, EmbeddingLayer, Layer, MatrixLayer, ReversedLayer, Use
 
 Emit = Callable[[str, Tensor, Tensor, Use], None]
 """Takes the name of a layer, an input, the output, and how the weight was used."""
@@ -31,6 +31,7 @@ _CONVOLVED = ("input", "weight", "bias", "stride", "padding", "dilation", "group
 _TRANSPOSED = ("input", "weight", "bias", "stride", "padding", "output_padding", "groups")
 _ARGUMENTS: dict[Any, tuple[str, ...]] = {
     functional.linear: ("input", "weight", "bias"),
+    torch.addmm: ("bias", "input", "weight"),
     functional.conv1d: _CONVOLVED,
     functional.conv2d: _CONVOLVED,
     functional.conv_transpose1d: (*_TRANSPOSED, "dilation"),
@@ -114,7 +115,7 @@ class Functions(TorchFunctionMode):
         given = {**dict(zip(_ARGUMENTS.get(func, ()), args, strict=False)), **kwargs}
         for own in found:
             if func in _ARGUMENTS and own.tensor is given.get("weight"):
-                self._see_product(own, given, result)
+                self._see_product(own, func, given, result)
             elif func in _SPLITS and own.rows is None and own.indices is None:
                 self._see_split(own, result)
             else:
@@ -130,10 +131,14 @@ class Functions(TorchFunctionMode):
         finally:
             self._samples = before
 
-    def _see_product(self, own: _Followed, given: Mapping[str, Any], result: Tensor) -> None:
+    def _see_product(
+        self, own: _Followed, func: Any, given: Mapping[str, Any], result: Tensor
+    ) -> None:
         """A weight was multiplied with an input."""
         layer, x = own.layer, given["input"]
         fits = own.indices is None and not isinstance(layer, AddedLayer)
+        fits &= isinstance(layer, ReversedLayer) == (func is torch.addmm)
+        fits &= given.get("alpha", 1) == given.get("beta", 1) == 1
         if isinstance(layer, MatrixLayer):
             bias = given.get("bias")
             used = None if bias is None else self._followed.get(id(bias))

@@ -329,6 +329,28 @@ class TransposedLayer(MatrixLayer):
         return t
 
 
+class ReversedLayer(MatrixLayer):
+    """A linear layer whose weight is ``(inputs, outputs)``: ``Conv1D`` of transformers."""
+
+    channels = 1
+
+    @property
+    def size(self) -> int:
+        """Inputs of an output, without the bias."""
+        return self.weight.shape[0]
+
+    @property
+    def d_out(self) -> int:
+        """Outputs."""
+        return self.weight.shape[1]
+
+    def _matrix(self, t: Tensor) -> Tensor:
+        return t.mT.unsqueeze(0)
+
+    def _from_matrix(self, matrix: Tensor) -> Tensor:
+        return matrix[0].mT.contiguous()
+
+
 class NormLayer(Layer):
     """A normalisation layer: a scale and a shift for each unit."""
 
@@ -542,6 +564,8 @@ def make_layers(name: str, module: nn.Module) -> list[Layer]:
         return [layer]
     prefix = f"{name}." if name else ""
     own = {key: p for key, p in module._parameters.items() if p is not None and p.requires_grad}
+    if type(module).__name__ == "Conv1D" and "weight" in own and own["weight"].dim() == 2:
+        return [ReversedLayer(name, module, by_function=True)]
     if isinstance(module, nn.MultiheadAttention):
         # The weights of separate projections share one bias, which keeps its gradient.
         return [

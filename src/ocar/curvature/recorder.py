@@ -18,7 +18,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ocar import accel
 from ocar.curvature.functions import Functions
-from ocar.curvature.layers import AddedLayer, Layer, Use
+from ocar.curvature.layers import AddedLayer, Layer, MatrixLayer, Use
 from ocar.errors import ModelError
 
 
@@ -50,7 +50,7 @@ class Recorder:
         self.layers = layers
         self.model = model
         self.records: dict[str, list[Record]] = {}
-        self._by_function = {name: own for name, own in layers.items() if own.by_function}
+        self._followed = _followed(layers)
         self._functions: Functions | None = None
         self._context = ExitStack()
 
@@ -59,13 +59,11 @@ class Recorder:
         self.clear()
         self._context.enter_context(accel.batched_backward(self.model))
         for name, layer in self.layers.items():
-            for module in [] if layer.by_function else layer.modules:
+            for module in [] if name in self._followed else layer.modules:
                 handle = module.register_forward_hook(partial(self._record_call, name))
                 self._context.callback(handle.remove)
-        if self._by_function:
-            self._functions = Functions(
-                self._by_function, emit=self._record, retract=self._drop_last
-            )
+        if self._followed:
+            self._functions = Functions(self._followed, emit=self._record, retract=self._drop_last)
             self._context.enter_context(self._functions)
         return self
 
@@ -99,12 +97,11 @@ class Recorder:
         self.records.clear()
 
     def complete(self, samples: int) -> dict[str, list[Record]]:
-        """The records of the layers whose uses are all known for each of the samples."""
+        """The records of the layers whose uses are known for each of the samples."""
         return {
             name: records
             for name, records in self.records.items()
-            if not isinstance(self.layers[name], AddedLayer)
-            or all(len(one.x) % samples == 0 for one in records)
+            if not _is_for_all(self.layers[name], records, samples)
         }
 
     def pull_back(
@@ -131,6 +128,26 @@ class Recorder:
                     f"or leave the layer out with exclude=[{name!r}]."
                 )
         return found
+
+
+def _is_for_all(layer: Layer, records: Sequence[Record], samples: int) -> bool:
+    """Whether a layer does not know the samples, such as one that computes positions."""
+    rows = [len(one.x) for one in records if not one.use.time_first]
+    if isinstance(layer, AddedLayer):
+        return any(row % samples for row in rows)
+    return samples > 1 and rows == [1]
+
+
+def _followed(layers: Mapping[str, Layer]) -> dict[str, Layer]:
+    """The layers that are recorded by function: if there are any, all linear layers too.
+
+    Another module may use the weight of a linear layer without calling it.
+    """
+    found = {name: own for name, own in layers.items() if own.by_function}
+    if not found:
+        return {}
+    linear = {n: own for n, own in layers.items() if isinstance(own, MatrixLayer) and own.is_linear}
+    return found | linear
 
 
 def pull_back(
