@@ -4,7 +4,7 @@
 
 needs timm and transformers. No weight is loaded and, where an architecture allows it, none is made:
 a forward pass on PyTorch's meta device shows which weights are used and how. The result goes to
-``results/model-zoo.json``; the documentation lists it.
+``results/model-zoo/shares.json``; the documentation lists it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from ocar.curvature.table import share
 from ocar.models import make_model
 from ocar_lab.runs.provenance import describe_process
 
-RESULT = Path("results/model-zoo.json")
+RESULT = Path("results/model-zoo/shares.json")
 SAMPLES = 2
 
 OWN = ("slim-resnet18", "resnet18", "mlp")
@@ -158,14 +158,12 @@ def main() -> None:
     for library, name, make in cases():
         rows.append({"library": library, "name": name, **measure(make)})
         print(f"{library:<14}{name:<32}{100 * rows[-1]['share']:6.1f} %", flush=True)
-    libraries = {
-        name: importlib.import_module(name).__version__ for name in ("timm", "transformers")
-    }
-    process = describe_process()
-    result = {"command": "python experiments/model_zoo.py", "process": process}
-    RESULT.write_text(
-        json.dumps({**result, "libraries": libraries, "models": rows}, indent=1) + "\n"
-    )
+    made = describe_process(torch.device("cpu"))
+    for name in ("timm", "transformers"):
+        made["versions"][name] = importlib.import_module(name).__version__
+    made["command"] = ["python", "experiments/model_zoo.py"]
+    RESULT.parent.mkdir(exist_ok=True)
+    RESULT.write_text(json.dumps({**made, "models": rows}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
