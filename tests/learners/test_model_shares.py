@@ -28,7 +28,7 @@ def test_nearly_all_parameters_of_known_families_have_curvature(family: str) -> 
 
 @pytest.mark.parametrize("case", CASES, ids="-".join)
 def test_the_stored_share_is_measured_again(case: tuple[str, str]) -> None:
-    library, name = case
+    library, _ = case
     if library != "ocar":
         pytest.importorskip(library)
     stored = next(row for row in STORED if (row["library"], row["name"]) == case)
