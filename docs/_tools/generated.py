@@ -11,7 +11,7 @@ from pathlib import Path
 
 from bench_pages import bench_tables, read_bench, targets
 from method_pages import method_page, methods_index, slug
-from model_pages import model_zoo_table
+from model_pages import model_shares_table, model_zoo_table
 from options import command_line
 from reliability_pages import fuzz_table, hostile_streams_table, long_streams_table, presets_table
 from result_pages import (
@@ -48,6 +48,7 @@ def write_generated(docs: Path) -> None:
             "fuzz.md": fuzz_table(),
             "long-streams.md": long_streams_table(),
             "method-files.md": method_files(),
+            "model-shares.md": model_shares_table(),
             "model-zoo.md": model_zoo_table(),
             "operations.md": operations_table(),
             "pictures.md": pictures_table(),

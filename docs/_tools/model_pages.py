@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from tables import table
 
-ZOO = Path(__file__).resolve().parents[2] / "tests" / "learners"
+ROOT = Path(__file__).resolve().parents[2]
+ZOO = ROOT / "tests" / "learners"
 
 
 def model_zoo_table() -> str:
@@ -34,3 +36,21 @@ def _settings(settings: Any) -> str:
 
 def _outcome(said: str) -> str:
     return said if said == "learns" else f"refused: “{said} …”"
+
+
+def model_shares_table() -> str:
+    """One row an architecture: its numbers, and the share of them that has curvature."""
+    stored = json.loads((ROOT / "results" / "model-zoo" / "shares.json").read_text())
+    rows = [
+        [
+            f"`{row['name']}`",
+            f"{row['numbers'] / 1e6:.1f}",
+            f"{100 * row['share']:.1f}",
+            row["library"],
+            ", ".join(row["without"]),
+        ]
+        for row in stored["models"]
+    ]
+    head = ["architecture", "million numbers", "share in %", "library", "no curvature"]
+    versions = ", ".join(f"{n} {stored['versions'][n]}" for n in ("torch", "timm", "transformers"))
+    return f"{table(head, rows, numbers=2)}\nMade with {versions}.\n"

@@ -320,6 +320,14 @@ class Learner(Saved):
             keep=self._undo.keep if sure or self.settings.remembers_first else None,
         )
 
+    @synchronized
+    def curvature_table(self) -> str:
+        """Which parameters have which curvature, and their share, as a table to print.
+
+        A first batch may show that a weight is used in a way that has no curvature.
+        """
+        return self.transform.curvature_table(self.model)
+
     # Predicting
 
     @synchronized

@@ -22,13 +22,15 @@ class Mixture(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(2, 3, 2)
-        self.up = nn.ConvTranspose2d(3, 2, 2)
+        self.up = nn.ConvTranspose3d(3, 2, (1, 2, 2))
         self.norm = nn.BatchNorm2d(2)
         self.scale = Scale()
         self.head = nn.Linear(18, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.scale(self.norm(self.up(self.conv(x)))).flatten(1))
+        return self.head(
+            self.scale(self.norm(self.up(self.conv(x).unsqueeze(2)).squeeze(2))).flatten(1)
+        )
 
 
 class Scale(nn.Module):
@@ -46,7 +48,7 @@ def test_layers_of_other_kinds_keep_their_gradient_and_one_warning_names_them():
         kfac = make(model)
     assert [str(w.message) for w in caught] == [
         "No curvature for 2 layer(s), which keep their plain gradient: "
-        "up (ConvTranspose2d), scale (Scale)."
+        "up (ConvTranspose3d), scale (Scale)."
     ]
     observe(kfac, x)  # no second warning: it would be an error
     assert_factors(kfac, reference.kronecker_factors(model, x, ["conv", "head"]))
@@ -68,23 +70,21 @@ def test_excluded_layers_keep_their_gradient_without_a_warning():
     assert torch.equal(model.conv.bias.grad, plain["conv.bias"])
 
 
-class Attention(nn.Module):
-    """MultiheadAttention uses the weights of its ``out_proj`` without calling it."""
+class NeverCalled(nn.Module):
+    """A layer that is there and not called."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.attention = nn.MultiheadAttention(4, 2, batch_first=True)
-        self.head = nn.Linear(4, 3)
+        self.head, self.spare = nn.Linear(4, 3), nn.Conv1d(2, 2, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.attention(x, x, x, need_weights=False)[0].mean(1))
+        return self.head(x)
 
 
 def test_layers_that_are_never_called_keep_their_gradient_and_are_named():
-    model, x = Attention(), torch.randn(4, 3, 4)
-    with pytest.warns(UserWarning, match=r"1 layer\(s\).*: attention \(MultiheadAttention\)\."):
-        kfac = make(model)
-    with pytest.warns(UserWarning, match=r"1 layer\(s\).*: attention\.out_proj \(.*Linear\)\."):
+    model, x = NeverCalled(), torch.randn(4, 4)
+    kfac = make(model)
+    with pytest.warns(UserWarning, match=r"1 layer\(s\).*: spare \(Conv1d\)\."):
         observe(kfac, x)
     observe(kfac, x)  # no second warning
     plain = set_gradients(model)

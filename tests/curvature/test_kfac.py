@@ -251,7 +251,11 @@ def test_layers_without_gradient_or_curvature_are_left_alone():
         ({"weighting": "a"}, "Invalid weighting='a'. Must be one of 'gradients', 'both'."),
         ({"sharing": "a"}, "Invalid sharing='a'. Must be one of 'expand', 'reduce'."),
         ({"head": "x"}, "Invalid head='x'. Must be the name of a layer: 0, 2."),
-        ({"exclude": ["x", "y"]}, "Invalid exclude: the model has no layer x, y."),
+        (
+            {"exclude": ["x", "0", "y*"]},
+            "Invalid exclude: no parameter, module or class of modules of Sequential matches 'x', "
+            "'y*'. Its modules: 0, 1, 2.",
+        ),
     ],
 )
 def test_options_out_of_range_are_refused(options, text):
@@ -264,8 +268,8 @@ def test_models_without_anything_to_do_are_refused():
     with pytest.raises(ModelError) as caught:
         KFAC(nn.Sequential(nn.BatchNorm1d(3)), damping=0.1, ema=0.1)
     assert str(caught.value) == (
-        "Sequential has no trainable Linear, Conv1d, Conv2d or Embedding layer to take the "
-        "curvature of."
+        "Sequential has no trainable Linear, convolution, MultiheadAttention or Embedding layer to "
+        "take the curvature of, or exclude and include leave none."
     )
     with pytest.raises(ModelError) as caught:
         KFAC(mlp().requires_grad_(False), damping=0.1, ema=0.1)
@@ -289,6 +293,7 @@ def test_the_representation_shows_every_setting():
     kfac = KFAC(mlp(), damping=0.1, ema=0.2, fisher="top(3)", head="2")
     assert repr(kfac) == (
         "KFAC(Sequential, damping=0.1, ema=0.2, fisher='top(3)', likelihood='categorical', "
-        "variance=1.0, head='2', track_norms=False, seed=0, weighting='gradients', "
-        "sharing='expand', norm_layers=False, exclude=(), max_cost=1.5, damping_kind='factored')"
+        "variance=1.0, head='2', exclude=(), include=(), track_norms=False, seed=0, "
+        "weighting='gradients', sharing='expand', norm_layers=False, max_cost=1.5, "
+        "damping_kind='factored')"
     )

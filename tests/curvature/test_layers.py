@@ -14,7 +14,13 @@ from torch.testing import assert_close
 
 from ocar.curvature.blocks import Seen
 from ocar.curvature.kfac import KroneckerBlocks
-from ocar.curvature.layers import EmbeddingLayer, MatrixLayer, NormLayer, make_layer
+from ocar.curvature.layers import (
+    EmbeddingLayer,
+    MatrixLayer,
+    NormLayer,
+    TransposedLayer,
+    make_layer,
+)
 from ocar.errors import ModelError
 
 SHARING = st.sampled_from(["expand", "reduce"])
@@ -191,7 +197,7 @@ def test_half_precision_becomes_single():
         (nn.Embedding(2, 2), EmbeddingLayer),
         (nn.Embedding(2, 2, sparse=True), None),
         (nn.Conv3d(2, 2, 1), None),
-        (nn.ConvTranspose2d(2, 2, 1), None),
+        (nn.ConvTranspose2d(2, 2, 1), TransposedLayer),
         (nn.LayerNorm(2, elementwise_affine=False), None),
         (nn.ReLU(), None),
         (nn.Linear(2, 2).requires_grad_(False), None),

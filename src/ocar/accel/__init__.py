@@ -24,7 +24,12 @@ in parallel inside a recording.
 """
 
 from ocar.accel import kronecker_host, kronecker_triton
-from ocar.accel.backward import Backward, batched_backward, start_backward_thread
+from ocar.accel.backward import (
+    Backward,
+    batched_backward,
+    start_backward_thread,
+    without_warnings_of_batching,
+)
 from ocar.accel.buffer import FactorBuffer, Pair
 from ocar.accel.convolution import inputs_only
 from ocar.accel.devices import adam, choose_device, gpu_name, has_gpu, many_images, own_stream
@@ -45,7 +50,7 @@ from ocar.accel.layout import (
 from ocar.accel.networks import register_resnet
 from ocar.accel.norm import norm_act
 from ocar.accel.operation import OPERATIONS, Operation, known
-from ocar.accel.patches import patches
+from ocar.accel.patches import Geometry, patches, transposed_patches
 from ocar.accel.prediction import RepeatedPrediction, repeated_prediction
 from ocar.accel.rows import RowRecorder, Rows
 from ocar.accel.snapshot import COUNTS, Snapshot, Tensors, Verdict, commit_or_rollback, snapshot
@@ -60,6 +65,7 @@ __all__ = [
     "Backward",
     "FactorBuffer",
     "Fence",
+    "Geometry",
     "Graph",
     "Operation",
     "OwnDraws",
@@ -105,7 +111,9 @@ __all__ = [
     "snapshot",
     "split_inputs",
     "start_backward_thread",
+    "transposed_patches",
     "weight_gradients",
     "weight_matrix",
+    "without_warnings_of_batching",
     "write_rows",
 ]

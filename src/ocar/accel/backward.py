@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -67,3 +68,18 @@ def start_backward_thread(like: Tensor) -> None:
 def _start(device: torch.device) -> None:
     with torch.enable_grad():
         torch.ones((), device=device, requires_grad=True).exp().backward()
+
+
+@contextmanager
+def without_warnings_of_batching() -> Iterator[None]:
+    """PyTorch does not warn that it takes the columns of an operation one by one.
+
+    Attention has no batched backward pass. Nobody can do anything about it, and it costs little:
+    there are few columns.
+    """
+    functorch: Any = torch._C._functorch
+    functorch._set_vmap_fallback_warning_enabled(False)
+    try:
+        yield
+    finally:
+        functorch._set_vmap_fallback_warning_enabled(True)

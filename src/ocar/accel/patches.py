@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +13,25 @@ from torch.nn import functional
 from ocar.accel.layout import has_square_kernel, is_channels_last, is_dense, laid_out
 from ocar.accel.operation import has_triton, launch, operation
 
-Convolution = nn.Conv1d | nn.Conv2d
+
+@dataclass(frozen=True, eq=False)
+class Geometry:
+    """How one call convolved; it may differ from what the layer's attributes say."""
+
+    weight: Tensor
+    stride: tuple[int, ...]
+    padding: tuple[int, ...] | str  # zeros on both sides, "same" or "valid"
+    dilation: tuple[int, ...]
+    groups: int
+    output_padding: tuple[int, ...] = ()  # of a transposed convolution
+
+    @property
+    def kernel_size(self) -> tuple[int, ...]:
+        """The sides of the kernel."""
+        return tuple(self.weight.shape[2:])
+
+
+Convolution = nn.Conv1d | nn.Conv2d | Geometry
 
 _PATCHES = 512  # patches that a program writes, for images that are channels first
 _BLOCK, _CHANNELS = 32, 16  # patches and channels that a program writes, for channels last
@@ -41,10 +61,55 @@ def patches(x: Tensor, conv: Convolution) -> Tensor:
 
 def _padded(x: Tensor, conv: Convolution) -> Tensor:
     """The padded input in two dimensions."""
-    if any(conv._reversed_padding_repeated_twice):
+    if isinstance(conv, Geometry):
+        sides, mode = _zeros(conv), "constant"
+    else:
+        sides = conv._reversed_padding_repeated_twice
         mode = "constant" if conv.padding_mode == "zeros" else conv.padding_mode
-        x = functional.pad(x, conv._reversed_padding_repeated_twice, mode=mode)
-    return x if isinstance(conv, nn.Conv2d) else x.unsqueeze(2)
+    if any(sides):
+        x = functional.pad(x, sides, mode=mode)
+    return x if x.dim() == 4 else x.unsqueeze(2)
+
+
+def _zeros(conv: Geometry) -> list[int]:
+    """The zeros around an input in the order of ``functional.pad``: the last dimension first."""
+    if isinstance(conv.padding, tuple):
+        return [zeros for zeros in reversed(conv.padding) for _ in range(2)]
+    if conv.padding == "same":  # an odd zero comes last
+        spans = [d * (k - 1) for d, k in zip(conv.dilation, conv.kernel_size, strict=True)]
+        return [zeros for span in reversed(spans) for zeros in (span // 2, span - span // 2)]
+    return []
+
+
+def transposed_patches(x: Tensor, conv: Geometry) -> Tensor:
+    """What a transposed convolution multiplies its kernels with for each output location.
+
+    It is a convolution of the input with zeros between the pixels, by the flipped kernel.
+
+    Args:
+        x: Input of the layer, ``(n, channels, [height,] width)``.
+        conv: How it convolved; the weight is ``(channels, outputs / groups, *kernel)``.
+
+    Returns:
+        Shape ``(n, groups, d_in, L)``. Its inputs have the order (channel, kernel).
+    """
+    stride = conv.stride
+    wide = [(size - 1) * step + 1 for size, step in zip(x.shape[2:], stride, strict=True)]
+    spread = x.new_zeros(*x.shape[:2], *wide)
+    spread[:, :, *(slice(None, None, step) for step in stride)] = x
+    assert not isinstance(conv.padding, str)
+    before = [
+        d * (k - 1) - p
+        for d, k, p in zip(conv.dilation, conv.kernel_size, conv.padding, strict=True)
+    ]
+    after = [zeros + more for zeros, more in zip(before, conv.output_padding, strict=True)]
+    sides = zip(reversed(before), reversed(after), strict=True)
+    padded = functional.pad(spread, [zeros for side in sides for zeros in side])
+    padded = padded if padded.dim() == 4 else padded.unsqueeze(2)
+    one = Geometry(conv.weight, (1,) * len(stride), "valid", conv.dilation, conv.groups)
+    windows = _windows(padded, one).flip(1, 2)
+    rows = windows.reshape(conv.groups, -1, x.shape[0], math.prod(windows.shape[-2:]))
+    return rows.permute(2, 0, 1, 3)
 
 
 def _windows(x: Tensor, conv: Convolution) -> Tensor:
@@ -53,7 +118,7 @@ def _windows(x: Tensor, conv: Convolution) -> Tensor:
     With the samples behind the channels one copy gives the rows of a product, all samples and
     locations in a row; ``functional.unfold`` would copy sample by sample.
     """
-    sizes = (conv.kernel_size, conv.stride, conv.dilation)
+    sizes: Sequence[tuple[int, ...]] = (conv.kernel_size, conv.stride, conv.dilation)
     kernel, stride, dilation = ((1, *size)[-2:] for size in sizes)
     counts = [
         (length - d * (k - 1) - 1) // s + 1
@@ -85,6 +150,7 @@ def _fits(x: Tensor, conv: Convolution) -> bool:
 def _patches_by_kernel(x: Tensor, conv: Convolution) -> Tensor:
     from ocar.accel.triton import patches as kernels
 
+    assert isinstance(conv, nn.Conv2d)
     assert isinstance(conv.padding, tuple)
     if conv.kernel_size != (1, 1):  # for 1 × 1 both orders are one
         x = laid_out(x, like=conv.weight)

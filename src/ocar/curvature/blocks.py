@@ -26,7 +26,7 @@ from torch.nn import functional
 
 from ocar import accel
 from ocar.accel import linalg
-from ocar.curvature.layers import EmbeddingLayer, Layer, NormLayer
+from ocar.curvature.layers import ONCE, DiagonalLayer, Layer, MatrixLayer, NormLayer, Use
 
 Sharing = Literal["expand", "reduce"]
 
@@ -45,6 +45,30 @@ class Seen:
 
     weights: Tensor | None
     """Sample weights for the input side, ``(n,)``; None for equal ones."""
+
+    use: Use = ONCE
+    """How the layer used its weight."""
+
+    others: tuple[Seen, ...] = ()
+    """The other uses, if there were several."""
+
+    @property
+    def uses(self) -> tuple[Seen, ...]:
+        """All uses."""
+        return self, *self.others
+
+    def inputs(self, layer: MatrixLayer) -> Tensor:
+        """What the weights of a layer were multiplied with, ``(n, groups, d_in, L)``."""
+        return _joined([layer.inputs(one.x, one.use) for one in self.uses])
+
+    def gradients(self, layer: MatrixLayer) -> Tensor:
+        """The output gradients of a layer, ``(columns, n, own groups, d_out, L)``."""
+        return _joined([layer.gradients(one.g, one.use) for one in self.uses])
+
+
+def _joined(parts: list[Tensor]) -> Tensor:
+    """The locations of all parts, the last dimension."""
+    return parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +92,9 @@ class Blocks(ABC, Generic[L]):
         buffer: The statistics, named ``layer.statistic``.
         ready: The layers that have an estimate.
     """
+
+    about: ClassVar[str]
+    """What they are, in two or three words."""
 
     stored: ClassVar[tuple[str, ...]] = ()
     """Statistics that are not estimated but set by :meth:`refresh`, and saved with the others."""
@@ -290,10 +317,13 @@ def _tensors_in(thing: object) -> Iterator[Tensor]:
 class UnitBlocks(Blocks[NormLayer]):
     """A small matrix for each unit of a normalisation layer: its scale and its shift."""
 
+    about = "block a unit"
+
     def estimate(self, seen: Mapping[str, Seen]) -> None:
         """1/n Σ_c Σ_n s sᵀ for each unit, s the score of its trainable parameters."""
         for name, own in seen.items():
-            s = self.layers[name].scores(own.x, own.g)
+            scores = [self.layers[name].scores(one.x, one.g) for one in own.uses]
+            s = torch.stack(scores).sum(0) if len(scores) > 1 else scores[0]
             moment = torch.einsum("cnui,cnuj->uij", s, s) / s.shape[1]
             self.buffer.estimate(f"{name}.F").copy_(moment)
 
@@ -318,13 +348,16 @@ class UnitBlocks(Blocks[NormLayer]):
         return (values + damping).flatten().sort().values
 
 
-class DiagonalBlocks(Blocks[EmbeddingLayer]):
-    """One number for each weight of an embedding."""
+class DiagonalBlocks(Blocks[DiagonalLayer]):
+    """One number for each weight, of embeddings and of what is added to all samples."""
+
+    about = "diagonal"
 
     def estimate(self, seen: Mapping[str, Seen]) -> None:
         """The diagonal of the Fisher."""
         for name, own in seen.items():
-            self.buffer.estimate(f"{name}.F").copy_(self.layers[name].diagonal(own.x, own.g))
+            called = [(one.x, one.g) for one in own.uses]
+            self.buffer.estimate(f"{name}.F").copy_(self.layers[name].diagonal_of(called))
 
     def prepare(self, damping: Tensor | float) -> Tensor:
         """Nothing is derived but the damped averages."""
@@ -333,11 +366,11 @@ class DiagonalBlocks(Blocks[EmbeddingLayer]):
     def precondition_(self) -> None:
         """Divide each gradient by its number."""
         for name in self.ready:
-            grad = self.layers[name].module.weight.grad
+            grad = self.layers[name].weight.grad
             if grad is not None:
                 damped = self.buffer.view(self.buffer.derived["damped"], f"{name}.F")
                 grad.div_(damped.to(grad.dtype))
 
-    def eigenvalues(self, layer: EmbeddingLayer, damping: float) -> Tensor:
+    def eigenvalues(self, layer: DiagonalLayer, damping: float) -> Tensor:
         """The damped diagonal."""
         return (self.buffer.average(f"{layer.name}.F") + damping).flatten().sort().values

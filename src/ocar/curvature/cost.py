@@ -17,7 +17,6 @@ different parts is left out.
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -63,12 +62,12 @@ class LayerCost:
     @property
     def inputs(self) -> int:
         """Inputs of an output in a group of the module, without the bias."""
-        return math.prod(self.layer.module.weight.shape[1:])
+        return self.layer.size
 
     @property
     def gradients(self) -> int:
         """Operations of the forward and backward passes."""
-        return 6 * self.passes * self.rows * self.layer.module.weight.numel()
+        return 6 * self.passes * self.rows * self.layer.weight.numel()
 
     def curvature(self, parts: int) -> int:
         """Operations of the curvature with so many parts."""
@@ -81,9 +80,9 @@ class LayerCost:
 
     def next_parts(self, parts: int) -> int | None:
         """The next larger number of parts; None if there is none that costs less."""
-        if self.inputs <= WIDE or self.layer.own_groups > 1:
+        channels = self.layer.channels
+        if self.inputs <= WIDE or channels == 1:
             return None
-        channels = self.layer.module.weight.shape[1]
         for more in range(parts + 1, self.inputs // SMALLEST + 1):
             if channels % more == 0 and self.curvature(more) < self.curvature(parts):
                 return more

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import wraps
@@ -35,6 +35,8 @@ from ocar.curvature.blocks import Blocks, Seen, layer_of
 from ocar.curvature.cost import Work
 from ocar.curvature.fisher import Categorical, FisherRoot, Gaussian, Likelihood, parse_root
 from ocar.curvature.recorder import Recorder
+from ocar.curvature.selection import Patterns, Selection, as_names
+from ocar.curvature.table import table
 from ocar.errors import CheckpointError, ConfigError, InputError, ModelError, NumericalError
 from ocar.models.modes import is_compiled
 from ocar.rng import make_generator
@@ -108,6 +110,13 @@ class Curvature(ABC):
     head: str | None = None
     """Name of the layer that makes the outputs; by default the last linear layer."""
 
+    exclude: Patterns = ()
+    """Parameters that keep their plain gradient: names of parameters or modules, with ``*`` for
+    anything, or classes of modules; see :mod:`ocar.curvature.selection`."""
+
+    include: Patterns = ()
+    """The only parameters that may have curvature, in the same form; by default all."""
+
     track_norms: bool = False
     """Keep the ratio of gradient norms in ``norm_ratio``."""
 
@@ -120,6 +129,7 @@ class Curvature(ABC):
         require_one_of("likelihood", self.likelihood, ("categorical", "gaussian"))
         valid = 0 < self.variance < float("inf")
         require("variance", self.variance, valid, "larger than 0")
+        self.exclude, self.include = as_names(self.exclude), as_names(self.include)
         self.root = parse_root(self.fisher)
         self.step = 0
         self.norm_ratio: Tensor | None = None
@@ -140,6 +150,7 @@ class Curvature(ABC):
                 "which its curvature is recorded. Give the model itself, before torch.compile."
             )
         self.device = trainable[0].device
+        self.selection = Selection(self.model, exclude=self.exclude, include=self.include)
         self.head = self._find_head()
         self.generator = make_generator(self.seed, "fisher", self.device)
         self.ok = torch.ones((), dtype=torch.bool, device=self.device)
@@ -147,6 +158,7 @@ class Curvature(ABC):
         self._recorder = Recorder({}, self.model)
         self._seen: dict[str, Seen] = {}
         self._batches = 0
+        self._unseen: Set[str] = set()  # layers that the last forward pass did not show
         self.blocks = self._make_blocks()
 
     def _require_model(self) -> None:
@@ -304,7 +316,7 @@ class Curvature(ABC):
         active: Tensor | None = None,
     ) -> None:
         """Estimate the curvature of a batch; see :meth:`update`. It must be renewed afterwards."""
-        if self._recorder.layers and not self._recorder.inputs:
+        if self._recorder.layers and not self._recorder.records:
             raise ModelError("No forward pass was recorded. Call the model inside record().")
         if outputs.dim() != 2:
             raise InputError(f"outputs must have shape (n, outputs); given {tuple(outputs.shape)}.")
@@ -404,6 +416,26 @@ class Curvature(ABC):
             for name, layer in block.layers.items()
             if name in block.ready
         }
+
+    def covered(self) -> dict[str, str]:
+        """The kind of curvature of each parameter that has one, by name.
+
+        Whether all uses of a weight are known is known after a first forward pass; before it, this
+        is the best case.
+        """
+        kinds = {
+            parameter: block.about
+            for block in self.blocks
+            for name, layer in block.layers.items()
+            if name not in self._unseen
+            for parameter in layer.parameters
+        }
+        return {name: kinds[p] for name, p in self.model.named_parameters() if p in kinds}
+
+    def table(self) -> str:
+        """Which parameters have which curvature, and their share; see :meth:`covered`."""
+        self._require_model()
+        return table(self.model, self.covered())
 
     def memory_usage(self) -> int:
         """Bytes of all statistics and inverses."""

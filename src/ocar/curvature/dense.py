@@ -15,6 +15,7 @@ from ocar.curvature.curvature import Curvature
 from ocar.curvature.fisher import FisherRoot, separate
 from ocar.curvature.layers import Layer
 from ocar.curvature.recorder import pull_back
+from ocar.curvature.selection import Selection, no_parameters
 from ocar.errors import CheckpointError, ModelError
 
 MAX_PARAMETERS = 20_000
@@ -22,7 +23,11 @@ MAX_PARAMETERS = 20_000
 
 
 class WholeModel(Layer):
-    """All trainable parameters of a model, as if they were one layer."""
+    """The trainable parameters of a model, as if they were one layer."""
+
+    def __init__(self, name: str, module: nn.Module, selection: Selection) -> None:
+        super().__init__(name, module)
+        self.selection = selection
 
     def __str__(self) -> str:
         return "the model"
@@ -30,7 +35,7 @@ class WholeModel(Layer):
     @property
     def parameters(self) -> list[nn.Parameter]:
         """The trainable parameters, in the order of the rows of the Fisher."""
-        return [p for p in self.module.parameters() if p.requires_grad]
+        return [p for p in self.module.parameters() if p in self.selection]
 
     @property
     def size(self) -> int:
@@ -44,6 +49,8 @@ class WholeModel(Layer):
 
 class DenseBlocks(Blocks[WholeModel]):
     """The Fisher of a whole model."""
+
+    about = "full Fisher"
 
     def estimate(self, seen: Mapping[str, Seen]) -> None:
         """1/n Σ s sᵀ with the scores s, ``(scores, parameters)``."""
@@ -95,7 +102,9 @@ class DenseFisher(Curvature):
     """Root of the Fisher, see :mod:`ocar.curvature.fisher`."""
 
     def _make_blocks(self) -> list[Blocks[Any]]:
-        self._whole = WholeModel("model", self.model)
+        self._whole = WholeModel("model", self.model, self.selection)
+        if not self._whole.size:
+            raise no_parameters(self.model)
         if self._whole.size > MAX_PARAMETERS:
             raise ModelError(
                 f"{type(self.model).__name__} has {self._whole.size:,} trainable parameters; the "

@@ -29,7 +29,7 @@ from ocar.accel import linalg
 from ocar.config import require
 from ocar.curvature.blocks import DiagonalBlocks, Seen, UnitBlocks
 from ocar.curvature.kfac import FactorBlocks, divide_in_basis_
-from ocar.curvature.layers import EmbeddingLayer, Layer, MatrixLayer, NormLayer
+from ocar.curvature.layers import DiagonalLayer, Layer, MatrixLayer, NormLayer
 from ocar.curvature.layerwise import LayerCurvature
 
 
@@ -43,6 +43,7 @@ class EigenBlocks(FactorBlocks):
         **others: Those of :class:`~ocar.curvature.blocks.Blocks`.
     """
 
+    about = "Kronecker eigenbasis"
     stored = ("UA", "UG")
 
     def __init__(self, *others: Any, every: int, **options: Any) -> None:
@@ -85,8 +86,8 @@ class EigenBlocks(FactorBlocks):
             layer, (u_a, u_g) = self.layers[name], self.basis(name)
             # The gradient of a sample is a sum over its locations, however A and G count them, and
             # its weight is in g.
-            a = u_a.mT @ layer.inputs(own.x).to(u_a.dtype)  # (n, groups, d_in, L)
-            g = u_g.mT @ layer.gradients(own.g).to(u_g.dtype)  # (columns, n, groups, d_out, L)
+            a = u_a.mT @ own.inputs(layer).to(u_a.dtype)  # (n, groups, d_in, L)
+            g = u_g.mT @ own.gradients(layer).to(u_g.dtype)  # (columns, n, groups, d_out, L)
             moments = (g @ a.mT).square().sum(0).mean(0)
             self.buffer.estimate(f"{name}.S").copy_(moments)
 
@@ -133,4 +134,4 @@ class EKFAC(LayerCurvature):
     def kinds(self) -> Mapping[type[Layer], Any]:
         """Second moments in the eigenbasis, small matrices, a diagonal."""
         eigen = partial(EigenBlocks, every=self.basis_every)
-        return {MatrixLayer: eigen, NormLayer: UnitBlocks, EmbeddingLayer: DiagonalBlocks}
+        return {MatrixLayer: eigen, NormLayer: UnitBlocks, DiagonalLayer: DiagonalBlocks}

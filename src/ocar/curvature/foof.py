@@ -25,6 +25,8 @@ from ocar.curvature.layerwise import LayerCurvature
 class InputBlocks(Blocks[MatrixLayer]):
     """A for linear layers and convolutions."""
 
+    about = "second moments of inputs"
+
     def statistics(self, layer: MatrixLayer) -> dict[str, tuple[int, ...]]:
         """A alone."""
         return {"A": layer.shapes()["A"]}
@@ -37,7 +39,7 @@ class InputBlocks(Blocks[MatrixLayer]):
 
     def _inputs(self, layer: MatrixLayer, own: Seen) -> Tensor:
         """The terms of A, ``(n, groups, d_in, L)``; L is 1 with ``"reduce"``."""
-        a = layer.inputs(own.x)
+        a = own.inputs(layer)
         a = a.mean(-1, keepdim=True) if self.sharing == "reduce" else a
         if own.weights is None:
             return a

@@ -23,12 +23,14 @@ from ocar.accel import linalg
 from ocar.config import require_one_of
 from ocar.curvature.blocks import Blocks, DiagonalBlocks, Seen, UnitBlocks
 from ocar.curvature.foof import InputBlocks
-from ocar.curvature.layers import EmbeddingLayer, Layer, MatrixLayer, NormLayer
+from ocar.curvature.layers import DiagonalLayer, Layer, MatrixLayer, NormLayer
 from ocar.curvature.layerwise import LayerCurvature
 
 
 class FactorBlocks(InputBlocks):
     """A as in FOOF, and G, for linear layers and convolutions."""
+
+    about = "Kronecker factors"
 
     def statistics(self, layer: MatrixLayer) -> dict[str, tuple[int, ...]]:
         """A and G."""
@@ -36,7 +38,7 @@ class FactorBlocks(InputBlocks):
 
     def estimate(self, seen: Mapping[str, Seen]) -> None:
         """G of a batch."""
-        gradients = [self.layers[name].gradients(own.g) for name, own in seen.items()]
+        gradients = [own.gradients(self.layers[name]) for name, own in seen.items()]
         if self.sharing == "reduce":
             gradients = [g.sum(-1, keepdim=True) for g in gradients]
         scales = [1 / (g.shape[1] * g.shape[-1]) for g in gradients]
@@ -64,7 +66,11 @@ class KroneckerBlocks(FactorBlocks):
     def allocate(self) -> None:
         """Make an empty buffer, and the tables of the operations on it."""
         super().allocate()
-        few = {n: own.module for n, own in self.layers.items() if own.is_linear or own.parts > 1}
+        few = {
+            name: layer.module
+            for name, layer in self.layers.items()
+            if (layer.is_linear or layer.parts > 1) and not layer.by_function
+        }
         self.rows = accel.RowRecorder(few)
         self._pairs = {
             name: accel.Pair(
@@ -206,5 +212,5 @@ class KFAC(LayerCurvature):
         return {
             MatrixLayer: KroneckerBlocks if factored else ExactKroneckerBlocks,
             NormLayer: UnitBlocks,
-            EmbeddingLayer: DiagonalBlocks,
+            DiagonalLayer: DiagonalBlocks,
         }

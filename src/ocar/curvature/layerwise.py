@@ -9,21 +9,23 @@ from __future__ import annotations
 import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ocar import accel
 from ocar.config import require, require_one_of
 from ocar.curvature.blocks import Blocks, Head, Seen, Sharing
 from ocar.curvature.cost import Work, find_parts, warn_split
 from ocar.curvature.curvature import Curvature
-from ocar.curvature.layers import NORM_LAYERS, Layer, MatrixLayer, make_layer
-from ocar.curvature.recorder import Recorder, reject_shared_parameters, warn_uncovered
-from ocar.errors import CheckpointError, ConfigError, ModelError
+from ocar.curvature.found import find_layers, kind_of, uncovered, warn_uncovered
+from ocar.curvature.layers import Layer, MatrixLayer, NormLayer
+from ocar.curvature.recorder import Recorder
+from ocar.curvature.selection import no_parameters
+from ocar.errors import CheckpointError, ModelError
 from ocar.structure import Inputs, call
 
 Weighting = Literal["gradients", "both"]
@@ -33,10 +35,11 @@ Weighting = Literal["gradients", "both"]
 class LayerCurvature(Curvature):
     """Curvature that is block-diagonal: each layer has a block.
 
-    Linear layers (with any leading dimensions) and 1-d and 2-d convolutions, embeddings, and on
-    request normalisation layers have curvature. Frozen parameters get nothing. Other layers keep
-    their gradient, and one warning names them. The head's G starts again when the number of active
-    outputs changes.
+    Linear layers (with any leading dimensions), 1-d and 2-d convolutions and transposed
+    convolutions, ``nn.MultiheadAttention``, embeddings, parameters ``(1, ...)`` that are added to
+    all samples, and on request normalisation layers have curvature. Frozen parameters get nothing.
+    Other layers keep their gradient, and one warning names them. The head's G starts again when the
+    number of active outputs changes.
     """
 
     weighting: Weighting = field(default="gradients", kw_only=True)
@@ -48,9 +51,6 @@ class LayerCurvature(Curvature):
 
     norm_layers: bool = field(default=False, kw_only=True)
     """Give normalisation layers one small block for each unit."""
-
-    exclude: Sequence[str] = field(default=(), kw_only=True)
-    """Names of layers that keep their plain gradient."""
 
     max_cost: float | None = field(default=1.5, kw_only=True)
     """Operations of the curvature that a learner allows, divided by those of its gradient steps. To
@@ -68,37 +68,24 @@ class LayerCurvature(Curvature):
         self._batched = True
         self._locations: dict[str, int] = {}
         super()._start()
-        modules = {name: layer.module for name, layer in self.layers.items()}
-        self._recorder = Recorder(modules, self.model)
+        self._recorder = Recorder(self.layers, self.model)
 
     @abstractmethod
     def kinds(self) -> Mapping[type[Layer], type[Blocks[Any]]]:
         """The blocks of each kind of layer; other layers keep their gradient."""
 
     def _find_layers(self) -> dict[str, Layer]:
-        modules = dict(self.model.named_modules())
-        unknown = [name for name in self.exclude if name not in modules]
-        if unknown:
-            raise ConfigError(f"Invalid exclude: the model has no layer {', '.join(unknown)}.")
-        layers: dict[str, Layer] = {}
-        uncovered: dict[str, nn.Module] = {}
-        for name, module in modules.items():
-            if name in self.exclude:
-                continue
-            layer = make_layer(name, module)
-            is_norm = isinstance(module, NORM_LAYERS)
-            covered = layer is not None and type(layer) in self.kinds()
-            if layer is not None and covered and (self.norm_layers or not is_norm):
-                layers[name] = layer
-            elif not is_norm and any(p.requires_grad for p in module.parameters(recurse=False)):
-                uncovered[name] = module
-        if not layers:
-            raise ModelError(
-                f"{type(self.model).__name__} has no trainable Linear, Conv1d, Conv2d or Embedding "
-                "layer to take the curvature of."
-            )
-        reject_shared_parameters({name: layer.module for name, layer in layers.items()})
-        warn_uncovered(uncovered, stacklevel=8)
+        kinds = tuple(self.kinds())
+        found = [
+            layer
+            for layer in find_layers(self.model, self.selection, head=self.head)
+            if isinstance(layer, kinds) and (self.norm_layers or not isinstance(layer, NormLayer))
+        ]
+        if not found:
+            raise no_parameters(self.model)
+        layers = {layer.name: layer for layer in found}
+        covered = {p for layer in found for p in layer.parameters}
+        warn_uncovered(uncovered(self.model, self.selection, covered), stacklevel=8)
         return layers
 
     def _make_blocks(self) -> list[Blocks[Any]]:
@@ -107,7 +94,7 @@ class LayerCurvature(Curvature):
         self.layers = self._find_layers()
         blocks = []
         for kind, make in self.kinds().items():
-            own = {name: layer for name, layer in self.layers.items() if type(layer) is kind}
+            own = {name: layer for name, layer in self.layers.items() if isinstance(layer, kind)}
             if own:
                 blocks.append(make(own, sharing=self.sharing, head=self._head))
         return blocks
@@ -119,13 +106,31 @@ class LayerCurvature(Curvature):
     def try_recording(self, x: Inputs) -> None:
         """See :meth:`Curvature.try_recording`."""
         with self.record() as recorder:
-            call(self.model, x)
-        for name, seen in recorder.inputs.items():
-            layer = self.layers[name]
-            by_sample, _ = layer.by_sample(seen, seen.unsqueeze(0), len(x))
-            if isinstance(layer, MatrixLayer):
-                self._locations[name] = layer.locations(by_sample)
+            outputs = call(self.model, x)
+        for name, seen in self._recorded(len(outputs)).items():
+            if isinstance(layer := self.layers[name], MatrixLayer):
+                self._locations[name] = sum(layer.locations(one.x, one.use) for one in seen.uses)
         recorder.clear()
+
+    def _recorded(
+        self,
+        samples: int,
+        gradients: Mapping[str, Sequence[Tensor]] | None = None,
+        weights: Tensor | None = None,
+    ) -> dict[str, Seen]:
+        """What each layer saw; without gradients only their inputs count."""
+        found = {}
+        for name, records in self._recorder.complete(samples).items():
+            if gradients is not None and name not in gradients:
+                continue
+            uses = []
+            for index, one in enumerate(records):
+                g = one.x.unsqueeze(0) if gradients is None else gradients[name][index]
+                x, g = self.layers[name].by_sample(one.x, g, samples, one.use)
+                uses.append(Seen(x, g, weights, one.use))
+            found[name] = replace(uses[0], others=tuple(uses[1:]))
+        self._unseen = self.layers.keys() - found.keys()
+        return found
 
     def _bound_cost(self, work: Work) -> None:
         """Split wide layers if the curvature would cost more than ``max_cost``."""
@@ -142,13 +147,9 @@ class LayerCurvature(Curvature):
         self, outputs: Tensor, columns: Tensor, weights: Tensor | None, active: Tensor | None
     ) -> dict[str, Seen]:
         """Pull the columns back; in parallel estimate what needs no gradients."""
-        inputs, samples = dict(self._recorder.inputs), outputs.shape[0]
+        samples = outputs.shape[0]
         input_weights = weights if self.weighting == "both" else None
-
-        def seen_by(name: str, g: Tensor) -> Seen:
-            return Seen(*self.layers[name].by_sample(inputs[name], g, samples), input_weights)
-
-        early = {name: seen_by(name, x.unsqueeze(0)) for name, x in inputs.items()}
+        early = self._recorded(samples, weights=input_weights)
 
         def estimate_inputs(block: Blocks[Any]) -> None:
             block.estimate_inputs({name: early[name] for name in block.layers if name in early})
@@ -162,12 +163,13 @@ class LayerCurvature(Curvature):
                 "The outputs do not come from the recorded forward pass. Give update() what the "
                 "model returned inside record()."
             )
+        seen = self._recorded(samples, gradients, input_weights)
         if not self._seen and not any(block.ready for block in self.blocks):
-            unused = {n: layer.module for n, layer in self.layers.items() if n not in gradients}
+            unused = {n: kind_of(own) for n, own in self.layers.items() if n not in seen}
             warn_uncovered(unused, stacklevel=6)
         self._recorder.clear()
         self._restart_head(active)
-        return {name: seen_by(name, g) for name, g in gradients.items()}
+        return seen
 
     def _restart_head(self, active: Tensor | None) -> None:
         """Count the active outputs; the head's G starts again if their number has changed."""
@@ -179,7 +181,7 @@ class LayerCurvature(Curvature):
                 block.restart_head(count != self._head.active)
             self._head.active.copy_(count)
 
-    def _pull_back(self, outputs: Tensor, columns: Tensor) -> dict[str, Tensor]:
+    def _pull_back(self, outputs: Tensor, columns: Tensor) -> dict[str, list[Tensor]]:
         if not self._batched:
             return self._recorder.pull_back(outputs, columns, batched=False)
         try:

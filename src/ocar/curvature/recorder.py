@@ -6,9 +6,9 @@ is kept, so that an in-place activation after the layer does no harm.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -17,7 +17,22 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ocar import accel
+from ocar.curvature.functions import Functions
+from ocar.curvature.layers import AddedLayer, Layer, MatrixLayer, Use
 from ocar.errors import ModelError
+
+
+@dataclass(frozen=True, eq=False)
+class Record:
+    """One use of a layer's weight."""
+
+    x: Tensor
+    """The input."""
+
+    edge: GradientEdge
+    """The output's place in the autograd graph."""
+
+    use: Use
 
 
 class Recorder:
@@ -28,14 +43,15 @@ class Recorder:
         model: The model that they are part of.
 
     Attributes:
-        inputs: Input of each recorded layer, in the order of the forward pass.
+        records: What was recorded of each layer, in the order of the forward pass.
     """
 
-    def __init__(self, layers: Mapping[str, nn.Module], model: nn.Module) -> None:
+    def __init__(self, layers: Mapping[str, Layer], model: nn.Module) -> None:
         self.layers = layers
         self.model = model
-        self.inputs: dict[str, Tensor] = {}
-        self._edges: dict[str, GradientEdge] = {}
+        self.records: dict[str, list[Record]] = {}
+        self._followed = _followed(layers)
+        self._functions: Functions | None = None
         self._context = ExitStack()
 
     def __enter__(self) -> Recorder:
@@ -43,42 +59,95 @@ class Recorder:
         self.clear()
         self._context.enter_context(accel.batched_backward(self.model))
         for name, layer in self.layers.items():
-            handle = layer.register_forward_hook(partial(self._record, name))
-            self._context.callback(handle.remove)
+            for module in [] if name in self._followed else layer.modules:
+                handle = module.register_forward_hook(partial(self._record_call, name))
+                self._context.callback(handle.remove)
+        if self._followed:
+            self._functions = Functions(self._followed, emit=self._record, retract=self._drop_last)
+            self._context.enter_context(self._functions)
         return self
 
     def __exit__(self, *error: object) -> None:
         self._context.close()
+        if self._functions is not None:
+            for name in self._functions.incomplete:
+                self.records.pop(name, None)
+            self._functions = None
 
-    def _record(
+    def _record_call(
         self, name: str, module: nn.Module, inputs: tuple[Any, ...], output: Tensor
     ) -> None:
-        if name in self._edges:
-            raise ModelError(
-                f"Layer {name!r} ({type(module).__name__}) was called twice in one recording. "
-                "Curvature of a layer that is shared within a model is not supported: give "
-                f"each use a layer of its own, or leave it out with exclude=[{name!r}]."
-            )
+        self._record(name, inputs[0], output, Use(module))
+
+    def _record(self, name: str, x: Tensor, output: Tensor, use: Use) -> None:
         if not output.requires_grad:
             raise ModelError(
                 f"Layer {name!r} was called without gradients. "
                 "Call the model outside torch.no_grad() and torch.inference_mode()."
             )
-        self.inputs[name] = inputs[0].detach()
-        self._edges[name] = get_gradient_edge(output)
+        record = Record(x.detach(), get_gradient_edge(output), use)
+        self.records.setdefault(name, []).append(record)
+
+    def _drop_last(self, name: str, output: Tensor) -> None:
+        node = get_gradient_edge(output).node
+        self.records[name] = [one for one in self.records[name] if one.edge.node is not node]
 
     def clear(self) -> None:
         """Drop the records, and with them the graph."""
-        self.inputs.clear()
-        self._edges.clear()
+        self.records.clear()
+
+    def complete(self, samples: int) -> dict[str, list[Record]]:
+        """The records of the layers whose uses are known for each of the samples."""
+        return {
+            name: records
+            for name, records in self.records.items()
+            if not _is_for_all(self.layers[name], records, samples)
+        }
 
     def pull_back(
         self, outputs: Tensor, columns: Tensor, *, batched: bool = True
-    ) -> dict[str, Tensor]:
-        """:func:`pull_back` to the output of each recorded layer that the outputs depend on."""
+    ) -> dict[str, list[Tensor]]:
+        """:func:`pull_back` to each recorded output of the layers that the outputs depend on.
+
+        Raises:
+            ModelError: The outputs depend on some uses of a weight and not on others.
+        """
+        names = [name for name, records in self.records.items() for _ in records]
+        edges = [one.edge for records in self.records.values() for one in records]
         with accel.inputs_only():
-            gradients = pull_back(outputs, list(self._edges.values()), columns, batched=batched)
-        return {n: g for n, g in zip(self._edges, gradients, strict=True) if g is not None}
+            gradients = pull_back(outputs, edges, columns, batched=batched)
+        found: dict[str, list[Tensor]] = {}
+        for name, gradient in zip(names, gradients, strict=True):
+            if gradient is not None:
+                found.setdefault(name, []).append(gradient)
+        for name, own in found.items():
+            if len(own) != len(self.records[name]):
+                raise ModelError(
+                    f"Layer {name!r} was called {len(self.records[name])} times in one recording, "
+                    f"and the outputs depend on {len(own)} of the calls. Record one forward pass, "
+                    f"or leave the layer out with exclude=[{name!r}]."
+                )
+        return found
+
+
+def _is_for_all(layer: Layer, records: Sequence[Record], samples: int) -> bool:
+    """Whether a layer does not know the samples, such as one that computes positions."""
+    rows = [len(one.x) for one in records if not one.use.time_first]
+    if isinstance(layer, AddedLayer):
+        return any(row % samples for row in rows)
+    return samples > 1 and rows == [1]
+
+
+def _followed(layers: Mapping[str, Layer]) -> dict[str, Layer]:
+    """The layers that are recorded by function: if there are any, all linear layers too.
+
+    Another module may use the weight of a linear layer without calling it.
+    """
+    found = {name: own for name, own in layers.items() if own.by_function}
+    if not found:
+        return {}
+    linear = {n: own for n, own in layers.items() if isinstance(own, MatrixLayer) and own.is_linear}
+    return found | linear
 
 
 def pull_back(
@@ -113,7 +182,8 @@ def pull_back(
         return tuple(found.values())
 
     if batched:
-        pulled = torch.func.vmap(differentiate)(columns)
+        with accel.without_warnings_of_batching():
+            pulled = torch.func.vmap(differentiate)(columns)
     else:
         one_by_one = [differentiate(column) for column in columns]
         pulled = tuple(torch.stack(grads) for grads in zip(*one_by_one, strict=True))
@@ -121,27 +191,3 @@ def pull_back(
     for index, grad in zip(used, pulled, strict=True):
         results[index] = grad
     return results
-
-
-def reject_shared_parameters(layers: Mapping[str, nn.Module]) -> None:
-    """Raise a ``ModelError`` if two layers share a parameter."""
-    owners: dict[int, str] = {}
-    for name, layer in layers.items():
-        for parameter in layer.parameters(recurse=False):
-            other = owners.setdefault(id(parameter), name)
-            if other != name:
-                raise ModelError(
-                    f"Layers {other!r} and {name!r} share a parameter. Curvature of shared "
-                    f"parameters is not supported: untie them, or use exclude=[{name!r}]."
-                )
-
-
-def warn_uncovered(uncovered: Mapping[str, nn.Module], *, stacklevel: int = 4) -> None:
-    """One warning that names the layers that keep their plain gradient."""
-    if uncovered:
-        listed = ", ".join(f"{name} ({type(m).__name__})" for name, m in uncovered.items())
-        warnings.warn(
-            f"No curvature for {len(uncovered)} layer(s), which keep their plain gradient: "
-            f"{listed}.",
-            stacklevel=stacklevel,
-        )

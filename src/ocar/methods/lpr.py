@@ -34,8 +34,8 @@ from ocar import accel
 from ocar import state as states
 from ocar.accel import linalg
 from ocar.config import require, require_range
+from ocar.curvature.found import reject_shared_parameters
 from ocar.curvature.layers import MatrixLayer, NormLayer, make_layer
-from ocar.curvature.recorder import reject_shared_parameters
 from ocar.methods.context import Context
 from ocar.methods.objective import Begun, Objective
 from ocar.methods.transform import Transform, TransformSettings
@@ -184,6 +184,8 @@ def _covered(model: nn.Module, *, norms: bool) -> dict[str, MatrixLayer | NormLa
     for name, module in model.named_modules():
         layer = make_layer(name, module)
         tracks = isinstance(module, _NORMS) and module.running_var is not None
+        if layer is None or layer.by_function:  # calls of the module do not show its inputs
+            continue
         if isinstance(layer, MatrixLayer) or (isinstance(layer, NormLayer) and norms and tracks):
             found[name] = layer
     return found

@@ -36,6 +36,7 @@ from ocar.config import require, require_range
 from ocar.curvature import CURVATURES, Curvature
 from ocar.curvature.cost import Work
 from ocar.curvature.fisher import parse_root
+from ocar.curvature.selection import Patterns, as_names
 from ocar.methods.context import Context
 from ocar.methods.objective import Begun, Forward, Objective, Step
 from ocar.methods.rate import DivergenceRate
@@ -81,6 +82,13 @@ class CurvatureSettings(TransformSettings):
     norm_layers: bool = False
     """Precondition normalisation layers too."""
 
+    exclude: Patterns = ()
+    """Parameters that keep their plain gradient: names of parameters or modules, with ``*`` for
+    anything, or classes of modules; see :mod:`ocar.curvature.selection`."""
+
+    include: Patterns = ()
+    """The only parameters that may have curvature, in the same form; by default all."""
+
     track_norms: bool = False
     """Report the ratio of gradient norms after and before."""
 
@@ -91,6 +99,8 @@ class CurvatureSettings(TransformSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        for name in ("exclude", "include"):
+            object.__setattr__(self, name, as_names(getattr(self, name)))
         valid = self.max_cost is None or self.max_cost > 0
         require("max_cost", self.max_cost, valid, "larger than 0, or None for no bound")
         if isinstance(self.curvature, str):
@@ -197,6 +207,8 @@ class OCARSettings(CurvatureSettings):
             "weighting",
             "sharing",
             "norm_layers",
+            "exclude",
+            "include",
             "track_norms",
             "max_cost",
         )
@@ -293,6 +305,10 @@ class OCARTransform(Transform):
 
     def _renews(self, step: Step) -> bool:
         return step.index == 0 or self.settings.fisher_passes == "every"
+
+    def curvature_table(self, model: nn.Module) -> str:
+        """Which parameters have which curvature."""
+        return self.curvature.table()
 
     def try_model(self, model: nn.Module, x: Inputs) -> None:
         """Raise if the curvature cannot record the model."""

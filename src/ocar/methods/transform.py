@@ -15,6 +15,7 @@ from typing import ClassVar, SupportsFloat
 from torch import Tensor, nn
 
 from ocar.config import require_options
+from ocar.curvature.table import table
 from ocar.methods.context import Context
 from ocar.methods.objective import Forward, Objective, Part, Step
 from ocar.structure import Inputs
@@ -30,6 +31,10 @@ class Transform(Part):
             classes: Classes that have a unit; 0 in regression.
         """
         return None
+
+    def curvature_table(self, model: nn.Module) -> str:
+        """Which parameters of a model have which curvature."""
+        return table(model, {})
 
     def try_model(self, model: nn.Module, x: Inputs) -> None:
         """Raise a ``ModelError`` if the model cannot be used; called before the first batch.

@@ -35,6 +35,8 @@ from ocar_lab.runs.results import identity_hash
 ADDED: dict[str, Any] = {
     "standardize": False,
     "max_cost": 1.5,
+    "exclude": [],
+    "include": [],
     "slow_rate": 0.008,
     "slow_warmup": 20.0,
     "slow_every": "batch",

@@ -1,0 +1,171 @@
+"""Parameters that are excluded or not included keep their gradient to the bit; and the table."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from nets import batch_norm_net, observe, set_gradients
+from torch import Tensor, nn
+
+import ocar
+from ocar.curvature import EKFAC, FOOF, KFAC, Curvature, DenseFisher
+from ocar.errors import ConfigError, ModelError
+
+KINDS = [KFAC, EKFAC, FOOF, DenseFisher]
+
+
+class Encoder(nn.Module):
+    """Tokens, attention and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 4)
+        self.blocks = nn.ModuleList(
+            nn.TransformerEncoderLayer(4, 2, 5, dropout=0.0, batch_first=True) for _ in range(2)
+        )
+        self.head = nn.Linear(4, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.embed(x)
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.head(hidden.mean(1))
+
+
+IDS = torch.tensor([[0, 1, 2], [2, 2, 4], [3, 0, 0], [1, 4, 3]])
+
+
+def changed(curvature: Curvature, x: Tensor) -> set[str]:
+    """The names of the parameters whose gradient is preconditioned."""
+    observe(curvature, x)
+    plain = set_gradients(curvature.model)
+    curvature.precondition_()
+    named = curvature.model.named_parameters()
+    return {n for n, p in named if n in plain and not torch.equal(p.grad, plain[n])}
+
+
+def make(kind: type[Curvature], model: nn.Module, **options: object) -> Curvature:
+    return kind(model, damping=0.1, ema=1.0, fisher="exact", **options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"exclude": ["0"]}, {"3.weight", "3.bias", "7.weight", "7.bias"}),
+        ({"exclude": ["0", "3.bias"]}, {"3.weight", "7.weight", "7.bias"}),
+        ({"exclude": ["*.bias"]}, {"0.weight", "3.weight", "7.weight"}),
+        ({"exclude": [nn.Conv2d]}, {"7.weight", "7.bias"}),
+        ({"include": ["Linear"]}, {"7.weight", "7.bias"}),
+        ({"include": ("3", "7.*"), "exclude": ("3.bias",)}, {"3.weight", "7.weight", "7.bias"}),
+        ({"include": [nn.Conv2d], "exclude": [nn.Module]}, None),
+        ({"include": ["[07]"]}, {"0.weight", "7.weight", "7.bias"}),
+    ],
+    ids=str,
+)
+def test_what_is_left_out_keeps_its_gradient(kind, options, expected):
+    model, x = batch_norm_net().eval(), torch.randn(4, 2, 5, 5)
+    if expected is None:
+        with pytest.raises(ConfigError, match="matches 'Module'"):
+            make(kind, model, **options)
+        return
+    found = changed(make(kind, model, **options), x)
+    norms = {f"{index}.{key}" for index in (1, 4) for key in ("weight", "bias")}
+    assert found - norms == expected  # the full Fisher has norm layers, too
+    assert found & norms == set() or kind is DenseFisher
+
+
+def test_a_bias_that_is_left_out_leaves_the_block_of_the_weight():
+    model, x = nn.Sequential(nn.Linear(4, 3)), torch.randn(5, 4)
+    results = []
+    for options in ({"exclude": ["0.bias"]}, {}):
+        model[0].bias.requires_grad_(bool(options))
+        kfac = make(KFAC, model, **options)
+        changed(kfac, x)
+        results.append(model[0].weight.grad.clone())
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "left_out"),
+    [
+        (["blocks.0"], {"blocks.0."}),
+        (["*.self_attn"], {"blocks.0.self_attn", "blocks.1.self_attn"}),
+        ([nn.MultiheadAttention], {"blocks.0.self_attn", "blocks.1.self_attn"}),
+        (["*in_proj*"], {"blocks.0.self_attn.in_proj", "blocks.1.self_attn.in_proj"}),
+        ([nn.Embedding, "head"], {"embed", "head"}),
+    ],
+    ids=str,
+)
+def test_modules_of_any_depth_are_matched(patterns, left_out):
+    model = Encoder()
+    kfac = make(KFAC, model, exclude=patterns)
+    covered = [name for name, _ in model.named_parameters() if "norm" not in name]
+    expected = {name for name in covered if not name.startswith(tuple(left_out))}
+    assert changed(kfac, IDS) == expected == set(kfac.covered())
+
+
+@pytest.mark.parametrize("option", ["exclude", "include"])
+def test_patterns_that_match_nothing_are_named(option):
+    with pytest.raises(ConfigError) as caught:
+        make(KFAC, Encoder(), **{option: ["embed", "layer*", nn.Conv2d]})
+    assert str(caught.value) == (
+        f"Invalid {option}: no parameter, module or class of modules of Encoder matches 'layer*', "
+        "'Conv2d'. Its modules: embed, blocks, head."
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_nothing_left_is_refused(kind):
+    with pytest.raises(ModelError, match="or exclude and include leave none"):
+        make(kind, nn.Sequential(nn.Linear(4, 3)), exclude=["*"])
+
+
+def test_a_learner_takes_both_and_is_saved_with_them(tmp_path):
+    learner = ocar.OCAR(
+        Encoder().float(), memory=20, exclude=[nn.Embedding], include=["blocks.1", "head"]
+    )
+    learner.save(tmp_path / "file")
+    again = ocar.load(tmp_path / "file", Encoder().float())
+    for one in (learner, again):
+        settings = one.transform_settings
+        assert (settings.exclude, settings.include) == (("Embedding",), ("blocks.1", "head"))
+        assert all(name.startswith(("blocks.1", "head")) for name in one.transform.curvature.layers)
+
+
+# --- the table ----------------------------------------------------------------------------------
+
+
+def test_the_table_says_what_has_which_curvature():
+    model = Encoder()
+    kfac = make(KFAC, model)
+    rows = [line.split() for line in kfac.table().splitlines()]
+    assert rows[0] == ["curvature", "numbers", "share", "parameters"]
+    counts = {"Kronecker": 2 * (12 * 5 + 4 * 5 + 5 * 5 + 4 * 6) + 3 * 5, "diagonal": 20}
+    counts["none,"] = 2 * 2 * 8
+    total = sum(p.numel() for p in model.parameters())
+    assert sum(counts.values()) == total
+    for row in rows[1:]:
+        numbers = [word for word in row if word.isdigit()]
+        assert int(numbers[0]) == counts[row[0]]
+        assert f"{100 * counts[row[0]] / total:.1f}" in row
+    assert (
+        "blocks.0.norm1.weight, blocks.0.norm1.bias, blocks.0.norm2.weight, … (8)" in kfac.table()
+    )
+
+
+def test_the_table_knows_after_a_forward_pass_what_was_not_used():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    model[0].forward = lambda x: x @ model[0].weight.T
+    kfac = make(KFAC, model)
+    assert set(kfac.covered()) == {"0.weight", "0.bias", "1.weight", "1.bias"}
+    with pytest.warns(UserWarning, match=r"No curvature for 1 layer\(s\).*: 0 \(Linear\)"):
+        observe(kfac, torch.randn(5, 4))
+    assert set(kfac.covered()) == {"1.weight", "1.bias"}
+
+
+def test_a_learner_shows_its_table():
+    learner = ocar.OCAR(nn.Sequential(nn.Linear(4, 3)), memory=10)
+    assert learner.curvature_table().splitlines()[1].startswith("Kronecker factors")
+    learner = ocar.ER(nn.Sequential(nn.Linear(4, 3)), lr=0.1, memory=10)
+    assert learner.curvature_table().splitlines()[1].startswith("none, plain gradient       15")

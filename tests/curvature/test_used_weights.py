@@ -1,0 +1,573 @@
+"""Weights that a call of a module does not show: inner padding, attention, positions, shared ones.
+
+The oracle is the dense Fisher. E-KFAC in the basis of the start has its diagonal, without any
+approximation, and so has the curvature of embeddings and positions. K-FAC has the whole block where
+it is exact: one sample and one location.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+
+import pytest
+import reference
+import torch
+from checks import assert_factors, average, block_of
+from nets import observe, set_gradients
+from tolerances import EXACT
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.testing import assert_close
+
+from ocar.curvature import EKFAC, KFAC
+from ocar.curvature.layers import MatrixLayer
+from ocar.errors import ModelError
+
+OPTIONS = {"damping": 0.1, "ema": 1.0, "fisher": "exact"}
+
+
+class SamePadding(nn.Conv2d):
+    """Pads inside its own ``forward``, as TensorFlow does; its attributes say nothing of it."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(
+            F.pad(x, (0, 1, 1, 2)),
+            self.weight,
+            self.bias,
+            self.stride,
+            0,
+            self.dilation,
+            self.groups,
+        )
+
+
+class OtherStride(nn.Conv2d):
+    """Convolves with another stride and padding than its attributes say."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight, bias=self.bias, stride=2, padding=(1, 0))
+
+
+class Same(nn.Conv1d):
+    """Padding by name, of a kernel of even size."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv1d(x, self.weight, self.bias, padding="same", dilation=2)
+
+
+class Scaled(nn.Linear):
+    """Multiplies its input before the product."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(3 * x, self.weight, self.bias)
+
+
+class Shifted(nn.Embedding):
+    """Positions that are computed from something else, such as a mask."""
+
+    def forward(self, mask: Tensor) -> Tensor:
+        return super().forward(mask.cumsum(1) + 1)
+
+
+class Conv1D(nn.Module):
+    """A linear layer as GPT-2 has it in transformers."""
+
+    def __init__(self, outputs: int, inputs: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(inputs, outputs))
+        self.bias = nn.Parameter(torch.randn(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        flat = torch.addmm(self.bias, x.view(-1, x.shape[-1]), self.weight)
+        return flat.view(*x.shape[:-1], -1)
+
+
+class Net(nn.Module):
+    """A module whose forward pass is a function of itself and the inputs."""
+
+    def __init__(self, run: Callable[..., Tensor], **parts: nn.Module | nn.Parameter) -> None:
+        super().__init__()
+        self.run = run
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.run(self, x)
+
+
+def after(layer: nn.Module, outputs: int) -> nn.Module:
+    """A layer, Tanh, and a head."""
+    return nn.Sequential(layer, nn.Tanh(), nn.Flatten(), nn.Linear(outputs, 3))
+
+
+def attention(*, run: Callable[..., Tensor] | None = None, **options: object) -> nn.Module:
+    """Attention among tokens, and a head."""
+
+    def plain(m: Net, x: Tensor) -> Tensor:
+        return m.head(m.attend(x, x, x)[0].mean(1))
+
+    layer = nn.MultiheadAttention(4, 2, **{"batch_first": True, **options})
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter)
+    return Net(run or plain, attend=layer, head=nn.Linear(4, 3))
+
+
+def time_first(m: Net, x: Tensor) -> Tensor:
+    x = x.transpose(0, 1)
+    return m.head(m.attend(x, x, x, need_weights=False)[0].mean(0))
+
+
+def crossed(m: Net, x: Tensor) -> Tensor:
+    """Queries, keys and values of three kinds."""
+    return m.head(m.attend(x[:, :2], x, x.tanh())[0].mean(1))
+
+
+def encoded(m: Net, x: Tensor) -> Tensor:
+    """Queries of one kind, keys and values of another."""
+    return m.head(m.attend(x[:, :2], x, x, need_weights=False)[0].mean(1))
+
+
+def masked(m: Net, x: Tensor) -> Tensor:
+    hidden = torch.ones(3, 3, dtype=torch.bool).triu(1)
+    return m.head(m.attend(x, x, x, attn_mask=hidden, average_attn_weights=False)[0].mean(1))
+
+
+def separate(m: Net, x: Tensor) -> Tensor:
+    return m.head(m.attend(x, x[..., :3], x[..., 1:3])[0].mean(1))
+
+
+def twice(m: Net, x: Tensor) -> Tensor:
+    return m.head(m.body(torch.tanh(m.body(x))))
+
+
+def shared(*, bias: bool) -> nn.Module:
+    """Two linear layers with one weight; the second sees tokens."""
+    first, second = nn.Linear(4, 4, bias=bias), nn.Linear(4, 4, bias=bias)
+    second.weight = first.weight
+    return Net(
+        lambda m, x: m.head(m.second(torch.tanh(m.first(x))).mean(1)),
+        first=first,
+        second=second,
+        head=nn.Linear(4, 3),
+    )
+
+
+def tied(*, tokens: bool = False) -> nn.Module:
+    """An embedding that is also the head."""
+
+    def run(m: Net, x: Tensor) -> Tensor:
+        hidden = torch.tanh(m.body(m.embed(x)))
+        return m.head(hidden).mean(1) if tokens else m.head(hidden.mean(1))
+
+    model = Net(
+        run,
+        embed=nn.Embedding(5, 4, padding_idx=1),
+        body=nn.Linear(4, 4),
+        head=nn.Linear(4, 5, bias=False),
+    )
+    model.head.weight = model.embed.weight
+    return model
+
+
+def positions(run: Callable[..., Tensor], **parts: nn.Module | nn.Parameter) -> nn.Module:
+    """Tokens with positions."""
+    return Net(run, embed=nn.Embedding(5, 4), body=nn.Linear(4, 4), head=nn.Linear(4, 3), **parts)
+
+
+def tokens(m: Net, x: Tensor, added: Tensor) -> Tensor:
+    return m.head(torch.tanh(m.body(m.embed(x) + added)).mean(1))
+
+
+def added_twice(m: Net, x: Tensor) -> Tensor:
+    place = m.place(torch.arange(3))
+    return tokens(m, x, place) + m.head(m.embed(x) + place)[:, 0]
+
+
+def in_place(m: Net, x: Tensor) -> Tensor:
+    hidden = m.embed(x) * 2
+    hidden += m.place
+    return m.head(torch.tanh(m.body(hidden)).mean(1))
+
+
+def class_token(m: Net, x: Tensor) -> Tensor:
+    hidden = torch.cat([m.token.expand(len(x), -1, -1), m.embed(x)], 1) + m.place
+    return m.head(torch.tanh(m.body(hidden)).mean(1))
+
+
+IDS = torch.tensor([[0, 1, 2], [2, 2, 4], [3, 0, 0], [1, 4, 3]])
+
+
+def images() -> Tensor:
+    return torch.randn(4, 2, 5, 4)
+
+
+def sequences() -> Tensor:
+    return torch.randn(4, 3, 4)
+
+
+def lines() -> Tensor:
+    return torch.randn(4, 2, 5)
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
+    "inner padding": (lambda: after(SamePadding(2, 3, 3, stride=2), 18), images),
+    "inner padding, groups": (lambda: after(SamePadding(2, 4, 2, groups=2), 112), images),
+    "other stride": (lambda: after(OtherStride(2, 3, 3), 9), images),
+    "same by name": (lambda: after(Same(2, 3, 4), 15), lines),
+    "linear with its own forward": (lambda: after(Scaled(4, 3), 9), sequences),
+    "weight of inputs and outputs": (lambda: after(Conv1D(3, 4), 9), sequences),
+    "transposed": (
+        lambda: after(nn.ConvTranspose2d(2, 3, 3, stride=2, padding=1, output_padding=1), 240),
+        images,
+    ),
+    "transposed, dilated, groups": (
+        lambda: after(nn.ConvTranspose2d(2, 4, (2, 3), dilation=2, groups=2, bias=False), 224),
+        images,
+    ),
+    "transposed, padded more than the kernel": (
+        lambda: after(nn.ConvTranspose1d(2, 3, 2, stride=3, padding=2), 30),
+        lines,
+    ),
+    "transposed 1-d": (lambda: after(nn.ConvTranspose1d(2, 3, 4, stride=3), 48), lines),
+    "attention": (attention, sequences),
+    "attention, time first": (lambda: attention(run=time_first, batch_first=False), sequences),
+    "attention without bias": (lambda: attention(bias=False), sequences),
+    "attention, masked": (lambda: attention(run=masked), sequences),
+    "attention, three inputs": (lambda: attention(run=crossed), sequences),
+    "attention, two inputs": (lambda: attention(run=encoded), sequences),
+    "attention, separate projections": (
+        lambda: attention(run=separate, kdim=3, vdim=2),
+        sequences,
+    ),
+    "encoder layer": (
+        lambda: Net(
+            lambda m, x: m.head(m.layer(x).mean(1)),
+            layer=nn.TransformerEncoderLayer(4, 2, 5, dropout=0.0, batch_first=True),
+            head=nn.Linear(4, 3),
+        ),
+        sequences,
+    ),
+    "decoder layer": (
+        lambda: Net(
+            lambda m, x: m.head(m.layer(x, x.tanh()).mean(1)),
+            layer=nn.TransformerDecoderLayer(4, 2, 5, dropout=0.0, batch_first=True),
+            head=nn.Linear(4, 3),
+        ),
+        sequences,
+    ),
+    "called twice": (
+        lambda: Net(twice, body=nn.Linear(4, 4), head=nn.Linear(4, 3)),
+        lambda: torch.randn(4, 4),
+    ),
+    "convolution called twice": (
+        lambda: Net(
+            lambda m, x: m.head(m.body(torch.tanh(m.body(x))).flatten(1)),
+            body=nn.Conv2d(2, 2, 2),
+            head=nn.Linear(12, 3),
+        ),
+        images,
+    ),
+    "shared weight": (lambda: shared(bias=True), sequences),
+    "shared weight without bias": (lambda: shared(bias=False), sequences),
+    "head tied to the embedding": (tied, lambda: IDS),
+    "head on tokens tied to the embedding": (lambda: tied(tokens=True), lambda: IDS),
+    "embedding called twice": (
+        lambda: positions(lambda m, x: tokens(m, x, m.embed(x.flip(1)))),
+        lambda: IDS,
+    ),
+    "positions": (
+        lambda: positions(
+            lambda m, x: tokens(m, x, m.place), place=nn.Parameter(torch.randn(1, 3, 4))
+        ),
+        lambda: IDS,
+    ),
+    "positions, in place": (
+        lambda: positions(in_place, place=nn.Parameter(torch.randn(1, 3, 4))),
+        lambda: IDS,
+    ),
+    "one position for all": (
+        lambda: positions(
+            lambda m, x: tokens(m, x, m.place), place=nn.Parameter(torch.randn(1, 1, 4))
+        ),
+        lambda: IDS,
+    ),
+    "class token": (
+        lambda: positions(
+            class_token,
+            token=nn.Parameter(torch.randn(1, 1, 4)),
+            place=nn.Parameter(torch.randn(1, 4, 4)),
+        ),
+        lambda: IDS,
+    ),
+    "broadcast positions": (
+        lambda: positions(
+            lambda m, x: tokens(m, x, m.place(torch.tensor([[2, 0, 2]]))), place=nn.Embedding(4, 4)
+        ),
+        lambda: IDS,
+    ),
+    "broadcast positions without a batch": (
+        lambda: positions(
+            lambda m, x: tokens(m, x, m.place(torch.arange(3))), place=nn.Embedding(4, 4)
+        ),
+        lambda: IDS,
+    ),
+    "broadcast positions, added twice": (
+        lambda: positions(
+            added_twice,
+            place=nn.Embedding(4, 4),
+        ),
+        lambda: IDS,
+    ),
+    "embedding with its own forward": (
+        lambda: positions(
+            lambda m, x: tokens(m, x, m.place(torch.ones_like(x))), place=Shifted(6, 4)
+        ),
+        lambda: IDS,
+    ),
+}  # fmt: skip
+
+
+def made(case: str) -> tuple[nn.Module, Tensor]:
+    make, inputs = CASES[case]
+    return make().eval(), inputs()
+
+
+def with_curvature(kind: type, model: nn.Module, x: Tensor, **options: object) -> EKFAC | KFAC:
+    """A curvature that has seen a batch; separate projections name their bias."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"No curvature for .*attend\.in_proj_bias \(parameter\)")
+        warnings.filterwarnings("ignore", r"No curvature for .*first\.bias.*second\.bias")
+        curvature = kind(model, **{**OPTIONS, **options})
+    observe(curvature, x)
+    return curvature
+
+
+def diagonal(curvature: EKFAC, name: str) -> Tensor:
+    """The diagonal of a layer's curvature, for weight and bias one after the other."""
+    layer = curvature.layers[name]
+    if not isinstance(layer, MatrixLayer):
+        return average(curvature, name, "F").flatten()
+    before = [p.grad for p in layer.parameters]
+    for parameter in layer.parameters:
+        parameter.grad = torch.zeros_like(parameter)
+    layer.replace_gradient(average(curvature, name, "S"))
+    found = torch.cat([p.grad.flatten() for p in layer.parameters])
+    for parameter, grad in zip(layer.parameters, before, strict=True):
+        parameter.grad = grad
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_diagonal_is_that_of_the_dense_fisher(case):
+    model, x = made(case)
+    curvature = with_curvature(EKFAC, model, x, fisher="exact(independent)")
+    assert not curvature._unseen
+    for name, layer in curvature.layers.items():
+        fisher = reference.full_fisher(model, x, parameters=layer.parameters)
+        assert fisher.diagonal().count_nonzero() > 0
+        assert_close(diagonal(curvature, name), fisher.diagonal(), **EXACT)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_all_weights_have_curvature(case):
+    model, x = made(case)
+    curvature = with_curvature(KFAC, model, x)
+    covered = {id(p) for layer in curvature.layers.values() for p in layer.parameters}
+    norms = {id(p) for m in model.modules() if isinstance(m, nn.LayerNorm) for p in m.parameters()}
+    weights = {id(p) for p in model.parameters() if p.dim() > 1} - norms
+    assert weights <= covered
+    before = set_gradients(model)
+    curvature.precondition_()
+    changed = {id(p) for n, p in model.named_parameters() if not torch.equal(p.grad, before[n])}
+    assert changed == covered
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_output_gradients_times_inputs_are_the_gradient(case):
+    model, x = made(case)
+    curvature = with_curvature(KFAC, model, x)
+    with curvature.record():
+        outputs = model(x)
+    columns = torch.randn(1, *outputs.shape)
+    seen = curvature._recorded(len(x), curvature._pull_back(outputs, columns))
+    model.zero_grad()
+    (outputs * columns[0]).sum().backward()
+    for name, layer in curvature.layers.items():
+        if isinstance(layer, MatrixLayer):
+            a, g = seen[name].inputs(layer), seen[name].gradients(layer)[0]
+            assert_close(torch.einsum("ngol,ngil->goi", g, a), layer.gradient(), **EXACT)
+
+
+# --- K-FAC's whole blocks -----------------------------------------------------------------------
+
+
+def one_datum(case: str) -> tuple[nn.Module, Tensor, list[str]]:
+    """Models of which the named layers see one sample at one location."""
+    if case == "inner padding":
+        return after(SamePadding(2, 3, (6, 5)), 3), torch.randn(1, 2, 3, 4), ["0", "3"]
+    if case == "transposed":  # all outputs but one are cut off
+        layer = nn.ConvTranspose2d(2, 3, 3, padding=1)
+        return after(layer, 3), torch.randn(1, 2, 1, 1), ["0", "3"]
+    model = attention(add_zero_attn=True)  # a second key: queries and keys matter
+    return model, torch.randn(1, 1, 4), ["attend.in_proj", "attend.out_proj", "head"]
+
+
+@pytest.mark.parametrize("case", ["inner padding", "transposed", "attention"])
+def test_a_single_datum_has_the_block_of_the_dense_fisher(case):
+    model, x, names = one_datum(case)
+    kfac = with_curvature(KFAC, model, x)
+    for name in names:
+        layer = kfac.layers[name]
+        fisher = reference.full_fisher(model, x, parameters=layer.parameters)
+        numbers = torch.arange(float(len(fisher))).split([p.numel() for p in layer.parameters])
+        for parameter, own in zip(layer.parameters, numbers, strict=True):
+            parameter.grad = own.view_as(parameter).clone()
+        order = layer.gradient().flatten().long()  # where the matrix has each parameter
+        (a,), (g,) = average(kfac, name, "A"), average(kfac, name, "G")
+        assert_close(torch.kron(g, a), fisher[order][:, order], **EXACT)
+
+
+def padded_twin(model: nn.Module) -> nn.Module:
+    """The same with a padding of its own module."""
+    conv = nn.Conv2d(2, 3, 3, stride=2)
+    conv.load_state_dict(model[0].state_dict())
+    return nn.Sequential(nn.ZeroPad2d((0, 1, 1, 2)), conv, *model[1:])
+
+
+class LinearAttention(nn.Module):
+    """MultiheadAttention with two heads, by linear layers."""
+
+    def __init__(self, layer: nn.MultiheadAttention) -> None:
+        super().__init__()
+        self.qkv, self.out = nn.Linear(4, 12), nn.Linear(4, 4)
+        self.qkv.weight, self.qkv.bias = layer.in_proj_weight, layer.in_proj_bias
+        self.out.weight, self.out.bias = layer.out_proj.weight, layer.out_proj.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(x).unflatten(2, (3, 2, 2)).permute(2, 0, 3, 1, 4)
+        mixed = torch.softmax(q @ k.mT / 2**0.5, -1) @ v
+        return self.out(mixed.transpose(1, 2).flatten(2))
+
+
+@pytest.mark.parametrize("sharing", ["expand", "reduce"])
+def test_the_factors_of_an_inner_padding_are_those_of_an_outer_one(sharing):
+    model, x = made("inner padding")
+    kfac = with_curvature(KFAC, model, x, sharing=sharing)
+    expected = reference.kronecker_factors(padded_twin(model), x, ["1", "4"], sharing=sharing)
+    assert_factors(kfac, {"0": expected["1"], "3": expected["4"]})
+
+
+@pytest.mark.parametrize("sharing", ["expand", "reduce"])
+@pytest.mark.parametrize("case", ["attention", "attention, time first"])
+def test_the_factors_of_attention_are_those_of_linear_layers(case, sharing):
+    model, x = made(case)
+    kfac = with_curvature(KFAC, model, x, sharing=sharing)
+    twin = Net(
+        lambda m, x: m.head(m.attend(x).mean(1)),
+        attend=LinearAttention(model.attend),
+        head=model.head,
+    )
+    assert_close(twin(x), model(x), **EXACT)
+    names = ["attend.qkv", "attend.out", "head"]
+    expected = reference.kronecker_factors(twin, x, names, sharing=sharing)
+    renamed = dict(zip(["attend.in_proj", "attend.out_proj", "head"], names, strict=True))
+    assert_factors(kfac, {own: expected[other] for own, other in renamed.items()})
+    assert block_of(kfac, "attend.in_proj") is block_of(kfac, "head")
+
+
+# --- what has no curvature ----------------------------------------------------------------------
+
+
+class Standardized(nn.Conv2d):
+    """Convolves with a function of its weight."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv2d(x, self.weight - self.weight.mean(), self.bias)
+
+
+class Decayed(nn.Linear):
+    """Uses its weight, and once more in another way."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + self.weight.square().sum()
+
+
+class BiasApart(nn.Linear):
+    """Adds a multiple of its bias."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight) + 2 * self.bias
+
+
+def also_multiplied(m: Net, x: Tensor) -> Tensor:
+    place = m.place(torch.arange(3))
+    return tokens(m, x, place) + m.head(m.embed(x) * place)[:, 0]
+
+
+LOST = {
+    "a function of the weight": (lambda: after(Standardized(2, 3, 3), 18), images, "0 (Stand"),
+    "one more use": (lambda: after(Decayed(4, 3), 9), sequences, "0 (Decayed)"),
+    "bias apart": (lambda: after(BiasApart(4, 3), 9), sequences, "0 (BiasApart)"),
+    "a scale": (
+        lambda: positions(
+            lambda m, x: tokens(m, x, m.embed(x) * m.scale),
+            scale=nn.Parameter(torch.randn(1, 3, 4)),
+        ),
+        lambda: IDS,
+        "scale (parameter)",
+    ),
+    "positions that are also multiplied": (
+        lambda: positions(also_multiplied, place=nn.Embedding(4, 4)),
+        lambda: IDS,
+        "place (Embedding)",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LOST)
+def test_a_weight_that_is_used_in_another_way_keeps_its_gradient_and_is_named(case):
+    make, inputs, named = LOST[case]
+    model, x = make(), inputs()
+    kfac = KFAC(model, **OPTIONS)
+    with pytest.warns(UserWarning, match="No curvature for 1 layer") as caught:
+        observe(kfac, x)
+    assert named in str(caught[0].message)
+    name = named.partition(" ")[0]
+    assert kfac._unseen == {name}
+    plain = set_gradients(model)
+    kfac.precondition_()
+    for parameter in kfac.layers[name].parameters:
+        assert any(torch.equal(parameter.grad, grad) for grad in plain.values())
+
+
+def test_layers_of_different_kinds_that_share_a_weight_are_refused():
+    model = nn.Sequential(nn.Conv1d(4, 4, 1), nn.ConvTranspose1d(4, 4, 1), nn.Linear(3, 2))
+    model[1].weight = model[0].weight
+    with pytest.raises(
+        ModelError, match=r"Layers '0' and '1' share a parameter\..*exclude=\['1'\]"
+    ):
+        KFAC(model, **OPTIONS)
+
+
+def test_recorded_functions_see_the_same_after_an_error():
+    model, x = made("attention")
+    kfac = KFAC(model, **OPTIONS)
+    with pytest.raises(AssertionError, match="embedding dimension"), kfac.record():
+        model(torch.randn(4, 3, 5))
+    observe(kfac, x)
+    assert not kfac._unseen
+
+
+def test_attention_predicts_as_before_while_it_is_recorded():
+    """Weights of attention, and the outputs of its fast path without gradients."""
+    layer, x = nn.MultiheadAttention(4, 2, batch_first=True).eval(), torch.randn(4, 3, 4)
+    model = attention()
+    model.attend = layer
+    with torch.no_grad():
+        fast, weights = layer(x, x, x)
+    with KFAC(model, **OPTIONS).record():
+        outputs, recorded = layer(x, x, x)
+        assert layer(x, x, x, need_weights=False)[1] is None
+    assert_close(outputs, fast, **EXACT)
+    assert_close(recorded, weights, **EXACT)
