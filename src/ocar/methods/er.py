@@ -22,5 +22,5 @@ class ERSettings(LearnerSettings):
     """Settings of experience replay; it has none of its own."""
 
     def make_objective(self, context: Context) -> Objective:
-        """Cross-entropy, or the squared error in regression."""
-        return PredictionLoss()
+        """Cross-entropy, or the loss of a regression."""
+        return PredictionLoss(context.scale)

@@ -39,6 +39,7 @@ from ocar.curvature.fisher import parse_root
 from ocar.methods.context import Context
 from ocar.methods.objective import Begun, Forward, Objective, Step
 from ocar.methods.rate import DivergenceRate
+from ocar.methods.student_t import ResidualScale
 from ocar.methods.transform import Transform, TransformSettings
 from ocar.state import with_prefix, without_prefix
 
@@ -151,18 +152,34 @@ class OCARSettings(CurvatureSettings):
 
     def make(self, context: Context, objective: Objective) -> Transform:
         """The curvature-aware transform for a learner."""
+        scale = context.scale
         lr = DivergenceRate(self.divergence, context) if context.lr is None else context.lr
         curvature = self.make_curvature(
             context.model,
             lr=lr,
             head=None if context.head is None else context.head.name,
             likelihood=context.likelihood,
+            degrees_of_freedom=None if scale is None else scale.degrees_of_freedom,
             seed=context.seed,
         )
-        return OCARTransform(self, curvature, joint=objective.joint, lr=lr, passes=context.passes)
+        return OCARTransform(
+            self,
+            curvature,
+            joint=objective.joint,
+            lr=lr,
+            passes=context.passes,
+            scale=scale,
+        )
 
     def make_curvature(
-        self, model: nn.Module, *, lr: SupportsFloat, head: str | None, likelihood: str, seed: int
+        self,
+        model: nn.Module,
+        *,
+        lr: SupportsFloat,
+        head: str | None,
+        likelihood: str,
+        seed: int,
+        degrees_of_freedom: float | None = None,
     ) -> Curvature:
         """The preconditioner of a model.
 
@@ -170,8 +187,9 @@ class OCARSettings(CurvatureSettings):
             model: The model that learns.
             lr: The learning rate, where the damping starts unless ``tau`` says otherwise.
             head: Name of the layer that makes the outputs; None for the last linear one.
-            likelihood: ``"categorical"`` or ``"gaussian"``.
+            likelihood: ``"categorical"``, ``"gaussian"`` or ``"student-t"``.
             seed: Seed of the random root of the Fisher.
+            degrees_of_freedom: ν of a Student-t likelihood; None for that of the curvature.
         """
         given: dict[str, Any] = {
             "damping": lambda step: self.tau_at(step, lr=lr),
@@ -180,6 +198,8 @@ class OCARSettings(CurvatureSettings):
             "likelihood": likelihood,
             "seed": seed,
         }
+        if degrees_of_freedom is not None:
+            given["degrees_of_freedom"] = degrees_of_freedom
         if isinstance(self.curvature, Curvature):
             return self.curvature.bind(model, **given)
         kind = CURVATURES.find(self.curvature)
@@ -214,6 +234,7 @@ class OCARTransform(Transform):
         joint: Whether the objective's forward pass can be used for the Fisher.
         lr: Learning rate; one that is a rule is multiplied into the gradient here.
         passes: Gradient steps a stream batch.
+        scale: The scale of the residuals of a Student-t likelihood; None for another.
     """
 
     def __init__(
@@ -224,8 +245,10 @@ class OCARTransform(Transform):
         joint: bool,
         lr: float | DivergenceRate,
         passes: int,
+        scale: ResidualScale | None = None,
     ) -> None:
         self.settings = settings
+        self.scale = scale
         self.curvature = curvature
         self.replay_weight = 1.0
         self.rate = lr if isinstance(lr, DivergenceRate) else None
@@ -304,7 +327,13 @@ class OCARTransform(Transform):
                 outputs = forward(step.x)
         weights = outputs.new_ones(outputs.shape[0], dtype=torch.float32)
         weights[step.new :] = step.numbers[0]
-        self.curvature.estimate(outputs, weights=weights, targets=step.y, active=step.active)
+        self.curvature.estimate(
+            outputs,
+            weights=weights,
+            targets=step.y,
+            active=step.active,
+            variance=None if self.scale is None else self.scale.variance(outputs),
+        )
         return outputs
 
     def prepare(self, step: Step) -> None:

@@ -28,8 +28,8 @@ LARGEST, SMALLEST = 0.1, 1e-4
 """Bounds of the rate. It starts with the larger one."""
 
 REGRESSION = 0.3
-"""The rate in regression, where it does not change: the loss is quadratic, so that long steps do no
-harm, and a stream that drifts needs them."""
+"""The rate in regression, where it does not change: the loss is quadratic, or its natural step is
+bounded, so that long steps do no harm, and a stream that drifts needs them."""
 
 GAIN, MOST = 0.3, 4.0
 """Exponent of the correction after a batch, and the largest factor that it may be."""
@@ -51,7 +51,7 @@ class DivergenceRate:
     def __init__(self, divergence: float, context: Context) -> None:
         self._divergence = divergence / context.passes
         self._memory = context.memory
-        self._follows = context.likelihood != "gaussian"
+        self._follows = context.likelihood == "categorical"
         start = LARGEST if self._follows else REGRESSION
         self.value = torch.full((), start, dtype=torch.float64, device=context.device)
         self.used = self.value.clone()

@@ -32,7 +32,7 @@ from ocar.streams.benchmarks import get_benchmark
 from ocar_lab.plugins import load_plugins, named_plugins
 from ocar_lab.runs.results import identity_hash
 
-ADDED: dict[str, Any] = {"standardize": False, "max_cost": 1.5}
+ADDED: dict[str, Any] = {"standardize": False, "max_cost": 1.5, "degrees_of_freedom": 5.0}
 """Settings that an earlier version did not have, with the value that changes none of its runs. They
 are then no part of the identity, so that the runs are found again."""
 
