@@ -4,6 +4,7 @@ from ocar.streams.arrays import ArrayStream, TaskArrays
 from ocar.streams.base import StreamBatch, TaskStream
 from ocar.streams.benchmarks import BENCHMARKS, Benchmark, get_benchmark, make_stream
 from ocar.streams.convex import ConvexStream
+from ocar.streams.forecast import ForecastBatch, ForecastStream
 from ocar.streams.iterable import IterableStream
 from ocar.streams.split import ClassIncremental, DomainIncremental
 
@@ -14,6 +15,8 @@ __all__ = [
     "ClassIncremental",
     "ConvexStream",
     "DomainIncremental",
+    "ForecastBatch",
+    "ForecastStream",
     "IterableStream",
     "StreamBatch",
     "TaskArrays",
