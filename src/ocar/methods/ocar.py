@@ -112,7 +112,9 @@ class OCARSettings(CurvatureSettings):
     the k-th batch, but at least 0.1."""
 
     tau: float | None = None
-    """The damping τ at the start; by default the learning rate, whatever it is."""
+    """The damping τ at the start; by default the learning rate, whatever it is. In a regression
+    without a given rate it is also multiplied with the information of the outputs, see
+    :meth:`OCARTransform.information`."""
 
     divergence: float = 1.5e-3
     """How much the steps on a batch may change the predictions, in nats a sample, where no learning
@@ -341,9 +343,22 @@ class OCARTransform(Transform):
         if self._renews(step):
             damping = step.numbers[3 + step.index]
             if self.rate is not None and self.settings.tau is None:
-                damping = damping + self.rate.used
+                damping = damping + self.rate.used * self.information(step.y)
             self.curvature.renew(damping, step.numbers[1])
             self.curvature.check_at_once()
+
+    def information(self, y: Tensor) -> Tensor | float:
+        """Trace of the Fisher of a sample's outputs in a regression, else 1, which bounds it.
+
+        Loss and Fisher of a regression grow with the number of outputs, and with the precision of a
+        Student-t likelihood. A damping that grows with them keeps its share.
+
+        Args:
+            y: Targets, ``(n, outputs)``, or labels, ``(n,)``.
+        """
+        if self.scale is not None:
+            return self.scale.information()
+        return float(y.shape[1]) if y.dim() == 2 else 1.0
 
     def rewrite_(self) -> None:
         """Precondition the gradients, and multiply them with the learning rate if it is a rule."""

@@ -86,6 +86,12 @@ class ResidualScale:
         """The distribution around outputs ``(n, outputs)``."""
         return StudentT(outputs, self.variance(outputs), self.degrees_of_freedom)
 
+    def information(self) -> Tensor:
+        """Trace of the Fisher information of all locations, a scalar in float64."""
+        assert self.values is not None
+        degrees = self.degrees_of_freedom
+        return (1 / self.values[1]).sum() * ((degrees + 1) / (degrees + 3))
+
     def divergence(self, before: Tensor, now: Tensor) -> Tensor:
         """A bound of KL(before ‖ now) in nats, ``(n,)``, from outputs ``(n, outputs)``.
 
