@@ -23,6 +23,7 @@ from benchmarks.results import SCHEMA, Breakdown, Part, Ratio, Result, Skipped, 
 from benchmarks.saving import measure_saving
 from benchmarks.setup import Setup, choose_device
 from benchmarks.steps import measure_graphs, measure_guard, measure_steps
+from benchmarks.wide import measure_wide
 from ocar.errors import ConfigError
 
 __all__ = [
@@ -53,6 +54,7 @@ GROUPS: dict[str, Callable[[Setup], Iterator[Result]]] = {
     "floor": measure_floor,
     "guard": measure_guard,
     "saving": measure_saving,
+    "wide": measure_wide,
 }
 """The measurements by name: functions that yield results."""
 

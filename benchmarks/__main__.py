@@ -35,7 +35,7 @@ class Options:
 
     only: tuple[str, ...] = ()
     """What to measure: steps, nngeometry, recorded, concurrent, mlp, serving, parts, floor, guard,
-    saving. All by default."""
+    saving, wide. All by default."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to measure; auto is the GPU if there is one."""

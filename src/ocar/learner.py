@@ -43,6 +43,7 @@ class Report:
     loss: Tensor  #: Loss of the last pass before its step, a scalar on the model's device.
     classes: int  #: Classes seen so far.
     values: Mapping[str, SupportsFloat]  #: What the transform reports: ``tau``, ``lr``, ...
+    why: Mapping[str, str]  #: How some of them were chosen, in words.
 
 
 class Learner(Saved):
@@ -215,7 +216,8 @@ class Learner(Saved):
             if sure is False:
                 self._undo.restore()
             known = 0 if self.head is None else len(self.head.seen)
-            report = Report(loss=loss, classes=known, values=self.transform.report())
+            values, why = self.transform.report(), self.transform.why()
+            report = Report(loss=loss, classes=known, values=values, why=why)
             self._guard.end()
             self.batches += 1
         for serving in self.servings:

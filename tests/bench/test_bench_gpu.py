@@ -14,7 +14,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("group", sorted(set(GROUPS) - {"mlp", "nngeometry", "serving"}))
+@pytest.mark.parametrize("group", sorted(set(GROUPS) - {"mlp", "nngeometry", "serving", "wide"}))
 def test_a_group_runs_on_cuda(group: str) -> None:
     results = list(measure(Setup.quick(torch.device("cuda")), [group]))
     assert results

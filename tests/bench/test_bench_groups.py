@@ -64,7 +64,11 @@ def test_nngeometry() -> None:
 
 @pytest.mark.parametrize(
     ("group", "package", "name"),
-    [("nngeometry", "nngeometry", "nngeometry"), ("mlp", "avalanche", "mlp, Avalanche")],
+    [
+        ("nngeometry", "nngeometry", "nngeometry"),
+        ("mlp", "avalanche", "mlp, Avalanche"),
+        ("wide", "timm", "wide"),
+    ],
 )
 def test_a_package_that_is_not_there_is_said_in_a_line(
     group: str, package: str, name: str, monkeypatch: pytest.MonkeyPatch

@@ -133,6 +133,7 @@ def test_a_run_that_was_interrupted_names_all_its_processes(tmp_path: Path) -> N
             },
         ),
         short(method="ocar", settings={"classes": ()}),
+        short(method="ocar", defaults=True, settings={"divergence": 1e-3}),
         short(method="gdumb"),
         short(method="gdumb", every=1),
         short(every="task"),
@@ -141,7 +142,12 @@ def test_a_run_that_was_interrupted_names_all_its_processes(tmp_path: Path) -> N
 )
 def test_the_command_makes_the_same_configuration(config: RunConfig) -> None:
     identity = json.loads(json.dumps(config.identity()))
-    given = {"method": config.method, "transform": config.transform, "settings": config.settings}
+    given = {
+        "method": config.method,
+        "transform": config.transform,
+        "settings": config.settings,
+        "defaults": config.defaults,
+    }
     line = run_command(identity, given, seeds=[3, 4], threads=config.threads)
     assert line is not None
     first, second, *rest = shlex.split(line)

@@ -116,7 +116,7 @@ class OCARSettings(CurvatureSettings):
     without a given rate it is also multiplied with the information of the outputs, see
     :meth:`OCARTransform.information`."""
 
-    divergence: float = 1.5e-3
+    divergence: float = 3e-3
     """How much the steps on a batch may change the predictions, in nats a sample, where no learning
     rate is given; see :mod:`ocar.methods.rate`. More learns faster and forgets more."""
 
@@ -257,7 +257,10 @@ class OCARTransform(Transform):
         self._lr = 0.0 if isinstance(lr, DivergenceRate) else lr  # what the host knows of it
         self.tau = settings.tau_at(0, lr=self._lr)
         self._passes = passes
+        self._outputs = 1.0
         self._numbers, self._index = torch.empty(0), 0  # of the present step
+        self._why: dict[str, str] = {}
+        self._weighed = ""
         self._shared = joint and settings.fisher_forward == "shared"
         self._recent: deque[frozenset[int]] = deque(maxlen=settings.window)
 
@@ -267,16 +270,18 @@ class OCARTransform(Transform):
         return (self.curvature.generator,)
 
     def begin(self, batch: Begun) -> Sequence[float]:
-        """Weight of replayed samples, weight of the estimate, bound of a step, τ in each pass."""
+        """Weight of replayed samples, weight of the estimate, three of the rate, τ in each pass."""
         self.curvature.begin(batch.keep, Work(batch.samples, self._passes))
         self._recent.append(frozenset(batch.units))
+        self._outputs = 1.0 if batch.units else float(batch.outputs)
         self.replay_weight = self._weight(batch)
         steps = range(batch.step, batch.step + self._passes)
         taus = [self.settings.tau_at(step, lr=self._lr) for step in steps]
         self.tau = self.settings.tau_at(steps.stop, lr=self._lr)
-        ema = self.settings.ema_of(batch.step // self._passes + 1)
-        bound = 0.0 if self.rate is None else self.rate.bound()
-        return self.replay_weight, ema, bound, *taus
+        number = batch.step // self._passes + 1
+        own = (0.0, 0.0, 0.0) if self.rate is None else self.rate.numbers(number)
+        self._why = {} if self.rate is None else self.rate.why(*own[:2])
+        return self.replay_weight, self.settings.ema_of(number), *own, *taus
 
     def shape(self, classes: int) -> int | None:
         """The classes that an exact root has columns for; None for other roots."""
@@ -296,11 +301,10 @@ class OCARTransform(Transform):
         ratio = batch.known / self.n_new
         classes = self.settings.increments == "classes" and bool(batch.units)  # no regression
         strength = max(1.0, ratio) if classes else 1 + self.settings.tau_step * batch.step  # λ
-        kind = self.settings.replay_weight
-        if kind == "one-plus-lambda":
-            return 1 + strength
-        ratio_by_default = kind is None and classes
-        return ratio if kind == "ratio" or ratio_by_default else strength
+        kind = self.settings.replay_weight or ("ratio" if classes else "lambda")
+        counted = f"{batch.known} classes known, {self.n_new} of them new"
+        self._weighed = f"{kind}: {counted}" if classes else f"{kind}: no classes arrive"
+        return {"ratio": ratio, "lambda": strength, "one-plus-lambda": 1 + strength}[kind]
 
     def _renews(self, step: Step) -> bool:
         return step.index == 0 or self.settings.fisher_passes == "every"
@@ -313,7 +317,7 @@ class OCARTransform(Transform):
         """Record the objective's forward pass if the Fisher is taken from it."""
         self._numbers, self._index = step.numbers, step.index
         if self.rate is not None and step.index == 0:
-            self.rate.start_()
+            self.rate.start_(step.numbers[2], step.numbers[3])
         stack = ExitStack()
         stack.enter_context(self.curvature.follow())
         if self._renews(step) and self._shared:
@@ -341,24 +345,19 @@ class OCARTransform(Transform):
     def prepare(self, step: Step) -> None:
         """Take the estimate into the average and renew the inverse."""
         if self._renews(step):
-            damping = step.numbers[3 + step.index]
+            damping = step.numbers[5 + step.index]
             if self.rate is not None and self.settings.tau is None:
-                damping = damping + self.rate.used * self.information(step.y)
+                damping = damping + self.rate.damping * self.information()
             self.curvature.renew(damping, step.numbers[1])
             self.curvature.check_at_once()
 
-    def information(self, y: Tensor) -> Tensor | float:
+    def information(self) -> Tensor | float:
         """Trace of the Fisher of a sample's outputs in a regression, else 1, which bounds it.
 
         Loss and Fisher of a regression grow with the number of outputs, and with the precision of a
         Student-t likelihood. A damping that grows with them keeps its share.
-
-        Args:
-            y: Targets, ``(n, outputs)``, or labels, ``(n,)``.
         """
-        if self.scale is not None:
-            return self.scale.information()
-        return float(y.shape[1]) if y.dim() == 2 else 1.0
+        return self._outputs if self.scale is None else self.scale.information()
 
     def rewrite_(self) -> None:
         """Precondition the gradients, and multiply them with the learning rate if it is a rule."""
@@ -369,7 +368,7 @@ class OCARTransform(Transform):
         self.curvature.rewrite_()
         grads = self._gradients()
         if before is not None:
-            self.rate.follow_(torch.dot(before, accel.flat(grads)), bound=self._numbers[2])
+            self.rate.follow_(torch.dot(before, accel.flat(grads)), self._numbers[4])
         torch._foreach_mul_(grads, self.rate.used.to(grads[0].dtype))
 
     def _gradients(self) -> list[Tensor]:
@@ -393,10 +392,14 @@ class OCARTransform(Transform):
         if self.rate is not None:
             values |= {"lr": now(self.rate.used), "divergence": now(self.rate.predicted)}
             if self.settings.tau is None:
-                values["tau"] = now(self.rate.used + self.tau)
+                values["tau"] = now(self.rate.damping * self.information() + self.tau)
         if self.curvature.norm_ratio is not None:
             values["norm_ratio"] = float(self.curvature.norm_ratio)
         return values
+
+    def why(self) -> Mapping[str, str]:
+        """How the learning rate was chosen, if it is a rule, and the weight of replayed samples."""
+        return {"replay_weight": self._weighed, **self._why}
 
     def state_dict(self) -> dict[str, Tensor]:
         """The curvature and the labels in the window."""

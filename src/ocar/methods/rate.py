@@ -1,18 +1,20 @@
 """A learning rate that nobody has to set: it follows how much a step changes the predictions.
 
 A step of OCAR is −α (F̄ + τI)⁻¹ g. By the quadratic model it changes the predictions by a divergence
-of about ½ α² gᵀ (F̄ + τI)⁻¹ g, in nats a sample. The rate is raised while this is below a bound, and
-lowered while it is above. The bound is the same for every model. It falls as the stream outgrows
-the memory,
+of about ½ α² gᵀ (F̄ + τI)⁻¹ g, in nats a sample. The rate is chosen such that this is δ, the same
+for every model, in the geometric mean over the last hundred batches or so. A single batch does not
+count for more: new classes have large gradients, and are to be learned at the same rate.
 
-    δ / (1 + e / 5)²,    e = samples seen / size of the memory,
+A small memory represents a long stream badly. A step that keeps the predictions on the memory can
+still change those on samples that the memory has lost. So as the stream outgrows the memory, the
+rate falls and the damping, which else is the rate, falls less:
 
-since a small memory represents a long stream badly: a step that keeps the predictions on the memory
-can still change those on samples that the memory has lost.
+    α = α₀ / (1 + e / 5)^1.5,    τ = α (1 + e / 20),    e = samples seen / size of the memory.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -21,18 +23,18 @@ from torch import Tensor
 from ocar.errors import CheckpointError
 from ocar.methods.context import Context
 
-EPOCHS = 5.0
-"""Value of e at which the bound is a quarter of δ."""
+FALL, POWER, GROWTH = 5.0, 1.5, 20.0
+"""Of the fall of the rate with e, its power, and of the growth of the damping."""
 
-LARGEST, SMALLEST = 0.1, 1e-4
-"""Bounds of the rate. It starts with the larger one."""
+START, LARGEST, SMALLEST = 0.01, 0.1, 1e-5
+"""The first rate, and its bounds."""
 
 REGRESSION = 0.3
 """The rate in regression, where it does not change: the loss is quadratic, or its natural step is
 bounded, so that long steps do no harm, and a stream that drifts needs them."""
 
-GAIN, MOST = 0.3, 4.0
-"""Exponent of the correction after a batch, and the largest factor that it may be."""
+LEAST_WEIGHT = 0.01
+"""Weight of a batch in the mean, once a hundred have been seen."""
 
 
 class DivergenceRate:
@@ -43,59 +45,73 @@ class DivergenceRate:
         context: The parts of the learner.
 
     Attributes:
-        value: The rate for the next batch, a scalar of float64 that is changed in place.
-        used: The rate for the present batch, likewise.
+        used: The rate for the present batch, a scalar of float64 that is changed in place.
+        damping: What belongs to it, likewise.
         predicted: The divergence that was predicted of the first step on the batch, likewise.
+        mean: The mean logarithm of the divergence divided by the rate, likewise.
     """
 
     def __init__(self, divergence: float, context: Context) -> None:
         self._divergence = divergence / context.passes
         self._memory = context.memory
         self._follows = context.likelihood == "categorical"
-        start = LARGEST if self._follows else REGRESSION
-        self.value = torch.full((), start, dtype=torch.float64, device=context.device)
-        self.used = self.value.clone()
-        self.predicted = torch.zeros_like(self.value)
+        start = START if self._follows else REGRESSION
+        self.used = torch.full((), start, dtype=torch.float64, device=context.device)
+        self.damping = self.used.clone()
+        self.predicted = torch.zeros_like(self.used)
+        self.mean = torch.full_like(self.used, math.log(self._divergence / start))
 
     def __float__(self) -> float:
-        return float(self.value)
+        return float(self.used)
 
-    def bound(self) -> float:
-        """How much one step on the next batch may change the predictions, in nats a sample."""
-        epochs = self._memory.seen / self._memory.capacity
-        return self._divergence / (1 + epochs / EPOCHS) ** 2
+    def numbers(self, batch: int) -> tuple[float, float, float]:
+        """What :meth:`start_` and :meth:`follow_` need for a batch, the first being 1."""
+        epochs = self._memory.seen / self._memory.capacity if self._follows else 0.0
+        return (1 + epochs / FALL) ** -POWER, 1 + epochs / GROWTH, max(LEAST_WEIGHT, 1 / batch)
 
-    def start_(self) -> None:
+    def start_(self, fall: Tensor, growth: Tensor) -> None:
         """A batch begins."""
-        self.used.copy_(self.value)
+        if self._follows:
+            rate = (self._divergence / self.mean.exp()).clamp(SMALLEST, LARGEST)
+            self.used.copy_((rate * fall).clamp_min(SMALLEST))
+            self.damping.copy_(self.used * growth)
 
-    def follow_(self, product: Tensor, *, bound: Tensor) -> None:
-        """Correct the rate after the first step on a batch.
+    def follow_(self, product: Tensor, weight: Tensor) -> None:
+        """Take the first step on a batch into the mean.
 
         Args:
             product: gᵀ (F̄ + τI)⁻¹ g, a scalar.
-            bound: What :meth:`bound` returned.
+            weight: Of the batch in the mean.
         """
         self.predicted.copy_(self.used.square() * product / 2)
-        if self._follows:
-            correction = ((bound / self.predicted) ** GAIN).clamp(1 / MOST, MOST)
-            value = (self.used * correction).clamp(SMALLEST, LARGEST)
-            self.value.copy_(torch.where(value.isfinite(), value, self.used))
+        moved = torch.lerp(self.mean, (self.predicted / self.used).log(), weight)
+        self.mean.copy_(torch.where(moved.isfinite(), moved, self.mean))
+
+    def why(self, fall: float, growth: float) -> dict[str, str]:
+        """How rate and damping were chosen, in words; the numbers are those of a batch."""
+        if not self._follows:
+            return {
+                "lr": "constant in regression",
+                "tau": "lr times the information of the outputs",
+            }
+        mean = f"in the mean a step changes predictions by {self._divergence:.2g} nats"
+        longer = f"the stream is longer than the memory of {self._memory.capacity}"
+        return {"lr": f"{mean}; times {fall:.2g}, as {longer}", "tau": f"lr times {growth:.3g}"}
 
     def tensors(self) -> list[Tensor]:
         """What a step changes."""
-        return [self.value, self.used, self.predicted]
+        return [self.used, self.damping, self.predicted, self.mean]
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The rate for the next batch."""
-        return {"rate": self.value}
+        """The mean, from which the next rate follows."""
+        return {"rate": self.mean}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         """Restore what :meth:`state_dict` gave."""
-        rate = state.get("rate")
-        if rate is None or rate.shape != () or not 0 < float(rate) <= 1:
+        mean = state.get("rate")
+        if mean is None or mean.shape != () or not math.isfinite(float(mean)):
             raise CheckpointError(
-                f"The checkpoint has the learning rate {rate}. Must be a number in (0, 1]: it is "
+                f"The checkpoint has {mean} for the divergence of a step. Must be a number: it is "
                 "of a learner with a given lr, or damaged."
             )
-        self.value.copy_(rate)
+        self.mean.copy_(mean)

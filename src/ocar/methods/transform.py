@@ -75,6 +75,10 @@ class Transform(Part):
         """Numbers worth watching, by name."""
         return {}
 
+    def why(self) -> Mapping[str, str]:
+        """How numbers of :meth:`report` were chosen, in words."""
+        return {}
+
 
 @dataclass(frozen=True, kw_only=True)
 class TransformSettings(ABC):

@@ -46,6 +46,8 @@ def run_command(
     words = ["ocar", "run", config["benchmark"], given["method"], *flag_words("seeds", seeds)]
     if given["transform"] is not None:
         words += flag_words("transform", given["transform"])
+    if given.get("defaults"):
+        words += flag_words("defaults", True)
     every = config["every"]  # the command need not say it
     if given.get("every", "") is not None:
         from ocar.methods.registry import usual_interval  # imports PyTorch, which takes seconds
