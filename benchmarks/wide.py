@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import nn
@@ -12,10 +13,10 @@ from benchmarks.results import Result, Skipped, Target, compare
 from benchmarks.setup import Setup, noise, stream_batch
 from benchmarks.timing import take_turns
 from ocar.learner import Learner
-from ocar.methods.registry import make_learner
+from ocar.make import make_learner
 
 CLASSES, MEMORY = 100, 200
-NETWORKS = {
+NETWORKS: dict[str, dict[str, int]] = {
     "resnet18": {},
     "vit_tiny_patch16_224": {"img_size": 32, "patch_size": 4},
 }
@@ -26,8 +27,8 @@ def measure_wide(setup: Setup) -> Iterator[Result]:
     """OCAR without settings over ER, with the curvature of wide layers in parts."""
     try:
         import timm
-    except ImportError:
-        yield Skipped(name="wide", reason="not installed: pip install timm")
+    except (ImportError, RuntimeError) as error:  # torchvision may not fit to PyTorch
+        yield Skipped(name="wide", reason=f"not installed: pip install timm ({error})")
         return
     for name, options in NETWORKS.items():
         models = [timm.create_model(name, num_classes=CLASSES, **options) for _ in range(2)]
@@ -50,7 +51,7 @@ def measure_wide(setup: Setup) -> Iterator[Result]:
 
 def _learner(method: str, model: nn.Module, setup: Setup) -> Learner:
     """A learner with a full memory and, for OCAR, no settings."""
-    given = {"lr": 0.01} if method == "er" else {}
+    given: dict[str, Any] = {"lr": 0.01} if method == "er" else {}
     learner = make_learner(
         method,
         model.to(setup.device),

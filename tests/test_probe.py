@@ -252,14 +252,23 @@ def test_averaged_weights_are_probed_where_they_predict() -> None:
     train, test = digits()
     learner = make_learner(prediction="average", average_rate=0.01)
     averaged = make_model("mlp", image_shape=(1, 8, 8))
-    average = {name: value for name, value in learner.state()[0].items() if "average." in name}
-    averaged.load_state_dict({n.removeprefix("average."): v for n, v in average.items()})
+    average = {name: value for name, value in learner.state()[0].items() if "slow." in name}
+    averaged.load_state_dict({n.removeprefix("slow."): v for n, v in average.items()})
     want = probe_accuracy(averaged, train, test, passes=1, normalize=lambda x: x.float() / 255)
     assert probe_accuracy(learner, train, test, passes=1) == pytest.approx(want, abs=0.005)
     plain = probe_accuracy(
         learner.model, train, test, passes=1, normalize=lambda x: x.float() / 255
     )
     assert plain != want  # else this says nothing
+
+
+def test_where_both_predict_the_slow_weights_are_probed() -> None:
+    train, test = digits()
+    slower = {"slow_rate": 1e-4, "slow_warmup": 0}
+    both, slow = (make_learner(prediction=kind, **slower) for kind in ("both", "slow"))
+    want = probe_accuracy(slow, train, test, passes=1)
+    assert probe_accuracy(both, train, test, passes=1) == want
+    assert probe_accuracy(make_learner(), train, test, passes=1) != want  # else this says nothing
 
 
 def test_a_stream_is_probed_with_all_its_training_data() -> None:

@@ -131,12 +131,13 @@ def _settings(name: str, method: Method) -> str:
 
 def _own_settings(method: Method) -> list[list[str]]:
     """Name, default and meaning of what the method and its transform add, and of α."""
-    common = {field.name for field in dataclasses.fields(LearnerSettings)} - {"lr"}
+    common = {field.name: field.default for field in dataclasses.fields(LearnerSettings)}
+    del common["lr"]
     rows: dict[str, list[str]] = {}
     for kind in (method.settings, method.transform):
         about = {} if kind is None else field_docs(kind)
         for field in () if kind is None else dataclasses.fields(kind):
-            if field.name in common:
+            if field.name in common and common[field.name] == field.default:
                 continue
             default = "needed" if field.default is dataclasses.MISSING else value(field.default)
             rows.setdefault(field.name, [f"`{field.name}`", default, about.get(field.name, "")])

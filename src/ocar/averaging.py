@@ -1,4 +1,18 @@
-"""A moving average of the weights, for prediction."""
+"""Slow weights: a copy of the model that follows it, teaches it, and predicts with it.
+
+After every stream batch the slow weights θ' move towards the weights θ that learn,
+
+    θ' ← θ' + ρ (θ − θ'),    ρ = max(rate, c / (b + c)),
+
+with b stream batches seen so far; so do the running statistics of BatchNorm. Any method can have
+slow weights. They can predict instead of the weights, or with them: the mean of both models'
+probabilities. They can be a teacher, see :mod:`ocar.methods.distillation`.
+
+The mean teacher of Tarvainen & Valpola (NeurIPS 2017) is such a copy. For online continual learning
+see Soutif-Cormerais et al., "Improving Online Continual Learning Performance and Stability with
+Temporal Ensembles" (CoLLAs 2023), who predict with the slow weights, and Michel et al., "Rethinking
+Momentum Knowledge Distillation in Online Continual Learning" (ICML 2024), who also distil them.
+"""
 
 from __future__ import annotations
 
@@ -7,50 +21,81 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from ocar.methods.settings import LearnerSettings
+from ocar.models.check import copy_model
 from ocar.state import check_names
 
 
-class WeightAverage:
-    """Follows the trainable weights of a model.
+class SlowWeights:
+    """Follows the trainable weights of a model and, unless they are shared, its statistics.
 
     Args:
         model: The model.
-        rate: Weight of the newest weights; None to average nothing.
+        settings: Whether there are slow weights, and how they follow.
 
     Attributes:
-        values: The average of each trainable parameter, by name.
+        values: The slow form of each tensor that is followed, by name.
     """
 
-    def __init__(self, model: nn.Module, rate: float | None) -> None:
+    def __init__(self, model: nn.Module, settings: LearnerSettings) -> None:
         self.model = model
-        self.rate = rate
-        self.values = {name: p.detach().clone() for name, p in self._averaged().items()}
+        self.settings = settings
+        saved = set() if settings.slow_shares else model.state_dict().keys()
+        self._statistics = [
+            n for n, b in model.named_buffers() if b.is_floating_point() and n in saved
+        ]
+        self.values = {name: t.detach().clone() for name, t in self._followed().items()}
+        # A module of its own, since the curvature records the calls of the model.
+        self._teacher: nn.Module | None = None
+        if settings.distillation:
+            self._teacher = copy_model(model).eval().requires_grad_(False)
 
-    def _averaged(self) -> dict[str, nn.Parameter]:
-        if self.rate is None:
+    def _followed(self) -> dict[str, Tensor]:
+        if not self.settings.has_slow:
             return {}
-        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        followed: dict[str, Tensor] = {
+            n: p for n, p in self.model.named_parameters() if p.requires_grad
+        }
+        if self._statistics:
+            buffers = dict(self.model.named_buffers())
+            followed |= {name: buffers[name] for name in self._statistics}
+        return followed
 
     @torch.no_grad()
     def fit(self) -> None:
         """Make room for new units of the head, which start with their own weights."""
-        for name, parameter in self._averaged().items():
-            average = self.values[name]
-            if average.shape != parameter.shape:
-                grown = parameter.detach().clone()
-                grown[: average.shape[0]] = average
+        for name, tensor in self._followed().items():
+            slow = self.values[name]
+            if slow.shape != tensor.shape:
+                grown = tensor.detach().clone()
+                grown[: slow.shape[0]] = slow
                 self.values[name] = grown
 
     @torch.no_grad()
-    def follow(self) -> None:
-        """Move towards the weights."""
-        if self.rate is not None:
-            weights = self._averaged()
-            averages = [self.values[name] for name in weights]
-            torch._foreach_lerp_(averages, [p.detach() for p in weights.values()], self.rate)
+    def follow(self, rate: Tensor) -> None:
+        """Move towards the weights; a scalar in [0, 1] says how much of the way."""
+        followed = self._followed()
+        slow = [self.values[name] for name in followed]
+        way = torch._foreach_sub([t.detach() for t in followed.values()], slow)
+        torch._foreach_mul_(way, rate.to(slow[0].dtype))
+        torch._foreach_add_(slow, way)
+
+    def weights(self) -> dict[str, Tensor]:
+        """All parameters and buffers of the model, with the slow ones in place of theirs."""
+        tensors = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        return tensors | self.values
+
+    @torch.no_grad()
+    def teach(self, x: Tensor) -> Tensor:
+        """Outputs for inputs of the model in eval mode, without a call of the model."""
+        assert self._teacher is not None
+        outputs: Tensor = torch.func.functional_call(self._teacher, self.weights(), (x,))
+        return outputs
 
     def load(self, values: Mapping[str, Tensor]) -> None:
-        """Take saved averages; a ``CheckpointError`` if they are of another model."""
-        weights = self._averaged()
-        check_names("moving average", values, weights)
-        self.values = {n: t.to(weights[n].device, copy=True) for n, t in values.items()}
+        """Take saved slow weights; a ``CheckpointError`` if they are of another model."""
+        followed = self._followed()
+        check_names("slow weights", values, followed)
+        self.values = {
+            name: torch.empty_like(t.detach()).copy_(values[name]) for name, t in followed.items()
+        }

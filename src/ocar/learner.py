@@ -17,13 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from ocar import accel
-from ocar.averaging import WeightAverage
+from ocar.averaging import SlowWeights
 from ocar.errors import InputError
 from ocar.guard import BatchGuard, Guard, GuardCounts
 from ocar.inputs import Intake, check_samples
 from ocar.methods.context import Context
 from ocar.methods.objective import Begun
-from ocar.methods.settings import LearnerSettings
+from ocar.methods.settings import LearnerSettings, Prediction
 from ocar.methods.student_t import ResidualScale
 from ocar.methods.transform import Transform, TransformSettings
 from ocar.models.check import check_model, may_draw
@@ -98,9 +98,9 @@ class Learner(Saved):
             )
         self.intake = Intake(settings, model, self.head, like=parameter)
         self.memory = settings.make_memory(self.device)
-        scale: ResidualScale | None = None
+        residuals: ResidualScale | None = None
         if settings.likelihood == "student-t":
-            scale = ResidualScale(settings.degrees_of_freedom, self.device)
+            residuals = ResidualScale(settings.degrees_of_freedom, self.device)
         self.context = Context(
             model=model,
             head=self.head,
@@ -108,7 +108,7 @@ class Learner(Saved):
             lr=settings.lr,
             passes=settings.passes,
             likelihood=settings.likelihood,
-            scale=scale,
+            residuals=residuals,
             seed=settings.seed,
             device=self.device,
             dtype=self.dtype,
@@ -116,6 +116,7 @@ class Learner(Saved):
             normalize=self.intake.normalize,
             augment=self.intake.augment,
             targets=self.intake.standardize,
+            curvature_scale=settings.curvature_scale,
         )
         self.objective = settings.make_objective(self.context)
         self.transform = (
@@ -136,10 +137,9 @@ class Learner(Saved):
             model=model,
             normalize=self.intake.rescale,
             bound=bound,
-            distance=accel.half_square if scale is None else scale.divergence,
+            distance=accel.half_square if residuals is None else residuals.divergence,
         )
-        averages = settings.prediction == "average"
-        self.average = WeightAverage(model, settings.average_rate if averages else None)
+        self.slow = SlowWeights(model, settings)
         self._stateful: dict[str, Any] = {  # by the prefix of their tensors
             "memory": self.memory,
             "objective": self.objective,
@@ -152,10 +152,10 @@ class Learner(Saved):
             objective=self.objective,
             transform=self.transform,
             guard=self._guard,
-            average=self.average,
+            slow=self.slow,
             generator=self.intake.generator,
         )
-        parts = (model, self.head, self.intake, self.average, self._head_generator)
+        parts = (model, self.head, self.intake, self.slow, self._head_generator)
         self._undo = Undo(
             {self: ("batches", "steps"), self._steps: ("capacity",)},
             [*parts, *(self.memory, self.objective, self.transform)],
@@ -262,9 +262,9 @@ class Learner(Saved):
         return loss
 
     def _take(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, list[int]]:
-        """Check a batch, and fit the units, the weight average and the scale to it."""
+        """Check a batch, and fit the units, the slow weights and the scale to it."""
         x, y, units = self.intake.take(x, y)
-        self.average.fit()  # the head may have grown
+        self.slow.fit()  # the head may have grown
         self.intake.follow(x, y, self._undo.keep)
         return x, y, units
 
@@ -336,22 +336,32 @@ class Learner(Saved):
 
     @synchronized
     @torch.no_grad()
-    def predict(self, x: Tensor, *, chunk: int = 1024) -> Tensor:
+    def predict(
+        self, x: Tensor, *, chunk: int = 1024, prediction: Prediction | None = None
+    ) -> Tensor:
         """Logits of each class seen, or the outputs of a regression; nothing changes.
 
         Args:
             x: Raw samples, ``(n, ...)``.
             chunk: Samples that go through the model at once.
+            prediction: Which weights predict, if not those of the settings: ``"plain"``,
+                ``"slow"`` or ``"both"``.
 
         Returns:
             Shape ``(n, len(classes))``, column i for label ``classes[i]``.
 
         Raises:
-            InputError: The samples are unlike those that were learned.
+            InputError: The samples are unlike those that were learned, or the learner has no slow
+                weights to predict with.
         """
         check_samples(x, like=self.intake.item)
-        parts = [self._answer(part) for part in x.split(chunk)]
-        return self.context.mask(parts[0] if len(parts) == 1 else torch.cat(parts))
+        if prediction not in (None, "plain") and not self.settings.has_slow:
+            raise InputError(
+                f"Invalid prediction={prediction!r}. Must be 'plain': the learner has no slow "
+                "weights. Make it with prediction='both', 'slow' or distillation=..."
+            )
+        parts = [self._answer(part, prediction) for part in x.split(chunk)]
+        return self.context.answer(parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))
 
     def predict_repeatedly(self, x: Tensor) -> Repeated:
         """For predicting the same raw samples ``(n, ...)`` after every batch, faster.
@@ -378,27 +388,39 @@ class Learner(Saved):
 
         return Repeated(make, self.context)
 
-    def _answer(self, x: Tensor) -> Tensor:
-        """Outputs for raw samples, in the units of the targets."""
-        return self.intake.targets.invert(self._evaluate(self.intake.prepare(x)))
+    def _answer(self, x: Tensor, prediction: Prediction | None = None) -> Tensor:
+        """Outputs of each model for raw samples, in the units of the targets."""
+        return self.intake.targets.invert(self._evaluate(self.intake.prepare(x), prediction))
 
     @synchronized
-    def _evaluate(self, x: Tensor) -> Tensor:
-        """Outputs for inputs of the model, in eval mode."""
+    def _evaluate(self, x: Tensor, prediction: Prediction | None = None) -> Tensor:
+        """Outputs for inputs of the model in eval mode, ``(models, n, outputs)``."""
         with self.context.evaluating(), self.draws(keep=False):
             if self.objective.predicts:
-                return self.objective.predict(x)
-            if self.average.values:
-                return torch.func.functional_call(self.model, self.average.values, (x,))
-            outputs: Tensor = self.model(x)
-            return outputs
+                return self.objective.predict(x)[None]
+            kinds = _models(prediction or self.settings.prediction)
+            slow = self.slow.values
+            parts = [
+                torch.func.functional_call(self.model, slow, (x,)) if is_slow else self.model(x)
+                for is_slow in kinds
+            ]
+            return parts[0][None] if len(parts) == 1 else torch.stack(parts)
 
-    def weights(self) -> dict[str, Tensor] | None:
-        """The parameters and buffers that predict, by name; None if more than they predicts."""
+    def weights(self) -> list[dict[str, Tensor]] | None:
+        """The parameters and buffers by name, of each model that predicts.
+
+        There are two if the slow weights predict too; None if more than weights predicts.
+        """
         if self.objective.predicts:
             return None
-        tensors = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
-        return tensors | self.average.values
+        fast = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        kinds = _models(self.settings.prediction)
+        return [fast | self.slow.values if is_slow else fast for is_slow in kinds]
+
+
+def _models(prediction: Prediction) -> list[bool]:
+    """For each model that predicts whether it has the slow weights."""
+    return {"plain": [False], "both": [False, True]}.get(prediction, [True])
 
 
 def _unchanged(x: Tensor) -> Tensor:

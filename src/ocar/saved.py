@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ocar import accel, state
-from ocar.averaging import WeightAverage
+from ocar.averaging import SlowWeights
 from ocar.errors import CheckpointError
 from ocar.guard import Guard
 from ocar.inputs import Intake
@@ -50,7 +50,7 @@ class Saved(ABC):
     steps: int
     head: GrowingHead | None
     intake: Intake
-    average: WeightAverage
+    slow: SlowWeights
     context: Context
     draws: accel.OwnDraws
     _head_generator: torch.Generator
@@ -102,7 +102,7 @@ class Saved(ABC):
             **state.with_prefix("model", self.model.state_dict()),
             **state.with_prefix("buffers", hidden_buffers(self.model)),
             **state.with_prefix("optimizer", save_optimizer(self._steps.optimizer)),
-            **state.with_prefix("average", self.average.values),
+            **state.with_prefix("slow", self.slow.values),
             **state.with_prefix("standardize", self.intake.statistics()),
             **{f"generator.{n}": g.get_state() for n, g in self.generators().items()},
         }
@@ -126,7 +126,8 @@ class Saved(ABC):
         state.check_names("model", weights, self.model.state_dict())
         if state.not_finite(weights):
             raise CheckpointError("The checkpoint holds weights that are NaN or Inf.")
-        self.average.load(state.without_prefix("average", tensors))
+        slow = state.without_prefix("slow", tensors)
+        self.slow.load(slow or state.without_prefix("average", tensors))  # ocar 0.2's name
         self.model.load_state_dict(weights)
         hidden = state.without_prefix("buffers", tensors)
         for name, buffer in hidden_buffers(self.model).items():  # a cache may have another shape

@@ -6,7 +6,7 @@ is never written to: readers are counted, and the next weights go into a copy th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import NoReturn
@@ -18,6 +18,7 @@ from ocar import accel
 from ocar.config import require
 from ocar.inputs import Intake, Item, check_samples
 from ocar.learner import Learner
+from ocar.methods.context import mean_prediction
 from ocar.models.check import copy_model
 from ocar.standardize import RunningScale
 from ocar.synchronized import Lock
@@ -33,11 +34,12 @@ class Answer:
 
 
 class _Copy:
-    """A model that answers, or will."""
+    """A model that answers, or will; two if slow weights answer with it."""
 
-    def __init__(self, learner: Learner) -> None:
-        self.model = copy_model(learner.model).eval().requires_grad_(False)
-        self.tensors = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+    def __init__(self, learner: Learner, models: int) -> None:
+        self.models = [
+            copy_model(learner.model).eval().requires_grad_(False) for _ in range(models)
+        ]
         self.inputs, self.targets = RunningScale(), RunningScale()
         self.classes: tuple[int, ...] = ()
         self.batches = 0
@@ -46,13 +48,19 @@ class _Copy:
         self.retired = False  # whether the head has grown since
         self.fence = accel.Fence(learner.device)
 
-    def write(self, weights: Mapping[str, Tensor], intake: Intake) -> None:
+    def write(self, weights: Sequence[Mapping[str, Tensor]], intake: Intake) -> None:
         """Take over weights and the scale of the inputs, after all reads that were started."""
         self.fence.before_write()
-        torch._foreach_copy_(list(self.tensors.values()), [weights[n] for n in self.tensors])
+        for model, values in zip(self.models, weights, strict=True):
+            own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+            torch._foreach_copy_(list(own.values()), [values[name] for name in own])
         self.inputs.copy_(intake.inputs)
         self.targets.copy_(intake.targets)
         self.fence.after_write()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Outputs of each model, ``(models, n, outputs)``."""
+        return torch.stack([model(x) for model in self.models])
 
 
 class Serving:
@@ -103,11 +111,12 @@ class Serving:
         with self._reading() as own:
             check_samples(x, like=own.item)
             prepare = learner.intake.prepare
-            parts = [own.model(prepare(part, own.inputs)) for part in x.split(chunk)]
-            outputs = own.targets.invert(parts[0] if len(parts) == 1 else torch.cat(parts))
+            parts = [own(prepare(part, own.inputs)) for part in x.split(chunk)]
+            outputs = own.targets.invert(torch.cat(parts, dim=1))
             if learner.head is not None:
-                outputs = outputs[:, : len(own.classes)]
-            return Answer(logits=outputs, classes=own.classes, batches=own.batches)
+                outputs = outputs[..., : len(own.classes)]
+            logits = mean_prediction(outputs, regression=learner.head is None)
+            return Answer(logits=logits, classes=own.classes, batches=own.batches)
 
     def learned(self) -> None:
         """Publish if it is due; the learner calls this after a batch."""
@@ -123,16 +132,16 @@ class Serving:
             if weights is None:
                 return
             self._retire(weights)
-            spare = self._spare()
+            spare = self._spare(len(weights))
             spare.write(weights, self.learner.intake)
             spare.classes, spare.batches = self.learner.classes, self.learner.batches
             spare.item = self.learner.intake.item
             with self._lock:
                 self._current = spare
 
-    def _retire(self, weights: Mapping[str, Tensor]) -> None:
+    def _retire(self, weights: Sequence[Mapping[str, Tensor]]) -> None:
         """Give up all copies if the head has grown; those in use serve to their end."""
-        shapes = {name: tensor.shape for name, tensor in weights.items()}
+        shapes = {name: tensor.shape for name, tensor in weights[0].items()}
         if shapes == self._shapes:
             return
         self._shapes = shapes
@@ -143,13 +152,13 @@ class Serving:
         for own in retired:
             own.fence.finish()
 
-    def _spare(self) -> _Copy:
+    def _spare(self, models: int) -> _Copy:
         """A copy that nobody reads, nor can begin to."""
         with self._lock:
             for own in self._copies:
                 if own.readers == 0 and own is not self._current:
                     return own
-            self._copies.append(_Copy(self.learner))
+            self._copies.append(_Copy(self.learner, models))
             return self._copies[-1]
 
     @contextmanager

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from ocar import accel
-from ocar.averaging import WeightAverage
+from ocar.averaging import SlowWeights
 from ocar.errors import NumericalError
 from ocar.guard import BatchGuard
 from ocar.memory.memory import Batch
 from ocar.methods.context import Context
-from ocar.methods.objective import Begun, Objective, Step
+from ocar.methods.distillation import Distillation
+from ocar.methods.objective import Begun, Objective, Outcome, Step
 from ocar.methods.settings import LearnerSettings
 from ocar.methods.transform import Transform
 from ocar.models.modes import train_mode_
@@ -41,7 +42,7 @@ class Steps:
         objective: Objective,
         transform: Transform,
         guard: BatchGuard,
-        average: WeightAverage,
+        slow: SlowWeights,
         generator: torch.Generator,
     ) -> None:
         self.settings = settings
@@ -49,7 +50,10 @@ class Steps:
         self.objective = objective
         self.transform = transform
         self.guard = guard
-        self.average = average
+        self.slow = slow
+        self._distillation: Distillation | None = None
+        if settings.distillation:
+            self._distillation = Distillation(settings, slow.teach, context.residuals)
         self.optimizer = settings.make_optimizer(self.parameters())
         self._lr = 1.0 if settings.lr is None else settings.lr  # else it is in the gradient
         self._backward = accel.Backward(context.model)
@@ -68,8 +72,9 @@ class Steps:
 
     def begin(self, batch: Begun) -> list[Tensor]:
         """Tell the parts that a batch begins; returns their numbers for its steps."""
-        parts = (self.transform, self.objective)
-        return [torch.tensor(part.begin(batch), dtype=torch.float64) for part in parts]
+        rate = self.settings.slow_rate_at(batch.step // self.settings.passes)
+        numbers = (self.transform.begin(batch), self.objective.begin(batch), rate)
+        return [torch.tensor(own, dtype=torch.float64) for own in numbers]
 
     def take(self, x: Tensor, y: Tensor, trusted: Tensor, numbers: Sequence[Tensor]) -> Tensor:
         """Take the steps on a stream batch; returns the last loss, NaN if the batch was refused.
@@ -122,6 +127,7 @@ class Steps:
         slots: Tensor,
         numbers: Tensor,
         own_numbers: Tensor,
+        rate: Tensor,
         active: Tensor,
         trusted: Tensor,
         *,
@@ -135,6 +141,7 @@ class Steps:
             slots: What to replay in each pass, ``(passes, m)``.
             numbers: Of the transform.
             own_numbers: Of the objective.
+            rate: How far the slow weights go.
             active: Which outputs stand for a class; empty in regression.
             trusted: Whether the new samples are of a sane scale.
             key: The size of each draw from memory, and the shape of the transform.
@@ -170,19 +177,22 @@ class Steps:
         first, _ = accel.parallel(partial(join, 0, gather(0)), begin)
         later = range(1, len(slots))
         loss, rest = accel.parallel(
-            partial(self._take, first, parameters), lambda: [join(i, gather(i)) for i in later]
+            partial(self._take, first, parameters, rate),
+            lambda: [join(i, gather(i)) for i in later],
         )
         for step in rest:
-            loss = self._take(step, parameters)
+            loss = self._take(step, parameters, rate)
         self.guard.commit(loss, self.transform.ok(), trusted)
+        if self.settings.has_slow and not self.settings.slow_at_steps:
+            self.slow.follow(rate * self.guard.verdict.accepted)
         return loss
 
-    def _take(self, step: Step, parameters: Sequence[nn.Parameter]) -> Tensor:
+    def _take(self, step: Step, parameters: Sequence[nn.Parameter], rate: Tensor) -> Tensor:
         """One gradient step; returns its loss."""
         for parameter in parameters:
             parameter.grad = None
         with self._backward.forward(), self.transform.watch(step):
-            outcome = self.objective(self.context.model, step)
+            outcome = self._evaluate(step)
         seen = outcome.step or step
         outputs = self.transform.observe(seen, outcome.outputs, self.context.model)
         jobs = [partial(self._backward, outcome.loss), partial(self.transform.prepare, seen)]
@@ -198,15 +208,22 @@ class Steps:
             grads = [p.grad for p in parameters if p.grad is not None]
             with torch.no_grad():
                 torch._foreach_add_(moved, grads, alpha=-self._lr)
-        self.average.follow()
+        if self.settings.has_slow and self.settings.slow_at_steps:
+            self.slow.follow(rate)
         return outcome.loss.detach()
 
+    def _evaluate(self, step: Step) -> Outcome:
+        """The loss of one step."""
+        if self._distillation is None:
+            return self.objective(self.context.model, step)
+        return self._distillation(self.objective, self.context.model, step)
+
     def _statistics(self) -> list[Tensor]:
-        """What steps change beside what learns: of the model, the optimizer and the average."""
+        """What steps change beside what learns: of the model, the optimizer, the slow weights."""
         states = () if self.optimizer is None else self.optimizer.state.values()
         tensors = [
             *self.context.model.buffers(),
             *(value for values in states for value in values.values()),
-            *self.average.values.values(),
+            *self.slow.values.values(),
         ]
         return [t for t in tensors if isinstance(t, Tensor) and t.is_floating_point()]

@@ -48,6 +48,7 @@ STYLES: dict[str, Style] = {
     "ngd": Style(GREEN, (2, 1.5), "triangle-up"),
     "ocar-ace": Style(SKY, (8, 2), "cross"),
     "ocar-der++": Style(VIOLET, (4, 1, 1, 1), "x"),
+    "ocar-slow": Style(GREEN, (14, 1.5), "star"),
     "er-ace": Style(PURPLE, (3, 1), "star"),
     "er-lwf": Style(GREY, (7, 3), "hexagon"),
     "mir": Style(GREEN, (9, 2, 2, 2), "square"),

@@ -100,7 +100,7 @@ def test_prediction_with_the_moving_average_of_the_weights() -> None:
                     # Units that are new start at their weights before the step.
                     average[name] = added
                     fresh = slice(2, None)
-                    average[name][fresh] = learner.average.values[name][fresh]
+                    average[name][fresh] = learner.slow.values[name][fresh]
                     kept = average[name][:2]
                     average[name][:2] = kept + 0.25 * (p.detach()[:2] - kept)
                 else:

@@ -204,9 +204,9 @@ def test_the_damping_of_a_regression_is_relative_to_the_information(likelihood: 
     learner.learn(x, x[:, :3])
     residuals = x[:, :3] - before(x).detach()
     middle, scores = torch.ones(3).double(), residuals
-    if learner.context.scale is not None:
-        assert learner.context.scale.values is not None
-        variance = learner.context.scale.values[1]
+    if learner.context.residuals is not None:
+        assert learner.context.residuals.values is not None
+        variance = learner.context.residuals.values[1]
         middle = 6 / 8 / variance
         scores = 6 * residuals / (5 * variance + residuals.square())
     joint = nn.functional.pad(x, (0, 1), value=1.0)

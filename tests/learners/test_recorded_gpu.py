@@ -29,6 +29,13 @@ OCAR = {"lr": 1e-3, "tau_step": 1e-6, "ema": 0.2}
 METHODS = {
     "er": ("er", {"lr": 0.05}),
     "er-average": ("er", {"lr": 0.05, "prediction": "average", "average_rate": 0.1}),
+    "er-slow": ("er", {"lr": 0.05, "prediction": "slow", "slow_every": "step"}),
+    "er-both": ("er", {"lr": 0.05, "prediction": "both", "slow_rate": 0.1}),
+    "er-distilled": ("er", {"lr": 0.05, "distillation": 1.0, "distill_on": "replayed"}),
+    "ocar-slow": ("ocar-slow", OCAR | {"slow_rate": 0.1, "slow_warmup": 4.0}),
+    "ocar-slow-curved": ("ocar-slow", OCAR | {"distill_curvature": True}),
+    "ocar-ace-slow": ("ocar-ace", OCAR | {"prediction": "both", "distillation": 1.0}),
+    "er-adjusted": ("er", {"lr": 0.05, "logit_adjustment": 0.5}),
     "er-kept": ("er", {"lr": 0.05, "replay": "kept"}),
     "der++": ("der++", {"lr": 0.05}),
     "der++-own": ("der++", {"lr": 0.05, "labels_from": "own", "distance": "norm"}),
@@ -238,7 +245,7 @@ def test_what_cannot_be_recorded_runs_eagerly_and_says_so(
     torch.rand(1, device="cuda")  # the device's own generator can still be drawn from
 
 
-@pytest.mark.parametrize("kind", ["er", "er-average"])
+@pytest.mark.parametrize("kind", ["er", "er-average", "er-slow", "ocar-slow"])
 def test_repeated_prediction_is_predict(kind: str) -> None:
     learner = make(kind, record=True)
     held_out = torch.randint(0, 256, (50, 3, 32, 32), dtype=torch.uint8)
@@ -270,8 +277,9 @@ def test_repeated_prediction_in_single_precision() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-def test_learning_does_not_wait_for_the_device() -> None:
-    learner = make("ocar", record=True)
+@pytest.mark.parametrize("kind", ["ocar", "ocar-slow"])
+def test_learning_does_not_wait_for_the_device(kind: str) -> None:
+    learner = make(kind, record=True)
     held_out = torch.randint(0, 256, (50, 3, 32, 32), dtype=torch.uint8)
     stream = batches(12)
     repeated = None
@@ -299,7 +307,7 @@ def test_a_curvature_that_is_not_finite_is_reported_late() -> None:
         learner.check()
 
 
-@pytest.mark.parametrize("kind", ["er", "ocar", "ewc", "lpr"])
+@pytest.mark.parametrize("kind", ["er", "ocar", "ewc", "lpr", "ocar-slow"])
 @pytest.mark.filterwarnings("ignore::ocar.guard.GuardWarning")
 def test_the_guard_backs_off_in_a_graph_as_it_does_eagerly(kind: str) -> None:
     stream = [(x.double() / 255, y) for x, y in batches(16)]

@@ -261,9 +261,9 @@ def test_the_average_of_the_weights_is_rolled_back(position: int, grows: bool) -
     batches = list(vectors(4, [0, 1]))
     for x, y in batches[:position]:
         learner.learn(x, y)
-    before = {name: t.clone() for name, t in learner.average.values.items()}
+    before = {name: t.clone() for name, t in learner.slow.values.items()}
     learn_bad(learner, "loss", [2, 3, 4] if grows else [0, 1])
-    for name, tensor in learner.average.values.items():
+    for name, tensor in learner.slow.values.items():
         assert torch.equal(tensor[: len(before[name])], before[name]), name
         assert tensor.isfinite().all()
     assert learner.predict(x if position else batches[0][0]).isfinite().all()

@@ -56,8 +56,8 @@ Known = tuple[nn.Module, tuple[int, ...], RunningScale]
 def what_it_is(learner: Learner) -> Known:
     """A copy of what a learner predicts with, made without the help of what is tested."""
     model = copy.deepcopy(learner.model).eval()
-    if learner.average is not None:
-        model.load_state_dict(learner.average.values, strict=False)
+    if learner.slow is not None:
+        model.load_state_dict(learner.slow.values, strict=False)
     return model, learner.classes, copy.deepcopy(learner.intake.inputs)
 
 
@@ -180,13 +180,13 @@ def test_a_copy_in_use_is_not_written_to() -> None:
     batches = list(vectors(9, [0, 1]))
     learner.learn(*batches[0])
     with serving._reading() as first:
-        before = copy.deepcopy(first.model.state_dict())
+        before = copy.deepcopy(first.models[0].state_dict())
         learner.learn(*batches[1])
         with serving._reading() as second:
             for batch in batches[2:]:
                 learner.learn(*batch)
         assert second.batches == 2
-        assert all(torch.equal(t, before[n]) for n, t in first.model.state_dict().items())
+        assert all(torch.equal(t, before[n]) for n, t in first.models[0].state_dict().items())
         assert first.batches == 1
     assert len(serving._copies) == 4, "one for each that was read, the current and a spare"
     assert serving.predict(batches[0][0]).batches == 9
@@ -199,8 +199,8 @@ def test_copies_of_a_smaller_head_are_given_up() -> None:
         for label in range(9):
             learner.learn(torch.randn(4, 6), torch.full((4,), label))
         assert serving.predict(torch.randn(3, 6)).logits.shape == (3, 9)
-        assert first.model[-1].out_features == 2
-    assert all(own.model[-1].out_features == 16 for own in serving._copies)
+        assert first.models[0][-1].out_features == 2
+    assert all(own.models[0][-1].out_features == 16 for own in serving._copies)
     assert len(serving._copies) <= 2
 
 

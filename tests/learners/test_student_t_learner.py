@@ -25,9 +25,9 @@ CPU = torch.device("cpu")
 
 def scale_of(learner: Learner) -> Tensor:
     """σ² of each output."""
-    assert learner.context.scale is not None
-    assert learner.context.scale.values is not None
-    return learner.context.scale.values[1]
+    assert learner.context.residuals is not None
+    assert learner.context.residuals.values is not None
+    return learner.context.residuals.values[1]
 
 
 def with_variance(*values: float, degrees: float = 5.0) -> ResidualScale:
@@ -191,7 +191,7 @@ def test_the_divergence_that_is_measured_is_that_of_the_likelihood() -> None:
     for x, _ in batches[:2]:
         learner.learn(x, x[:, :1])
     asked: list[Tensor] = []
-    divergence = learner.context.scale.divergence
+    divergence = learner.context.residuals.divergence
 
     def watched(before: Tensor, now: Tensor) -> Tensor:
         asked.append(divergence(before, now))

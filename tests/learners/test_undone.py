@@ -289,6 +289,11 @@ def with_new_teachers(method: str) -> Learner:
     return Case(method).make(convnet(units=2), teacher="batches", refresh=2)
 
 
+def with_slow_teacher(method: str) -> Learner:
+    given = {"prediction": "both", "distillation": 1.0, "slow_rate": 0.3}
+    return Case(method).make(convnet(units=2), **given)
+
+
 def with_stretches(method: str) -> Learner:
     return Case(method).make(convnet(units=2), stretches="batches", stretch=2)
 
@@ -303,6 +308,9 @@ OTHERS: list[tuple[str, Make]] = [
     ("er-ace", with_reservoir),
     ("scr", with_averaged_means),
     ("er-lwf", with_new_teachers),
+    ("er", with_slow_teacher),
+    ("ocar", with_slow_teacher),
+    ("ocar-ace", with_slow_teacher),
     ("ocm", with_stretches),
     ("onpro", with_stretches),
     ("er", with_batchnorm),
@@ -314,7 +322,8 @@ OTHERS: list[tuple[str, Make]] = [
 @pytest.mark.parametrize("kind", ["loss", "error"])
 @pytest.mark.parametrize(("method", "make"), OTHERS)
 def test_nor_in_learners_with_more_state(method: str, make: Make, kind: str) -> None:
-    pictures = make in (with_batchnorm, with_new_teachers, with_stretches, with_augmentation)
+    on_pictures = (with_batchnorm, with_new_teachers, with_stretches, with_augmentation)
+    pictures = make in (*on_pictures, with_slow_teacher)
     check(method, "batchnorm" if pictures else "growing", kind, 4, make)
 
 

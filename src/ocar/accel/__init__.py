@@ -49,7 +49,7 @@ from ocar.accel.patches import patches
 from ocar.accel.prediction import RepeatedPrediction, repeated_prediction
 from ocar.accel.rows import RowRecorder, Rows
 from ocar.accel.snapshot import COUNTS, Snapshot, Tensors, Verdict, commit_or_rollback, snapshot
-from ocar.accel.streams import Fence, parallel, share_device
+from ocar.accel.streams import Fence, Side, parallel, share_device
 from ocar.accel.weight_gradients import weight_gradients
 from ocar.accel.write_rows import write_rows
 
@@ -68,6 +68,7 @@ __all__ = [
     "RepeatedPrediction",
     "RowRecorder",
     "Rows",
+    "Side",
     "Snapshot",
     "Tensors",
     "Verdict",

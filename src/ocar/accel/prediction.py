@@ -7,14 +7,14 @@ copy of the weights, so that the next batch is learned while the last evaluation
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ocar.accel.devices import many_images
-from ocar.accel.folded import fold
+from ocar.accel.folded import FoldedResNet, fold
 from ocar.accel.graph import Graph
 
 T = TypeVar("T")
@@ -55,13 +55,13 @@ class RepeatedPrediction:
     def _predict_first(self, n: int) -> Tensor:
         parts = self._x[:n].split(CHUNK)
         normalize = self._normalize or (lambda part: part)
-        return torch.cat([self._predict(normalize(part)) for part in parts])
+        return torch.cat([self._predict(normalize(part)) for part in parts], dim=-2)
 
 
 class ParallelPrediction(RepeatedPrediction):
     """A :class:`RepeatedPrediction` on a stream of its own, with a copy of the weights.
 
-    The model is on a CUDA device. Its ``weights`` must stay the same tensors.
+    The model is on a CUDA device. The ``weights`` must stay the same tensors.
     """
 
     def __init__(
@@ -70,19 +70,32 @@ class ParallelPrediction(RepeatedPrediction):
         *,
         normalize: Callable[[Tensor], Tensor],
         model: nn.Module,
-        weights: Mapping[str, Tensor],
+        weights: Sequence[Mapping[str, Tensor]],
     ) -> None:
-        like = next(iter(weights.values()))
-        own = copy.deepcopy(model).eval().requires_grad_(False)
-        folded = fold(own, torch.float16 if like.dtype == torch.float32 else like.dtype)
-        self._folded = folded
-        named = {**dict(own.named_parameters()), **dict(own.named_buffers())}
-        changing = {name: tensor for name, tensor in named.items() if tensor.is_floating_point()}
-        self._copies: list[Tensor] = list(changing.values())
-        self._values = [weights[name] for name in changing]
-        prepare = normalize if folded is None else lambda x: folded.prepare(normalize(x))
-        super().__init__(x, normalize=prepare, predict=folded or own, device=like.device)
-        if folded is None:
+        like = next(iter(weights[0].values()))
+        half = torch.float16 if like.dtype == torch.float32 else like.dtype
+        self._copies: list[Tensor] = []
+        self._values: list[Tensor] = []
+        self._folded: list[FoldedResNet] = []
+        models: list[Callable[[Tensor], Tensor]] = []
+        for values in weights:
+            own = copy.deepcopy(model).eval().requires_grad_(False)
+            named = {**dict(own.named_parameters()), **dict(own.named_buffers())}
+            changing = {name: t for name, t in named.items() if t.is_floating_point()}
+            self._copies += changing.values()
+            self._values += [values[name] for name in changing]
+            if (folded := fold(own, half)) is not None:
+                self._folded.append(folded)
+            models.append(folded or own)
+
+        def prepare(x: Tensor) -> Tensor:
+            return self._folded[0].prepare(normalize(x)) if self._folded else normalize(x)
+
+        def predict(x: Tensor) -> Tensor:
+            return torch.stack([own(x) for own in models])
+
+        super().__init__(x, normalize=prepare, predict=predict, device=like.device)
+        if not self._folded:
             self._x = many_images(self._x)
         self._stream = torch.cuda.Stream(like.device)
         self._graph = Graph(self._first, device=like.device, low_priority=True)
@@ -118,8 +131,8 @@ class ParallelPrediction(RepeatedPrediction):
         self._idle.synchronize()
 
     def _first(self, *, key: int) -> Tensor:
-        if self._folded is not None:
-            self._folded.refresh_()
+        for folded in self._folded:
+            folded.refresh_()
         return self._predict_first(key)
 
 
@@ -129,7 +142,7 @@ def repeated_prediction(
     normalize: Callable[[Tensor], Tensor],
     predict: Callable[[Tensor], Tensor],
     model: nn.Module,
-    weights: Mapping[str, Tensor] | None,
+    weights: Sequence[Mapping[str, Tensor]] | None,
     record: bool,
 ) -> RepeatedPrediction:
     """The fastest way to predict the same samples again and again.
@@ -137,10 +150,10 @@ def repeated_prediction(
     Args:
         x: Raw samples, ``(n, ...)``.
         normalize: From raw samples to inputs of the model.
-        predict: From inputs of the model to outputs.
+        predict: From inputs of the model to outputs, ``(models, n, outputs)``.
         model: The model.
-        weights: Parameters and buffers that predict, by name; None if ``predict`` is more than the
-            model with some weights.
+        weights: Parameters and buffers by name, of each model that predicts; None if ``predict`` is
+            more than the model with some weights.
         record: Whether CUDA graphs may be recorded.
     """
     device = next(model.parameters()).device

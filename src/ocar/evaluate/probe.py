@@ -1,13 +1,15 @@
 """Probed accuracy: the test accuracy of a linear classifier fitted on the features.
 
-The features are the inputs of the model's head, in eval mode. The classifier is fitted on the
-training data, in a few augmented passes, see :mod:`ocar.evaluate.logistic`.
+The features are the inputs of the model's head, in eval mode: of the weights that predict, and of
+the slow weights where both predict. The classifier is fitted on the training data, in a few
+augmented passes, see :mod:`ocar.evaluate.logistic`.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, Protocol
 
 import torch
@@ -82,12 +84,16 @@ def probe_accuracy(
     device = torch.device("cpu") if parameter is None else parameter.device
     generator = make_generator(seed, "probe", device)
 
+    predict: Any = getattr(learner, "predict", None)
+    if getattr(getattr(learner, "settings", None), "prediction", None) == "both":
+        predict = partial(predict, prediction="slow")
+
     def forward(x: Tensor) -> None:
         if isinstance(learner, nn.Module):
             with evaluating(learner):
                 learner(x if normalize is None else normalize(x))
         else:
-            learner.predict(x)
+            predict(x)
 
     def extract(x: Tensor, augment: Augmenter | None = None) -> Tensor:
         parts = []

@@ -43,7 +43,7 @@ class AGEMSettings(TransformSettings):
                 "The transform 'agem' projects the gradient of new samples against that of the "
                 "memory; a loss on replayed samples holds both already. Use the method 'agem'."
             )
-        return AGEMTransform(context.model, context.scale)
+        return AGEMTransform(context.model, context.residuals)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ class AGEMLearnerSettings(LearnerSettings):
 
     def make_objective(self, context: Context) -> Objective:
         """The loss of the new samples."""
-        return NewSamplesLoss(context.scale)
+        return NewSamplesLoss(context.residuals)
 
 
 class NewSamplesLoss(PredictionLoss):

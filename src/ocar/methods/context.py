@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ class Context:
     likelihood: str
     """``"categorical"``, ``"gaussian"`` or ``"student-t"``."""
 
-    scale: ResidualScale | None
+    residuals: ResidualScale | None
     """The scale of the residuals of a Student-t likelihood; None for another."""
 
     seed: int
@@ -63,9 +64,20 @@ class Context:
     targets: Callable[[Tensor], Tensor]
     """From raw targets to what the model is to predict; units of the head stay as they are."""
 
-    def mask(self, outputs: Tensor) -> Tensor:
-        """Outputs of the classes seen, ``(n, outputs)`` to ``(n, classes)``."""
-        return outputs if self.head is None else outputs[:, : len(self.head.classes)]
+    curvature_scale: tuple[float, float] = (1.0, 1.0)
+    """Curvature of the loss of a new and of a replayed sample, in units of its Fisher."""
+
+    def answer(self, outputs: Tensor) -> Tensor:
+        """What one or several models predict together: logits of the classes seen.
+
+        Args:
+            outputs: Of each model, ``(models, n, outputs)``.
+
+        Returns:
+            Shape ``(n, classes)``: see :func:`mean_prediction`.
+        """
+        seen = outputs if self.head is None else outputs[..., : len(self.head.classes)]
+        return mean_prediction(seen, regression=self.head is None)
 
     def features(
         self, x: Tensor, forward: Callable[[Tensor], Tensor] | None = None
@@ -86,6 +98,23 @@ class Context:
     def evaluating(self) -> AbstractContextManager[None]:
         """The model in eval mode and without gradients; afterwards as before."""
         return evaluating(self.model)
+
+
+def mean_prediction(outputs: Tensor, *, regression: bool) -> Tensor:
+    """The outputs of one model; of several the log of their mean probabilities, or their mean.
+
+    Args:
+        outputs: Logits of each model, ``(models, n, classes)``, or outputs of a regression.
+        regression: Whether there are no classes.
+
+    Returns:
+        Shape ``(n, classes)``.
+    """
+    if len(outputs) == 1:
+        return outputs[0]
+    if regression:
+        return outputs.mean(0)
+    return outputs.log_softmax(-1).logsumexp(0) - math.log(len(outputs))
 
 
 def with_inputs(

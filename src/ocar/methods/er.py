@@ -6,21 +6,78 @@ step minimises the mean cross-entropy of the joint batch,
     w ← w − α ∇ 1/(n+m) (Σ_new CE + Σ_replay CE),
 
 with a replay batch drawn uniformly from the memory.
+
+With ``logit_adjustment`` λ the cross-entropy is that of z + λ log π, where z are the
+logits and π is the expected share of each class in the joint batch, by the labels of
+the new samples and of the memory. The present classes fill half of this batch, and
+would otherwise be predicted too often. Predictions are made with z itself. See Menon et al.,
+"Long-tail learning via logit adjustment" (ICLR 2021), and Huang et al., "Online
+Continual Learning via Logit Adjusted Softmax" (TMLR 2024).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
+from ocar.config import require, require_range
 from ocar.methods.context import Context
-from ocar.methods.objective import Objective, PredictionLoss
+from ocar.methods.objective import (
+    Begun,
+    ClassObjective,
+    Forward,
+    Objective,
+    Outcome,
+    PredictionLoss,
+    Step,
+    mean_loss,
+)
 from ocar.methods.settings import LearnerSettings
+
+RAREST = 1e-3
+"""Least share of a class: one that has lost all its samples is not infinitely rare."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ERSettings(LearnerSettings):
-    """Settings of experience replay; it has none of its own."""
+    """Settings of experience replay."""
+
+    logit_adjustment: float = 0.0
+    """λ: how much the loss is corrected for the shares of the classes in the joint batch; 0 for not
+    at all."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_range(self, "at least 0", "logit_adjustment")
+        fits = self.likelihood == "categorical" or not self.logit_adjustment
+        require("logit_adjustment", self.logit_adjustment, fits, "0: a regression has no classes")
 
     def make_objective(self, context: Context) -> Objective:
         """Cross-entropy, or the loss of a regression."""
-        return PredictionLoss(context.scale)
+        if self.logit_adjustment:
+            return AdjustedCrossEntropy(self, context)
+        return PredictionLoss(context.residuals)
+
+
+class AdjustedCrossEntropy(ClassObjective[ERSettings]):
+    """The mean cross-entropy of the joint batch for z + λ log π."""
+
+    def begin(self, batch: Begun) -> Sequence[float]:
+        """λ log π of each unit."""
+        memory, units = self.context.memory, self.head.capacity
+        shares = torch.bincount(torch.tensor(batch.units), minlength=units).double()
+        replayed = min(self.settings.replay_batch, len(memory))
+        if replayed and (self.settings.partial_replay or replayed == self.settings.replay_batch):
+            held = torch.bincount(memory.labels, minlength=units).double()
+            shares += held * (replayed / len(memory))
+        shares = (shares / shares.sum()).clamp_min(RAREST)
+        adjustment: list[float] = (self.settings.logit_adjustment * shares.log()).tolist()
+        return adjustment
+
+    def __call__(self, forward: Forward, step: Step) -> Outcome:
+        """The loss of one step; the outputs are those that predict."""
+        outputs = forward(step.x)
+        adjusted = outputs + step.own_numbers.to(outputs.dtype)
+        return Outcome(loss=mean_loss(adjusted, step.y, step.active), outputs=outputs)

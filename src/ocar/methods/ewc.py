@@ -180,8 +180,8 @@ class EWCTransform(Transform):
     def _fisher(self, outputs: Tensor, step: Step, first: int) -> Tensor:
         """The Fisher of a batch from sample ``first`` on: its diagonal, or all of it."""
         likelihood: Likelihood
-        if self.context.scale is not None:
-            likelihood = self.context.scale.likelihood(outputs)
+        if self.context.residuals is not None:
+            likelihood = self.context.residuals.likelihood(outputs)
         elif step.active is None:
             likelihood = Gaussian(outputs)
         else:

@@ -46,6 +46,7 @@ class GDumbSettings(LearnerSettings):
 
     trains_when_asked = True
     no_regression = "GDumb balances classes"
+    no_distillation = "GDumb takes no step on the stream"
 
     lr: float = 0.1
     """Learning rate α."""

@@ -154,14 +154,14 @@ class OCARSettings(CurvatureSettings):
 
     def make(self, context: Context, objective: Objective) -> Transform:
         """The curvature-aware transform for a learner."""
-        scale = context.scale
+        residuals = context.residuals
         lr = DivergenceRate(self.divergence, context) if context.lr is None else context.lr
         curvature = self.make_curvature(
             context.model,
             lr=lr,
             head=None if context.head is None else context.head.name,
             likelihood=context.likelihood,
-            degrees_of_freedom=None if scale is None else scale.degrees_of_freedom,
+            degrees_of_freedom=None if residuals is None else residuals.degrees_of_freedom,
             seed=context.seed,
         )
         return OCARTransform(
@@ -170,7 +170,8 @@ class OCARSettings(CurvatureSettings):
             joint=objective.joint,
             lr=lr,
             passes=context.passes,
-            scale=scale,
+            scale=context.curvature_scale,
+            residuals=residuals,
         )
 
     def make_curvature(
@@ -236,7 +237,8 @@ class OCARTransform(Transform):
         joint: Whether the objective's forward pass can be used for the Fisher.
         lr: Learning rate; one that is a rule is multiplied into the gradient here.
         passes: Gradient steps a stream batch.
-        scale: The scale of the residuals of a Student-t likelihood; None for another.
+        scale: Factor of the weight of new and of replayed samples.
+        residuals: The scale of the residuals of a Student-t likelihood; None for another.
     """
 
     def __init__(
@@ -247,10 +249,11 @@ class OCARTransform(Transform):
         joint: bool,
         lr: float | DivergenceRate,
         passes: int,
-        scale: ResidualScale | None = None,
+        scale: tuple[float, float] = (1.0, 1.0),
+        residuals: ResidualScale | None = None,
     ) -> None:
         self.settings = settings
-        self.scale = scale
+        self.residuals = residuals
         self.curvature = curvature
         self.replay_weight = 1.0
         self.rate = lr if isinstance(lr, DivergenceRate) else None
@@ -258,6 +261,7 @@ class OCARTransform(Transform):
         self.tau = settings.tau_at(0, lr=self._lr)
         self._passes = passes
         self._outputs = 1.0
+        self._scale = scale
         self._numbers, self._index = torch.empty(0), 0  # of the present step
         self._why: dict[str, str] = {}
         self._weighed = ""
@@ -281,7 +285,8 @@ class OCARTransform(Transform):
         number = batch.step // self._passes + 1
         own = (0.0, 0.0, 0.0) if self.rate is None else self.rate.numbers(number)
         self._why = {} if self.rate is None else self.rate.why(*own[:2])
-        return self.replay_weight, self.settings.ema_of(number), *own, *taus
+        weight = self.replay_weight * self._scale[1]
+        return weight, self.settings.ema_of(number), *own, *taus
 
     def shape(self, classes: int) -> int | None:
         """The classes that an exact root has columns for; None for other roots."""
@@ -331,14 +336,14 @@ class OCARTransform(Transform):
         if outputs is None or not self._shared:
             with self.curvature.record():
                 outputs = forward(step.x)
-        weights = outputs.new_ones(outputs.shape[0], dtype=torch.float32)
+        weights = outputs.new_full(outputs.shape[:1], self._scale[0], dtype=torch.float32)
         weights[step.new :] = step.numbers[0]
         self.curvature.estimate(
             outputs,
             weights=weights,
             targets=step.y,
             active=step.active,
-            variance=None if self.scale is None else self.scale.variance(outputs),
+            variance=None if self.residuals is None else self.residuals.variance(outputs),
         )
         return outputs
 
@@ -357,7 +362,7 @@ class OCARTransform(Transform):
         Loss and Fisher of a regression grow with the number of outputs, and with the precision of a
         Student-t likelihood. A damping that grows with them keeps its share.
         """
-        return self._outputs if self.scale is None else self.scale.information()
+        return self._outputs if self.residuals is None else self.residuals.information()
 
     def rewrite_(self) -> None:
         """Precondition the gradients, and multiply them with the learning rate if it is a rule."""

@@ -16,6 +16,7 @@
 * convex: the best of 100 trials of ``ocar tune convex METHOD`` for each method, by
   L_p + L_s with seed 0. The full Fisher is the paper's. EWC has the explicit penalty;
   lower sums were seen with the implicit one.
+* OCAR with slow weights has the settings of OCAR everywhere.
 
 Settings that a benchmark itself fixes, such as the size of the memory, are in
 :mod:`ocar.streams.benchmarks`.
@@ -210,3 +211,7 @@ PRESETS: dict[str, dict[str, Preset]] = {
     },
 }
 """Settings by benchmark, then by method."""
+
+for _settings in PRESETS.values():
+    if "ocar" in _settings:
+        _settings["ocar-slow"] = _settings["ocar"]

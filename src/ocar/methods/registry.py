@@ -15,6 +15,7 @@ from ocar.errors import CheckpointError, ConfigError
 from ocar.guard import Guard
 from ocar.methods.agem import AGEMLearnerSettings, AGEMSettings
 from ocar.methods.der import DERPlusPlusSettings, DERSettings
+from ocar.methods.distillation import SlowERSettings
 from ocar.methods.er import ERSettings
 from ocar.methods.er_ace import ERACESettings
 from ocar.methods.ewc import EWCSettings
@@ -125,6 +126,11 @@ METHODS: Registry[Method] = Registry(
             ERACESettings, OCARSettings, about="OCAR on the asymmetric cross-entropy of ER-ACE."
         ),
         "ocar-der++": Method(DERPlusPlusSettings, OCARSettings, about="OCAR on the loss of DER++."),
+        "ocar-slow": Method(
+            SlowERSettings,
+            OCARSettings,
+            about="OCAR with slow weights that teach it, and predict with it.",
+        ),
     },
 )
 """Methods by name."""

@@ -61,6 +61,7 @@ class RotatedSettings(LearnerSettings):
     """Name of the method, for messages."""
 
     no_regression = "a regression has no classes"
+    no_distillation = "most passes of OCM and OnPro are over rotated views, for their features"
 
     lr: float = 5e-4
     """Learning rate α."""

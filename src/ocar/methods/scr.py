@@ -55,6 +55,7 @@ class SCRSettings(LearnerSettings):
     """
 
     no_regression = "a regression has no classes"
+    no_distillation = "SCR trains no head whose predictions could be distilled"
 
     replay_batch: int = 118
     """Replayed samples a gradient step."""

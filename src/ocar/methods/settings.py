@@ -18,6 +18,7 @@ from ocar.methods.transform import TransformSettings
 
 Normalizer = Callable[[Tensor], Tensor]
 Augmenter = Callable[[Tensor, torch.Generator], Tensor]
+Prediction = Literal["plain", "average", "slow", "both"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,11 +63,39 @@ class LearnerSettings:
     head: str | None = None
     """Name of the output layer; by default the last linear layer of the model."""
 
-    prediction: Literal["plain", "average"] = "plain"
-    """Predict with the weights or with their moving average."""
+    prediction: Prediction = "plain"
+    """Predict with the weights that learn (``"plain"``), with the slow weights (``"slow"``), or
+    with the mean of both models' probabilities (``"both"``); ``"average"`` is ``"slow"`` with a
+    constant ``average_rate`` after every gradient step and without statistics of its own."""
 
     average_rate: float = 0.0028
-    """Weight of the newest weights in their moving average."""
+    """Weight of the newest weights in the moving average of ``prediction="average"``."""
+
+    slow_rate: float = 0.008
+    """Weight of the newest weights in the slow weights, once the warm-up is over."""
+
+    slow_warmup: float = 20.0
+    """c: the slow weights move by c / (b + c) as long as this is more than ``slow_rate``, after b
+    stream batches; 0 for a constant rate."""
+
+    slow_every: Literal["batch", "step"] = "batch"
+    """Whether the slow weights move after each stream batch or after each gradient step."""
+
+    slow_statistics: Literal["own", "shared"] = "own"
+    """Whether the slow weights have running statistics of BatchNorm that follow too, or use those
+    of the model."""
+
+    distillation: float = 0.0
+    """Weight of the divergence from the predictions of the slow weights in the loss; 0 for none."""
+
+    distill_on: Literal["all", "replayed"] = "all"
+    """Distil all samples of a gradient step, or the replayed ones."""
+
+    distill_temperature: float = 1.0
+    """T: divides the logits of both models in the distillation."""
+
+    distill_curvature: bool = False
+    """Whether the distillation counts in OCAR's curvature, see :mod:`ocar.methods.distillation`."""
 
     normalize: Normalizer | None = None
     """Applied to every input of the model; without it uint8 is scaled to [0, 1]."""
@@ -91,8 +120,9 @@ class LearnerSettings:
         require("lr", self.lr, valid, "larger than 0")
         require_range(self, "at least 0", "replay_batch")
         require_range(self, "at least 1", "passes")
-        require_range(self, "in (0, 1]", "average_rate")
-        require_range(self, "larger than 0", "degrees_of_freedom")
+        require_range(self, "in (0, 1]", "average_rate", "slow_rate")
+        require_range(self, "at least 0", "slow_warmup", "distillation")
+        require_range(self, "larger than 0", "distill_temperature", "degrees_of_freedom")
         if isinstance(self.memory, Memory):
             object.__setattr__(self, "memory_kind", MEMORIES.name_of(type(self.memory)) or "")
         else:
@@ -106,9 +136,14 @@ class LearnerSettings:
         require("memory_kind", self.memory_kind, fits, "'reservoir' for a regression")
         fits = self.likelihood == "categorical" or not self.no_regression
         require("likelihood", self.likelihood, fits, f"'categorical': {self.no_regression}")
+        fits = not self.distillation or not self.no_distillation
+        require("distillation", self.distillation, fits, f"0: {self.no_distillation}")
 
     no_regression: ClassVar[str] = ""
     """Why the method has no regression; empty if it has."""
+
+    no_distillation: ClassVar[str] = ""
+    """Why nothing can be distilled; empty if it can."""
 
     extras: ClassVar[tuple[str, ...]] = ()
     """Extra columns of the memory; the objective's ``extras`` computes them."""
@@ -129,6 +164,34 @@ class LearnerSettings:
                 "lr=0.05. Only OCAR chooses its own."
             )
         return self.lr
+
+    @property
+    def has_slow(self) -> bool:
+        """Whether there are slow weights."""
+        return self.prediction != "plain" or self.distillation > 0
+
+    @property
+    def slow_at_steps(self) -> bool:
+        """Whether the slow weights move after each gradient step."""
+        return self.prediction == "average" or self.slow_every == "step"
+
+    @property
+    def slow_shares(self) -> bool:
+        """Whether the slow weights use the model's own statistics."""
+        return self.prediction == "average" or self.slow_statistics == "shared"
+
+    def slow_rate_at(self, batch: int) -> float:
+        """ρ: how far the slow weights go after a number of earlier stream batches."""
+        if self.prediction == "average":
+            return self.average_rate
+        early = self.slow_warmup / (batch + self.slow_warmup) if self.slow_warmup else 0.0
+        return max(self.slow_rate, early)
+
+    @property
+    def curvature_scale(self) -> tuple[float, float]:
+        """Curvature of the loss of a new and of a replayed sample, in units of its Fisher."""
+        more = 1 + self.distillation * self.distill_curvature
+        return (more if self.distill_on == "all" else 1.0), more
 
     @property
     def draws(self) -> tuple[int, ...]:

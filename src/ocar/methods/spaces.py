@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from ocar.config import require
 from ocar.methods.agem import AGEMSettings
 from ocar.methods.der import DERPlusPlusSettings, DERSettings
+from ocar.methods.distillation import SlowERSettings
 from ocar.methods.er_ace import ERACESettings
 from ocar.methods.ewc import EWCSettings
 from ocar.methods.gdumb import GDumbSettings
@@ -105,6 +106,8 @@ LOSSES: dict[type[LearnerSettings], Space] = {
     SCRSettings: {"temperature": _log(0.02, 1.0)},
     OCMSettings: {"temperature": _log(0.02, 1.0)},
     OnProSettings: {"temperature": _log(0.02, 1.0), "prototype_temperature": _log(0.05, 2.0)},
+    # Weight 1 and rate .008 were tried first.
+    SlowERSettings: {"distillation": _log(0.1, 10.0), "slow_rate": _log(1e-3, 0.1)},
     # Large steps are possible, since they are annealed.
     GDumbSettings: {"lr": _log(1e-3, 1.0)},
 }

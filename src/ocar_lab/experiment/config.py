@@ -32,7 +32,20 @@ from ocar.streams.benchmarks import get_benchmark
 from ocar_lab.plugins import load_plugins, named_plugins
 from ocar_lab.runs.results import identity_hash
 
-ADDED: dict[str, Any] = {"standardize": False, "max_cost": 1.5, "degrees_of_freedom": 5.0}
+ADDED: dict[str, Any] = {
+    "standardize": False,
+    "max_cost": 1.5,
+    "slow_rate": 0.008,
+    "slow_warmup": 20.0,
+    "slow_every": "batch",
+    "slow_statistics": "own",
+    "distillation": 0.0,
+    "distill_on": "all",
+    "distill_temperature": 1.0,
+    "distill_curvature": False,
+    "logit_adjustment": 0.0,
+    "degrees_of_freedom": 5.0,
+}
 """Settings that an earlier version did not have, with the value that changes none of its runs. They
 are then no part of the identity, so that the runs are found again."""
 

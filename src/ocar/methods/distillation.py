@@ -1,0 +1,104 @@
+"""Distillation from slow weights, added to the loss of any method.
+
+A copy of the model, parameters and running statistics of BatchNorm, follows slowly after every
+stream batch, see :mod:`ocar.averaging`. It knows more of the past than the model, and moves less
+from one batch to the next. Michel et al., "Rethinking Momentum Knowledge Distillation in Online
+Continual Learning" (ICML 2024), add such a teacher to methods of replay. The method ``ocar-slow``
+is OCAR with this teacher; its predictions are the mean of both models' probabilities.
+
+The loss of a step has one more term,
+
+    w T² 1/n Σᵢ KL(qᵢ ‖ pᵢ),    p = softmax(z/T),  q = softmax(z'/T),
+
+over the n samples whose predictions are in the loss, where z are the logits of the classes seen, as
+the loss has them, and z' those of the slow weights for the same augmented inputs, in eval mode. If
+only replayed samples are distilled the others add nothing, and n stays. In regression the
+divergence is ½‖f − f'‖².
+
+The curvature. With T = 1 the second derivative of KL(q ‖ p) in the logits is diag(p) − ppᵀ for
+every q, which is also that of the cross-entropy. So the Fisher of the model on these samples is the
+curvature of both terms, and 1 + w times this Fisher is that of their sum
+(``distill_curvature=True``). By default OCAR keeps the Fisher itself: it bounds how far the
+predictions move, not how curved the loss is, and its learning rate was selected for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ocar import accel
+from ocar.methods.er import ERSettings
+from ocar.methods.lwf import divergence
+from ocar.methods.objective import Forward, Objective, Outcome, Step, sample_losses
+from ocar.methods.settings import LearnerSettings, Prediction
+from ocar.methods.student_t import ResidualScale
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlowERSettings(ERSettings):
+    """Settings of replay with slow weights that teach, and predict with the weights."""
+
+    prediction: Prediction = "both"
+    """Predict with the mean of both models' probabilities; the others: as for every method."""
+
+    distillation: float = 1.0
+    """Weight of the divergence from the predictions of the slow weights in the loss."""
+
+
+class Distillation:
+    """Calls an objective, and adds the divergence from a teacher to its loss.
+
+    Args:
+        settings: Weight, temperature and which samples are distilled.
+        teacher: From inputs of the model to outputs, without gradients.
+        residuals: The scale of the residuals of a Student-t likelihood; None for another.
+    """
+
+    def __init__(
+        self,
+        settings: LearnerSettings,
+        teacher: Callable[[Tensor], Tensor],
+        residuals: ResidualScale | None = None,
+    ) -> None:
+        self.residuals = residuals
+        self.settings = settings
+        self.teacher = teacher
+
+    def __call__(self, objective: Objective, forward: Forward, step: Step) -> Outcome:
+        """The loss of one step."""
+        passes: list[tuple[Tensor, Tensor]] = []
+
+        def with_teacher(x: Tensor) -> Tensor:
+            if not torch.is_grad_enabled():  # samples are chosen, not learned
+                return forward(x)
+            side = accel.Side()  # also where a curvature is recorded: the teacher has no gradients
+            outputs = forward(x)
+            targets = side.run(partial(self.teacher, x))
+            side.join()
+            passes.append((outputs, targets))
+            return outputs
+
+        outcome = objective(with_teacher, step)
+        if not passes:
+            return outcome
+        outputs, targets = map(torch.cat, zip(*passes, strict=True))
+        return replace(outcome, loss=outcome.loss + self._loss(outputs, targets, step))
+
+    def _loss(self, outputs: Tensor, targets: Tensor, step: Step) -> Tensor:
+        """The weighted divergence of the samples that are distilled, over the number of all."""
+        count, first = len(outputs), 0 if self.settings.distill_on == "all" else step.new
+        if first >= count:
+            return outputs.new_zeros(())
+        outputs, targets = outputs[first:], targets[first:]
+        if step.active is None:
+            mean = sample_losses(outputs, targets, None, self.residuals).mean()
+        else:
+            temperature = self.settings.distill_temperature
+            mean = divergence(targets, outputs, step.active, temperature=temperature)
+            mean = mean * temperature**2
+        return self.settings.distillation * len(outputs) / count * mean
