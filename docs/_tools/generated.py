@@ -23,6 +23,7 @@ from result_pages import (
     said_by,
     spectrum_sentence,
 )
+from series_pages import series_cost, series_tables
 from source_pages import method_files, operations_table
 
 from ocar.methods.registry import METHODS
@@ -43,6 +44,8 @@ def write_generated(docs: Path) -> None:
         {
             "benchmarks.md": benchmarks_table(),
             "command-line.md": command_line(),
+            "gallery-series.md": series_tables(),
+            "gallery-series-cost.md": series_cost(),
             "hostile-streams.md": hostile_streams_table(),
             "presets-guarded.md": presets_table(),
             "fuzz.md": fuzz_table(),

@@ -24,6 +24,7 @@ from ocar.inputs import Intake, check_samples
 from ocar.methods.context import Context
 from ocar.methods.objective import Begun
 from ocar.methods.settings import LearnerSettings, Prediction
+from ocar.methods.student_t import ResidualScale
 from ocar.methods.transform import Transform, TransformSettings
 from ocar.models.check import check_model, may_draw
 from ocar.models.head import GrowingHead
@@ -89,7 +90,7 @@ class Learner(Saved):
         self.batches = self.steps = 0
         self._head_generator = make_generator(settings.seed, "head")
         self.head: GrowingHead | None = None
-        if settings.likelihood != "gaussian":
+        if settings.likelihood == "categorical":
             self.head = GrowingHead(
                 model,
                 name=settings.head,
@@ -98,6 +99,9 @@ class Learner(Saved):
             )
         self.intake = Intake(settings, model, self.head, like=parameter)
         self.memory = settings.make_memory(self.device)
+        residuals: ResidualScale | None = None
+        if settings.likelihood == "student-t":
+            residuals = ResidualScale(settings.degrees_of_freedom, self.device)
         self.context = Context(
             model=model,
             head=self.head,
@@ -105,6 +109,7 @@ class Learner(Saved):
             lr=settings.lr,
             passes=settings.passes,
             likelihood=settings.likelihood,
+            residuals=residuals,
             seed=settings.seed,
             device=self.device,
             dtype=self.dtype,
@@ -127,8 +132,14 @@ class Learner(Saved):
         self.intake.draws = partial(self.draws, keep=False)
         bound = None
         if guard is not None and transform is not None:
-            bound = guard.gaussian_kl if settings.likelihood == "gaussian" else guard.kl
-        self._guard = BatchGuard(guard, model=model, normalize=self.intake.rescale, bound=bound)
+            bound = guard.gaussian_kl if self.head is None else guard.kl
+        self._guard = BatchGuard(
+            guard,
+            model=model,
+            normalize=self.intake.rescale,
+            bound=bound,
+            distance=accel.half_square if residuals is None else residuals.divergence,
+        )
         self.slow = SlowWeights(model, settings)
         self._stateful: dict[str, Any] = {  # by the prefix of their tensors
             "memory": self.memory,
@@ -225,7 +236,12 @@ class Learner(Saved):
         known = 0 if self.head is None else len(self.head.seen)
         samples = len(x) + sum(self.settings.draws)
         begun = Begun(
-            units=units, known=known, step=self.steps, samples=samples, keep=self._undo.keep
+            units=units,
+            known=known,
+            step=self.steps,
+            outputs=self.intake.outputs,
+            samples=samples,
+            keep=self._undo.keep,
         )
         numbers = self._steps.begin(begun)
         trusted = self._guard.trust(x)

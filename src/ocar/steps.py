@@ -52,7 +52,9 @@ class Steps:
         self.transform = transform
         self.guard = guard
         self.slow = slow
-        self._distillation = Distillation(settings, slow.teach) if settings.distillation else None
+        self._distillation: Distillation | None = None
+        if settings.distillation:
+            self._distillation = Distillation(settings, slow.teach, context.residuals)
         self.optimizer = settings.make_optimizer(self.parameters())
         self._lr = 1.0 if settings.lr is None else settings.lr  # else it is in the gradient
         self._backward = accel.Backward(context.model)

@@ -182,5 +182,6 @@ def test_options_out_of_range_are_refused():
 def test_the_representation_shows_the_settings():
     assert repr(DenseFisher(mlp(), damping=0.1, ema=0.2)) == (
         "DenseFisher(Sequential, damping=0.1, ema=0.2, fisher='exact', likelihood='categorical', "
-        "variance=1.0, head='2', exclude=(), include=(), track_norms=False, seed=0)"
+        "variance=1.0, degrees_of_freedom=5.0, head='2', exclude=(), include=(), "
+        "track_norms=False, seed=0)"
     )

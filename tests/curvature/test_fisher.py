@@ -390,7 +390,7 @@ def test_top_refuses_a_gaussian_likelihood():
         Top(2).columns(Gaussian(LOGITS), generator())
     assert str(caught.value) == (
         "fisher='top(2)' needs a categorical likelihood; "
-        "use 'exact', 'sketched(r)' or 'sampled(m)' with a Gaussian one."
+        "use 'exact', 'sketched(r)' or 'sampled(m)' in a regression."
     )
 
 

@@ -241,8 +241,12 @@ def test_layers_without_gradient_or_curvature_are_left_alone():
         ({"ema": 1.5}, "Invalid ema=1.5. Must be in (0, 1]."),
         ({"variance": 0.0}, "Invalid variance=0.0. Must be larger than 0."),
         (
+            {"degrees_of_freedom": 0.0},
+            "Invalid degrees_of_freedom=0.0. Must be larger than 0.",
+        ),
+        (
             {"likelihood": "poisson"},
-            "Invalid likelihood='poisson'. Must be one of 'categorical', 'gaussian'.",
+            "Invalid likelihood='poisson'. Must be one of 'categorical', 'gaussian', 'student-t'.",
         ),
         (
             {"damping_kind": "none"},
@@ -293,7 +297,7 @@ def test_the_representation_shows_every_setting():
     kfac = KFAC(mlp(), damping=0.1, ema=0.2, fisher="top(3)", head="2")
     assert repr(kfac) == (
         "KFAC(Sequential, damping=0.1, ema=0.2, fisher='top(3)', likelihood='categorical', "
-        "variance=1.0, head='2', exclude=(), include=(), track_norms=False, seed=0, "
-        "weighting='gradients', sharing='expand', norm_layers=False, max_cost=1.5, "
-        "damping_kind='factored')"
+        "variance=1.0, degrees_of_freedom=5.0, head='2', exclude=(), include=(), "
+        "track_norms=False, seed=0, weighting='gradients', sharing='expand', norm_layers=False, "
+        "max_cost=1.5, damping_kind='factored')"
     )

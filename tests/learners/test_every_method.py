@@ -145,8 +145,9 @@ def test_frozen_layers_stay(case: Case) -> None:
 
 
 @EVERY_CASE
-def test_regression_is_learned_or_refused(case: Case) -> None:
-    regression = {"likelihood": "gaussian", "memory_kind": "reservoir"}
+@pytest.mark.parametrize("likelihood", ["gaussian", "student-t"])
+def test_regression_is_learned_or_refused(case: Case, likelihood: str) -> None:
+    regression = {"likelihood": likelihood, "memory_kind": "reservoir"}
     try:
         learner = case.make(seeded(lambda: nn.Linear(6, 2)), lr=0.02, **regression)
     except ConfigError as error:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from toys import convnet, images, mlp, spoiled, vectors
+from torch import nn
+from toys import convnet, images, mlp, seeded, spoiled, vectors
 
 import ocar
 from ocar.errors import CheckpointError, ConfigError
@@ -189,3 +190,40 @@ def test_mir_needs_a_rate_for_its_virtual_step() -> None:
     with pytest.raises(ConfigError, match="needs a value for 'lr'"):
         ocar.make_learner("mir", mlp(), transform="ocar")
     ocar.make_learner("mir", mlp(), transform="ocar", virtual_lr=0.1)
+
+
+@pytest.mark.parametrize("likelihood", ["gaussian", "student-t"])
+def test_the_damping_of_a_regression_is_relative_to_the_information(likelihood: str) -> None:
+    """One step on a linear model with three outputs, written out: M is I, or diagonal."""
+    model = seeded(lambda: nn.Linear(6, 3)).double()
+    settings = {"likelihood": likelihood, "memory_kind": "reservoir", "passes": 1}
+    learner = ocar.OCAR(model, curvature="dense", fisher="exact", standardize=False, **settings)
+    before = copy.deepcopy(model)
+    x, _ = next(vectors(1, [0, 1, 2, 3]))
+    x = x.double()
+    learner.learn(x, x[:, :3])
+    residuals = x[:, :3] - before(x).detach()
+    middle, scores = torch.ones(3).double(), residuals
+    if learner.context.residuals is not None:
+        assert learner.context.residuals.values is not None
+        variance = learner.context.residuals.values[1]
+        middle = 6 / 8 / variance
+        scores = 6 * residuals / (5 * variance + residuals.square())
+    joint = nn.functional.pad(x, (0, 1), value=1.0)
+    for unit in range(3):  # the Fisher is of blocks, one an output
+        fisher = middle[unit] * joint.T @ joint / len(x)
+        damped = fisher + REGRESSION * middle.sum() * torch.eye(7).double()
+        step = REGRESSION * torch.linalg.solve(damped, joint.T @ scores[:, unit] / len(x))
+        weights = [torch.cat([m.weight[unit], m.bias[unit : unit + 1]]) for m in (before, model)]
+        torch.testing.assert_close(weights[1] - weights[0], step, rtol=1e-8, atol=1e-10)
+
+
+def test_many_outputs_of_correlated_samples_do_not_diverge() -> None:
+    """Windows of a random walk, eight steps of a hundred outputs: each is like its neighbours."""
+    walk = torch.randn(400, generator=torch.Generator().manual_seed(0)).cumsum(0)
+    model = seeded(lambda: nn.Sequential(nn.Linear(40, 32), nn.ReLU(), nn.Linear(32, 100)))
+    learner = ocar.OCAR(model, likelihood="gaussian", memory_kind="reservoir")
+    for start in range(0, 200, 8):
+        rows = torch.stack([walk[start + i : start + i + 140] for i in range(8)])
+        report = learner.learn(rows[:, :40], rows[:, 40:])
+        assert float(report.loss) < 1000  # that of targets of unit variance is 50

@@ -155,6 +155,27 @@ def test_recorded_is_eager_on_dictionaries(kind: str) -> None:
     torch.testing.assert_close(answers, recorded.predict(x))
 
 
+@pytest.mark.parametrize("fisher", ["sketched(2)", "sampled(2)"])
+def test_a_recorded_student_t_regression_is_eager(fisher: str) -> None:
+    """The scale of the residuals is changed in place, and a guard measures the divergence."""
+    own, transform = make_settings(
+        "ocar", memory=40, memory_kind="reservoir", likelihood="student-t", fisher=fisher
+    )
+    recorded, eager = (
+        Learner(network(), own, transform=transform, record=record, guard=Guard(gaussian_kl=1.0))
+        for record in (True, False)
+    )
+    generator = torch.Generator().manual_seed(2)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="Going on without CUDA graphs")
+        for x, _ in batches(20):
+            y = torch.randn(len(x), 4, generator=generator, dtype=torch.float64)
+            ours, theirs = recorded.learn(x, y), eager.learn(x, y)
+            torch.testing.assert_close(ours.loss, theirs.loss, rtol=1e-7, atol=1e-9)
+    assert recorded._steps.graph._recorded
+    assert_same(recorded, eager)
+
+
 @pytest.mark.parametrize(
     ("kind", "slow"), [("er", {"lr": 1e-4}), ("ocar", {"tau": 10.0, "max_cost": None})]
 )

@@ -76,12 +76,23 @@ def regression(method: str) -> Learner:
     return Case(method).make(mlp(units=2), **given)
 
 
+def student_t(method: str) -> Learner:
+    given = {"likelihood": "student-t", "memory_kind": "reservoir"}
+    return Case(method).make(mlp(units=2), **given)
+
+
 def with_batchnorm(method: str) -> Learner:
     """Of images, in a network with BatchNorm."""
     return Case(method).make(convnet(units=2))
 
 
-WAYS: dict[str, Make] = {"growing": growing, "fixed": fixed, "regression": regression}
+WAYS: dict[str, Make] = {
+    "growing": growing,
+    "fixed": fixed,
+    "regression": regression,
+    "student-t": student_t,
+}
+REGRESSIONS = ("regression", "student-t")
 
 
 def labels_at(index: int) -> list[int]:
@@ -94,7 +105,7 @@ def stream(way: str) -> list[Batch]:
     for index in range(BATCHES):
         make = images if way == "batchnorm" else vectors
         x, y = next(make(1, labels_at(index), seed=index, size=12))
-        batches.append((x, x[:, :2].clone()) if way == "regression" else (x, y))
+        batches.append((x, x[:, :2].clone()) if way in REGRESSIONS else (x, y))
     return batches
 
 
@@ -102,7 +113,7 @@ def strange_batch(way: str) -> Batch:
     """A batch like others, with labels that no other batch has; it makes the head grow."""
     make = images if way == "batchnorm" else vectors
     x, y = next(make(1, [0, 3, 7, 8, 9], seed=99, size=12))
-    return (x, x[:, :2].clone()) if way == "regression" else (x, y)
+    return (x, x[:, :2].clone()) if way in REGRESSIONS else (x, y)
 
 
 # --- ways to be bad ------------------------------------------------------------------------------
@@ -188,7 +199,7 @@ def legal(method: str, way: str, kind: str) -> bool:
     if method == "gdumb" and kind in OF_STEPS:
         return False  # it takes no steps on the stream
     settings = Case(method).settings()[0]
-    return way != "regression" or not settings.no_regression
+    return way not in REGRESSIONS or not settings.no_regression
 
 
 def check(method: str, way: str, kind: str, position: int, make: Make | None = None) -> None:
@@ -220,6 +231,7 @@ FEW = [  # every method, every kind of bad batch and three positions, but not th
     for position in [(0, 2, 4)[number // 3 % 3]]
     if legal(method, "growing", kind) and number % 3 == 0
 ]
+FEW += [("ocar", "student-t", kind, number % 3) for number, kind in enumerate(BAD)]
 MORE = [
     (method, way, kind, position)
     for method, way, kind, position in itertools.product(METHODS, WAYS, BAD, range(5))

@@ -33,7 +33,7 @@ from ocar.accel.backward import (
 from ocar.accel.buffer import FactorBuffer, Pair
 from ocar.accel.convolution import inputs_only
 from ocar.accel.devices import adam, choose_device, gpu_name, has_gpu, many_images, own_stream
-from ocar.accel.divergence import MASKED, divergence, predictions
+from ocar.accel.divergence import MASKED, Distance, divergence, half_square, predictions
 from ocar.accel.draws import OwnDraws, host_and
 from ocar.accel.gram import gram
 from ocar.accel.graph import Graph, release_memory
@@ -63,6 +63,7 @@ __all__ = [
     "MASKED",
     "OPERATIONS",
     "Backward",
+    "Distance",
     "FactorBuffer",
     "Fence",
     "Geometry",
@@ -86,6 +87,7 @@ __all__ = [
     "from_weight_matrix",
     "gpu_name",
     "gram",
+    "half_square",
     "has_gpu",
     "host_and",
     "inputs_only",

@@ -11,7 +11,7 @@ cuDNN's are (TF32).
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple, cast
@@ -37,9 +37,24 @@ MASKED = -1000.0
 """Logit of a unit that stands for no class: its probability underflows to exactly 0."""
 
 
+Distance = Callable[[Tensor, Tensor], Tensor]
+"""From outputs before and now, ``(n, outputs)``, to the divergence of each sample, ``(n,)``."""
+
+
+def half_square(before: Tensor, now: Tensor) -> Tensor:
+    """Half the squared distance: the divergence of Gaussians with variance 1."""
+    return (now - before).square().sum(-1) / 2
+
+
 @operation
 @torch.no_grad()
-def divergence(model: nn.Module, x: Inputs, active: Tensor | None, before: Tensor) -> Tensor:
+def divergence(
+    model: nn.Module,
+    x: Inputs,
+    active: Tensor | None,
+    before: Tensor,
+    distance: Distance = half_square,
+) -> Tensor:
     """KL(before ‖ now) in nats of the last samples of a batch.
 
     Args:
@@ -47,14 +62,15 @@ def divergence(model: nn.Module, x: Inputs, active: Tensor | None, before: Tenso
         x: Inputs of the whole batch, ``(n, ...)``; its samples may depend on each other.
         active: Which outputs stand for a class, ``(outputs,)`` of bool; None in regression.
         before: Their log-probabilities before, ``(m, outputs)``, or their outputs in regression.
+        distance: The divergence in regression.
 
     Returns:
-        Shape ``(m,)``. In regression it is half the squared distance.
+        Shape ``(m,)``.
     """
     with frozen_statistics(model):
         now = predictions(call(model, x)[-len(before) :], active)
     if active is None:
-        return (now - before).square().sum(-1) / 2
+        return distance(before, now)
     return (before.exp() * (before - now)).sum(-1)
 
 
@@ -139,7 +155,13 @@ class _Raw:
         return {"CHANNELS": self.y.shape[-1], "PARTS": parts, "SHARE": self.share}
 
 
-def _fits(model: nn.Module, x: Inputs, active: Tensor | None, before: Tensor) -> bool:
+def _fits(
+    model: nn.Module,
+    x: Inputs,
+    active: Tensor | None,
+    before: Tensor,
+    distance: Distance = half_square,
+) -> bool:
     """Whether the kernels compute what the network would with these images."""
     if active is None or not isinstance(x, Tensor) or x.dim() != 4 or not x.is_cuda:
         return False
@@ -175,7 +197,11 @@ def _fits(model: nn.Module, x: Inputs, active: Tensor | None, before: Tensor) ->
 @divergence.implementation("triton", when=_fits)
 @torch.no_grad()
 def _divergence_by_kernels(
-    model: nn.Module, x: Inputs, active: Tensor | None, before: Tensor
+    model: nn.Module,
+    x: Inputs,
+    active: Tensor | None,
+    before: Tensor,
+    distance: Distance = half_square,
 ) -> Tensor:
     network = find_resnet(model)
     assert network is not None

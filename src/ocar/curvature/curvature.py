@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import wraps
-from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,14 @@ from ocar import accel
 from ocar.config import require, require_one_of
 from ocar.curvature.blocks import Blocks, Seen, layer_of
 from ocar.curvature.cost import Work
-from ocar.curvature.fisher import Categorical, FisherRoot, Gaussian, Likelihood, parse_root
+from ocar.curvature.fisher import (
+    Categorical,
+    FisherRoot,
+    Gaussian,
+    Likelihood,
+    StudentT,
+    parse_root,
+)
 from ocar.curvature.recorder import Recorder
 from ocar.curvature.selection import Patterns, Selection, as_names
 from ocar.curvature.table import table
@@ -46,7 +53,7 @@ from ocar.structure import Inputs, call
 Schedule = float | Callable[[int], float]
 """A hyper-parameter: a number, or a function of the number of gradient steps taken."""
 
-LikelihoodName = Literal["categorical", "gaussian"]
+LikelihoodName = Literal["categorical", "gaussian", "student-t"]
 
 C = TypeVar("C", bound="Curvature")
 P = ParamSpec("P")
@@ -102,10 +109,13 @@ class Curvature(ABC):
     ``"empirical"``, see :mod:`ocar.curvature.fisher`."""
 
     likelihood: LikelihoodName = "categorical"
-    """``"categorical"`` for logits, ``"gaussian"`` for regression."""
+    """``"categorical"`` for logits, ``"gaussian"`` or ``"student-t"`` for regression."""
 
     variance: float = 1.0
-    """σ² of a Gaussian likelihood."""
+    """σ² of a Gaussian or Student-t likelihood."""
+
+    degrees_of_freedom: float = 5.0
+    """ν of a Student-t likelihood."""
 
     head: str | None = None
     """Name of the layer that makes the outputs; by default the last linear layer."""
@@ -126,10 +136,12 @@ class Curvature(ABC):
     def __post_init__(self) -> None:
         check_schedule("damping", self.damping, "larger than 0", lambda v: 0 < v < float("inf"))
         check_schedule("ema", self.ema, "in (0, 1]", lambda v: 0 < v <= 1)
-        require_one_of("likelihood", self.likelihood, ("categorical", "gaussian"))
+        require_one_of("likelihood", self.likelihood, get_args(LikelihoodName))
         valid = 0 < self.variance < float("inf")
         require("variance", self.variance, valid, "larger than 0")
         self.exclude, self.include = as_names(self.exclude), as_names(self.include)
+        valid = 0 < self.degrees_of_freedom < float("inf")
+        require("degrees_of_freedom", self.degrees_of_freedom, valid, "larger than 0")
         self.root = parse_root(self.fisher)
         self.step = 0
         self.norm_ratio: Tensor | None = None
@@ -221,6 +233,7 @@ class Curvature(ABC):
         weights: Tensor | None = None,
         targets: Tensor | None = None,
         active: Tensor | None = None,
+        variance: Tensor | None = None,
     ) -> None:
         """Take the curvature of a batch into the moving average, and renew the inverse.
 
@@ -231,6 +244,8 @@ class Curvature(ABC):
             targets: The labels, needed by ``fisher="empirical"`` alone.
             active: Which outputs stand for a class, ``(outputs,)`` of bool; all by default. When
                 their number changes, the head's G starts again.
+            variance: σ² of each output, ``(outputs,)``, in a regression; by default that of the
+                settings.
 
         Raises:
             ModelError: No forward pass was recorded, or the outputs are not its.
@@ -242,7 +257,7 @@ class Curvature(ABC):
         if accel.known(self.ok) is not None:
             before = {name: value.clone() for name, value in self.state_dict().items()}
         self.begin()
-        self.estimate(outputs, weights=weights, targets=targets, active=active)
+        self.estimate(outputs, weights=weights, targets=targets, active=active, variance=variance)
         damping = at_step(self.damping, self.step)
         self.renew(damping, at_step(self.ema, self.step))
         self._inverse_damping = damping
@@ -314,6 +329,7 @@ class Curvature(ABC):
         weights: Tensor | None = None,
         targets: Tensor | None = None,
         active: Tensor | None = None,
+        variance: Tensor | None = None,
     ) -> None:
         """Estimate the curvature of a batch; see :meth:`update`. It must be renewed afterwards."""
         if self._recorder.layers and not self._recorder.records:
@@ -331,8 +347,11 @@ class Curvature(ABC):
                 f"given shape {tuple(active.shape)}."
             )
         likelihood: Likelihood
+        squares = self.variance if variance is None else variance
         if self.likelihood == "gaussian":
-            likelihood = Gaussian(outputs, self.variance)
+            likelihood = Gaussian(outputs, squares)
+        elif self.likelihood == "student-t":
+            likelihood = StudentT(outputs, squares, self.degrees_of_freedom)
         else:
             likelihood = Categorical(outputs, active, most=self.most_classes)
         columns = self.root.columns(likelihood, self.generator, targets)

@@ -2,10 +2,10 @@ r"""Square roots of the Fisher information of a model's own predictions.
 
 The Fisher of one sample with outputs f is JᵀMJ, where J = ∂f/∂w and M is small:
 diag(p) − ppᵀ for a categorical distribution with probabilities p, I/σ² for a
-Gaussian. A *root* of it is a set of columns u_c with Σ_c u_c u_cᵀ = M, exactly
-or in expectation; each column costs one backward pass through the network.
-Columns are stacked in a tensor of shape ``(columns, n, outputs)`` and pulled
-back together.
+Gaussian, (ν + 1)/(ν + 3) · I/σ² for a Student-t distribution. A *root* of it is
+a set of columns u_c with Σ_c u_c u_cᵀ = M, exactly or in expectation; each column
+costs one backward pass through the network. Columns are stacked in a tensor of
+shape ``(columns, n, outputs)`` and pulled back together.
 
 Every root is M's own square root S applied to vectors v with E[Σ v vᵀ] = I, so
 a root is no more than a choice of v:
@@ -39,6 +39,7 @@ leaves at sample i is Σ_j J_jiᵀ u_j. Then there are two targets:
 
 from __future__ import annotations
 
+import math
 import re
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field, fields
@@ -127,10 +128,10 @@ class Gaussian(Likelihood):
 
     Args:
         outputs: Means, ``(n, outputs)``.
-        variance: σ².
+        variance: σ²: a number, or one for each output, ``(outputs,)``.
     """
 
-    def __init__(self, outputs: Tensor, variance: float = 1.0) -> None:
+    def __init__(self, outputs: Tensor, variance: Tensor | float = 1.0) -> None:
         super().__init__(outputs)
         self.deviation = variance**0.5
 
@@ -146,6 +147,49 @@ class Gaussian(Likelihood):
     def score(self, targets: Tensor) -> Tensor:
         """(y − f)/σ²."""
         return (targets.to(self.outputs.dtype) - self.outputs) / self.deviation**2
+
+
+class StudentT(Likelihood):
+    """Independent Student-t distributions around the outputs, with scale σ.
+
+    Args:
+        outputs: Locations, ``(n, outputs)``.
+        variance: σ²: a number, or one for each output, ``(outputs,)``.
+        degrees_of_freedom: ν.
+    """
+
+    def __init__(
+        self, outputs: Tensor, variance: Tensor | float = 1.0, degrees_of_freedom: float = 5.0
+    ) -> None:
+        super().__init__(outputs)
+        self.variance = variance
+        self.degrees_of_freedom = degrees_of_freedom
+
+    def root(self, vectors: Tensor) -> Tensor:
+        """S = √((ν + 1)/(ν + 3)) I/σ."""
+        degrees = self.degrees_of_freedom
+        information = (degrees + 1) / (degrees + 3) / self.variance
+        return (vectors * information**0.5).expand(-1, *self.outputs.shape)
+
+    def sampled(self, draws: int, generator: torch.Generator) -> Tensor:
+        """The scores of y drawn from the prediction.
+
+        Bailey, "Polar generation of random variates with the t-distribution" (1994):
+        √(ν (u^(−2/ν) − 1)) cos(2πv) with u and v uniform, which needs no gamma variates.
+        """
+        shape = (2, draws, *self.outputs.shape)
+        u, v = self.outputs.new_empty(shape).uniform_(generator=generator)
+        degrees = self.degrees_of_freedom
+        radius = (degrees * ((1 - u) ** (-2 / degrees) - 1)).sqrt()
+        return self._score(radius * torch.cos(2 * math.pi * v) * self.variance**0.5)
+
+    def score(self, targets: Tensor) -> Tensor:
+        """(ν + 1)(y − f) / (νσ² + (y − f)²)."""
+        return self._score(targets.to(self.outputs.dtype) - self.outputs)
+
+    def _score(self, residuals: Tensor) -> Tensor:
+        degrees = self.degrees_of_freedom
+        return (degrees + 1) * residuals / (degrees * self.variance + residuals.square())
 
 
 @dataclass(frozen=True)
@@ -246,7 +290,7 @@ class Top(FisherRoot):
         if not isinstance(likelihood, Categorical):
             raise ConfigError(
                 f"fisher={str(self)!r} needs a categorical likelihood; "
-                "use 'exact', 'sketched(r)' or 'sampled(m)' with a Gaussian one."
+                "use 'exact', 'sketched(r)' or 'sampled(m)' in a regression."
             )
         p = likelihood.probabilities
         count = min(self.classes, p.shape[1])

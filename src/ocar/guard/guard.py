@@ -40,6 +40,8 @@ class BatchGuard:
         model: The model that learns.
         normalize: From raw samples to inputs of the model.
         bound: Largest mean divergence of the predictions on replayed samples; None for any.
+        distance: The divergence in regression, from the outputs before and now,
+            ``(n, outputs)``, to one number a sample.
 
     Attributes:
         verdict: The decision on the last batch, and the counts so far.
@@ -53,10 +55,12 @@ class BatchGuard:
         model: nn.Module,
         normalize: Callable[[Inputs], Inputs],
         bound: float | None,
+        distance: accel.Distance = accel.half_square,
     ) -> None:
         self.settings = settings
         self.model = model
         self._normalize = normalize
+        self._distance = distance
         device = next(model.parameters()).device
         self._bound = None if bound is None else torch.tensor(bound, device=device).float()
         self.verdict = accel.Verdict.on(device)
@@ -181,7 +185,9 @@ class BatchGuard:
         else:
             before = accel.predictions(outputs.detach()[-replayed:], active)
             asked = x if self._is_coupled else old
-            self._divergences = partial(accel.divergence, self.model, asked, active, before)
+            self._divergences = partial(
+                accel.divergence, self.model, asked, active, before, self._distance
+            )
 
     @torch.no_grad()
     def commit(self, loss: Tensor, ok: Tensor | None, trusted: Tensor) -> None:
@@ -276,7 +282,7 @@ class BatchGuard:
         """:func:`accel.divergence` of a model that draws at random."""
         now = accel.predictions(self._answer(x), active)
         if active is None:
-            return (now - before).square().sum(-1) / 2
+            return self._distance(before, now)
         return (before.exp() * (before - now)).sum(-1)
 
     def _answer(self, x: Inputs) -> Tensor:

@@ -16,7 +16,8 @@ class Guard:
     predictions on its replayed samples; None for no bound. Plain SGD is not bounded."""
 
     gaussian_kl: float | None = None
-    """The same in regression, where the divergence is half the squared change of the outputs."""
+    """The same in regression. There the divergence is half the squared change of the outputs, and
+    with a Student-t likelihood a bound of it, see :mod:`ocar.methods.student_t`."""
 
     scale: float | None = 1000.0
     """How many times larger than in any batch before the inputs may be; None for no bound. Inputs

@@ -26,8 +26,9 @@ from torch import Tensor, nn
 from ocar.config import require_range
 from ocar.errors import ConfigError
 from ocar.methods.context import Context
-from ocar.methods.objective import Forward, Objective, Outcome, Step, mean_loss
+from ocar.methods.objective import Forward, Objective, Outcome, PredictionLoss, Step, mean_loss
 from ocar.methods.settings import LearnerSettings
+from ocar.methods.student_t import ResidualScale
 from ocar.methods.transform import Transform, TransformSettings
 from ocar.structure import call
 
@@ -43,7 +44,7 @@ class AGEMSettings(TransformSettings):
                 "The transform 'agem' projects the gradient of new samples against that of the "
                 "memory; a loss on replayed samples holds both already. Use the method 'agem'."
             )
-        return AGEMTransform(context.model)
+        return AGEMTransform(context.model, context.residuals)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,10 +74,10 @@ class AGEMLearnerSettings(LearnerSettings):
 
     def make_objective(self, context: Context) -> Objective:
         """The loss of the new samples."""
-        return NewSamplesLoss()
+        return NewSamplesLoss(context.residuals)
 
 
-class NewSamplesLoss(Objective):
+class NewSamplesLoss(PredictionLoss):
     """The mean loss of the new samples in a joint batch."""
 
     joint = False
@@ -84,14 +85,15 @@ class NewSamplesLoss(Objective):
     def __call__(self, forward: Forward, step: Step) -> Outcome:
         """The loss of one step."""
         x, y = step.x[: step.new], step.y[: step.new]
-        return Outcome(loss=mean_loss(forward(x), y, step.active), outputs=None)
+        return Outcome(loss=self.loss(forward(x), y, step), outputs=None)
 
 
 class AGEMTransform(Transform):
     """Projects the gradient against the gradient of the reference."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, scale: ResidualScale | None) -> None:
         self.model = model
+        self.scale = scale
         self._reference: list[tuple[nn.Parameter, Tensor]] = []
 
     def watch(self, step: Step) -> AbstractContextManager[object]:
@@ -99,7 +101,7 @@ class AGEMTransform(Transform):
         self._reference.clear()
         if step.replayed:
             x, y = step.x[step.new :], step.y[step.new :]
-            loss = mean_loss(call(self.model, x), y, step.active)
+            loss = mean_loss(call(self.model, x), y, step.active, self.scale)
             parameters = [p for p in self.model.parameters() if p.requires_grad]
             grads = torch.autograd.grad(loss, parameters, allow_unused=True)
             both = zip(parameters, grads, strict=True)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ocar.errors import ModelError
 from ocar.memory import Memory
+from ocar.methods.student_t import ResidualScale
 from ocar.models.head import GrowingHead
 from ocar.models.modes import evaluating
 from ocar.structure import Inputs, call
@@ -38,7 +39,10 @@ class Context:
     """Gradient steps a stream batch."""
 
     likelihood: str
-    """``"categorical"`` or ``"gaussian"``."""
+    """``"categorical"``, ``"gaussian"`` or ``"student-t"``."""
+
+    residuals: ResidualScale | None
+    """The scale of the residuals of a Student-t likelihood; None for another."""
 
     seed: int
     """Seed of the learner; :func:`ocar.rng.make_generator` makes generators from it."""

@@ -36,6 +36,7 @@ from ocar.methods.er import ERSettings
 from ocar.methods.lwf import divergence
 from ocar.methods.objective import Forward, Objective, Outcome, Step, sample_losses
 from ocar.methods.settings import LearnerSettings, Prediction
+from ocar.methods.student_t import ResidualScale
 from ocar.structure import Inputs
 
 
@@ -56,9 +57,16 @@ class Distillation:
     Args:
         settings: Weight, temperature and which samples are distilled.
         teacher: From inputs of the model to outputs, without gradients.
+        residuals: The scale of the residuals of a Student-t likelihood; None for another.
     """
 
-    def __init__(self, settings: LearnerSettings, teacher: Callable[[Inputs], Tensor]) -> None:
+    def __init__(
+        self,
+        settings: LearnerSettings,
+        teacher: Callable[[Inputs], Tensor],
+        residuals: ResidualScale | None = None,
+    ) -> None:
+        self.residuals = residuals
         self.settings = settings
         self.teacher = teacher
 
@@ -89,7 +97,7 @@ class Distillation:
             return outputs.new_zeros(())
         outputs, targets = outputs[first:], targets[first:]
         if step.active is None:
-            mean = sample_losses(outputs, targets, None).mean()
+            mean = sample_losses(outputs, targets, None, self.residuals).mean()
         else:
             temperature = self.settings.distill_temperature
             mean = divergence(targets, outputs, step.active, temperature=temperature)

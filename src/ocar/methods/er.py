@@ -55,8 +55,10 @@ class ERSettings(LearnerSettings):
         require("logit_adjustment", self.logit_adjustment, fits, "0: a regression has no classes")
 
     def make_objective(self, context: Context) -> Objective:
-        """Cross-entropy, or the squared error in regression."""
-        return AdjustedCrossEntropy(self, context) if self.logit_adjustment else PredictionLoss()
+        """Cross-entropy, or the loss of a regression."""
+        if self.logit_adjustment:
+            return AdjustedCrossEntropy(self, context)
+        return PredictionLoss(context.residuals)
 
 
 class AdjustedCrossEntropy(ClassObjective[ERSettings]):

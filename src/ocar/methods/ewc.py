@@ -39,7 +39,7 @@ from ocar import state as states
 from ocar.accel import linalg
 from ocar.config import require_range
 from ocar.curvature.dense import MAX_PARAMETERS
-from ocar.curvature.fisher import Categorical, Gaussian, parse_root, separate
+from ocar.curvature.fisher import Categorical, Gaussian, Likelihood, parse_root, separate
 from ocar.curvature.recorder import Recorder, pull_back
 from ocar.errors import ModelError
 from ocar.methods.context import Context
@@ -179,8 +179,13 @@ class EWCTransform(Transform):
     @torch.no_grad()
     def _fisher(self, outputs: Tensor, step: Step, first: int) -> Tensor:
         """The Fisher of a batch from sample ``first`` on: its diagonal, or all of it."""
-        gaussian = self.context.likelihood == "gaussian"
-        likelihood = Gaussian(outputs) if gaussian else Categorical(outputs, step.active)
+        likelihood: Likelihood
+        if self.context.residuals is not None:
+            likelihood = self.context.residuals.likelihood(outputs)
+        elif step.active is None:
+            likelihood = Gaussian(outputs)
+        else:
+            likelihood = Categorical(outputs, step.active)
         columns = self.root.columns(likelihood, self._generator, step.y)
         samples = outputs.shape[0]
         alone = separate(columns).unflatten(0, (-1, samples))[:, first:].flatten(0, 1)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ocar.methods.context import Context
+from ocar.methods.student_t import ResidualScale
 from ocar.models.head import mask_logits
 from ocar.structure import Inputs
 
@@ -37,6 +38,9 @@ class Begun:
 
     step: int
     """Gradient steps taken so far."""
+
+    outputs: int = 0
+    """Outputs of the model."""
 
     samples: int = 0
     """Samples of a gradient step, new and replayed, once the memory has enough."""
@@ -217,29 +221,72 @@ class ClassObjective(Objective, Generic[S]):
 
 
 class PredictionLoss(Objective):
-    """The mean loss of the predictions for the joint batch."""
+    """The mean loss of the predictions for the joint batch.
+
+    Args:
+        scale: The scale of the residuals of a Student-t likelihood; None for another.
+    """
+
+    def __init__(self, scale: ResidualScale | None = None) -> None:
+        self.scale = scale
 
     def __call__(self, forward: Forward, step: Step) -> Outcome:
         """The loss of one step."""
         outputs = forward(step.x)
-        return Outcome(loss=mean_loss(outputs, step.y, step.active), outputs=outputs)
+        return Outcome(loss=self.loss(outputs, step.y, step), outputs=outputs)
+
+    def loss(self, outputs: Tensor, y: Tensor, step: Step) -> Tensor:
+        """The mean loss of samples of a step, the new ones first."""
+        if self.scale is not None and step.index == 0:
+            self.scale.follow_(y[: step.new] - outputs.detach()[: step.new])
+        return mean_loss(outputs, y, step.active, self.scale)
+
+    def known(self, outputs: Tensor, y: Tensor, active: Tensor | None) -> dict[str, Tensor]:
+        """Facts about samples for a memory policy."""
+        return {"loss": sample_losses(outputs, y, active, self.scale), "outputs": outputs}
+
+    def begin(self, batch: Begun) -> Sequence[float]:
+        """Make room for the scale of each output."""
+        if self.scale is not None:
+            self.scale.fit(batch.outputs)
+        return ()
+
+    def tensors(self) -> Sequence[Tensor]:
+        """The scale of the residuals."""
+        return () if self.scale is None else self.scale.tensors()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The scale of the residuals."""
+        return {} if self.scale is None else self.scale.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore what :meth:`state_dict` gave."""
+        if self.scale is not None:
+            self.scale.load_state_dict(state)
 
 
-def mean_loss(outputs: Tensor, y: Tensor, active: Tensor | None) -> Tensor:
+def mean_loss(
+    outputs: Tensor, y: Tensor, active: Tensor | None, scale: ResidualScale | None = None
+) -> Tensor:
     """The mean over samples of −log p(y): cross-entropy, or ½‖f − y‖² of a unit Gaussian.
 
     Args:
         outputs: Outputs of the model, ``(n, outputs)``.
         y: Units of the head, ``(n,)``, or regression targets, ``(n, outputs)``.
         active: Which outputs stand for a class, the others are masked; None in regression.
+        scale: The scale of a Student-t likelihood; None for another.
     """
     if active is None:
-        return sample_losses(outputs, y, active).mean()
+        return sample_losses(outputs, y, active, scale).mean()
     return functional.cross_entropy(mask_logits(outputs, active), y)
 
 
-def sample_losses(outputs: Tensor, y: Tensor, active: Tensor | None) -> Tensor:
+def sample_losses(
+    outputs: Tensor, y: Tensor, active: Tensor | None, scale: ResidualScale | None = None
+) -> Tensor:
     """The losses of :func:`mean_loss`, one a sample, ``(n,)``."""
+    if scale is not None:
+        return scale.losses(y - outputs)
     if active is None:
         return (outputs - y).square().sum(-1) / 2
     return functional.cross_entropy(mask_logits(outputs, active), y, reduction="none")

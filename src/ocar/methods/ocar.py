@@ -40,6 +40,7 @@ from ocar.curvature.selection import Patterns, as_names
 from ocar.methods.context import Context
 from ocar.methods.objective import Begun, Forward, Objective, Step
 from ocar.methods.rate import DivergenceRate
+from ocar.methods.student_t import ResidualScale
 from ocar.methods.transform import Transform, TransformSettings
 from ocar.state import with_prefix, without_prefix
 from ocar.structure import Inputs
@@ -122,7 +123,9 @@ class OCARSettings(CurvatureSettings):
     the k-th batch, but at least 0.1."""
 
     tau: float | None = None
-    """The damping τ at the start; by default the learning rate, whatever it is."""
+    """The damping τ at the start; by default the learning rate, whatever it is. In a regression
+    without a given rate it is also multiplied with the information of the outputs, see
+    :meth:`OCARTransform.information`."""
 
     divergence: float = 3e-3
     """How much the steps on a batch may change the predictions, in nats a sample, where no learning
@@ -162,12 +165,14 @@ class OCARSettings(CurvatureSettings):
 
     def make(self, context: Context, objective: Objective) -> Transform:
         """The curvature-aware transform for a learner."""
+        residuals = context.residuals
         lr = DivergenceRate(self.divergence, context) if context.lr is None else context.lr
         curvature = self.make_curvature(
             context.model,
             lr=lr,
             head=None if context.head is None else context.head.name,
             likelihood=context.likelihood,
+            degrees_of_freedom=None if residuals is None else residuals.degrees_of_freedom,
             seed=context.seed,
         )
         return OCARTransform(
@@ -177,10 +182,18 @@ class OCARSettings(CurvatureSettings):
             lr=lr,
             passes=context.passes,
             scale=context.curvature_scale,
+            residuals=residuals,
         )
 
     def make_curvature(
-        self, model: nn.Module, *, lr: SupportsFloat, head: str | None, likelihood: str, seed: int
+        self,
+        model: nn.Module,
+        *,
+        lr: SupportsFloat,
+        head: str | None,
+        likelihood: str,
+        seed: int,
+        degrees_of_freedom: float | None = None,
     ) -> Curvature:
         """The preconditioner of a model.
 
@@ -188,8 +201,9 @@ class OCARSettings(CurvatureSettings):
             model: The model that learns.
             lr: The learning rate, where the damping starts unless ``tau`` says otherwise.
             head: Name of the layer that makes the outputs; None for the last linear one.
-            likelihood: ``"categorical"`` or ``"gaussian"``.
+            likelihood: ``"categorical"``, ``"gaussian"`` or ``"student-t"``.
             seed: Seed of the random root of the Fisher.
+            degrees_of_freedom: ν of a Student-t likelihood; None for that of the curvature.
         """
         given: dict[str, Any] = {
             "damping": lambda step: self.tau_at(step, lr=lr),
@@ -198,6 +212,8 @@ class OCARSettings(CurvatureSettings):
             "likelihood": likelihood,
             "seed": seed,
         }
+        if degrees_of_freedom is not None:
+            given["degrees_of_freedom"] = degrees_of_freedom
         if isinstance(self.curvature, Curvature):
             return self.curvature.bind(model, **given)
         kind = CURVATURES.find(self.curvature)
@@ -235,6 +251,7 @@ class OCARTransform(Transform):
         lr: Learning rate; one that is a rule is multiplied into the gradient here.
         passes: Gradient steps a stream batch.
         scale: Factor of the weight of new and of replayed samples.
+        residuals: The scale of the residuals of a Student-t likelihood; None for another.
     """
 
     def __init__(
@@ -246,14 +263,17 @@ class OCARTransform(Transform):
         lr: float | DivergenceRate,
         passes: int,
         scale: tuple[float, float] = (1.0, 1.0),
+        residuals: ResidualScale | None = None,
     ) -> None:
         self.settings = settings
+        self.residuals = residuals
         self.curvature = curvature
         self.replay_weight = 1.0
         self.rate = lr if isinstance(lr, DivergenceRate) else None
         self._lr = 0.0 if isinstance(lr, DivergenceRate) else lr  # what the host knows of it
         self.tau = settings.tau_at(0, lr=self._lr)
         self._passes = passes
+        self._outputs = 1.0
         self._scale = scale
         self._numbers, self._index = torch.empty(0), 0  # of the present step
         self._why: dict[str, str] = {}
@@ -270,6 +290,7 @@ class OCARTransform(Transform):
         """Weight of replayed samples, weight of the estimate, three of the rate, τ in each pass."""
         self.curvature.begin(batch.keep, Work(batch.samples, self._passes))
         self._recent.append(frozenset(batch.units))
+        self._outputs = 1.0 if batch.units else float(batch.outputs)
         self.replay_weight = self._weight(batch)
         steps = range(batch.step, batch.step + self._passes)
         taus = [self.settings.tau_at(step, lr=self._lr) for step in steps]
@@ -334,7 +355,13 @@ class OCARTransform(Transform):
                 outputs = forward(step.x)
         weights = outputs.new_full(outputs.shape[:1], self._scale[0], dtype=torch.float32)
         weights[step.new :] = step.numbers[0]
-        self.curvature.estimate(outputs, weights=weights, targets=step.y, active=step.active)
+        self.curvature.estimate(
+            outputs,
+            weights=weights,
+            targets=step.y,
+            active=step.active,
+            variance=None if self.residuals is None else self.residuals.variance(outputs),
+        )
         return outputs
 
     def prepare(self, step: Step) -> None:
@@ -342,9 +369,17 @@ class OCARTransform(Transform):
         if self._renews(step):
             damping = step.numbers[5 + step.index]
             if self.rate is not None and self.settings.tau is None:
-                damping = damping + self.rate.damping
+                damping = damping + self.rate.damping * self.information()
             self.curvature.renew(damping, step.numbers[1])
             self.curvature.check_at_once()
+
+    def information(self) -> Tensor | float:
+        """Trace of the Fisher of a sample's outputs in a regression, else 1, which bounds it.
+
+        Loss and Fisher of a regression grow with the number of outputs, and with the precision of a
+        Student-t likelihood. A damping that grows with them keeps its share.
+        """
+        return self._outputs if self.residuals is None else self.residuals.information()
 
     def rewrite_(self) -> None:
         """Precondition the gradients, and multiply them with the learning rate if it is a rule."""
@@ -379,7 +414,7 @@ class OCARTransform(Transform):
         if self.rate is not None:
             values |= {"lr": now(self.rate.used), "divergence": now(self.rate.predicted)}
             if self.settings.tau is None:
-                values["tau"] = now(self.rate.damping + self.tau)
+                values["tau"] = now(self.rate.damping * self.information() + self.tau)
         if self.curvature.norm_ratio is not None:
             values["norm_ratio"] = float(self.curvature.norm_ratio)
         return values

@@ -30,8 +30,8 @@ START, LARGEST, SMALLEST = 0.01, 0.1, 1e-5
 """The first rate, and its bounds."""
 
 REGRESSION = 0.3
-"""The rate in regression, where it does not change: the loss is quadratic, so that long steps do no
-harm, and a stream that drifts needs them."""
+"""The rate in regression, where it does not change: the loss is quadratic, or its natural step is
+bounded, so that long steps do no harm, and a stream that drifts needs them."""
 
 LEAST_WEIGHT = 0.01
 """Weight of a batch in the mean, once a hundred have been seen."""
@@ -54,7 +54,7 @@ class DivergenceRate:
     def __init__(self, divergence: float, context: Context) -> None:
         self._divergence = divergence / context.passes
         self._memory = context.memory
-        self._follows = context.likelihood != "gaussian"
+        self._follows = context.likelihood == "categorical"
         start = START if self._follows else REGRESSION
         self.used = torch.full((), start, dtype=torch.float64, device=context.device)
         self.damping = self.used.clone()
@@ -90,7 +90,10 @@ class DivergenceRate:
     def why(self, fall: float, growth: float) -> dict[str, str]:
         """How rate and damping were chosen, in words; the numbers are those of a batch."""
         if not self._follows:
-            return {"lr": "constant in regression", "tau": "lr"}
+            return {
+                "lr": "constant in regression",
+                "tau": "lr times the information of the outputs",
+            }
         mean = f"in the mean a step changes predictions by {self._divergence:.2g} nats"
         longer = f"the stream is longer than the memory of {self._memory.capacity}"
         return {"lr": f"{mean}; times {fall:.2g}, as {longer}", "tau": f"lr times {growth:.3g}"}

@@ -49,8 +49,12 @@ class LearnerSettings:
     passes: int = 3
     """Gradient steps a stream batch (S)."""
 
-    likelihood: Literal["categorical", "gaussian"] = "categorical"
-    """Classification, or regression with a squared error."""
+    likelihood: Literal["categorical", "gaussian", "student-t"] = "categorical"
+    """Classification, or regression: with a squared error (``"gaussian"``), or with a loss that
+    outliers influence less (``"student-t"``), see :mod:`ocar.methods.student_t`."""
+
+    degrees_of_freedom: float = 5.0
+    """ν of a Student-t likelihood. Fewer mean heavier tails; with many it is Gaussian."""
 
     classes: tuple[int, ...] = ()
     """Labels that have units from the start; other labels get a unit when they appear. Give all
@@ -119,7 +123,7 @@ class LearnerSettings:
         require_range(self, "at least 1", "passes")
         require_range(self, "in (0, 1]", "average_rate", "slow_rate")
         require_range(self, "at least 0", "slow_warmup", "distillation")
-        require_range(self, "larger than 0", "distill_temperature")
+        require_range(self, "larger than 0", "distill_temperature", "degrees_of_freedom")
         if isinstance(self.memory, Memory):
             object.__setattr__(self, "memory_kind", MEMORIES.name_of(type(self.memory)) or "")
         else:
@@ -130,7 +134,7 @@ class LearnerSettings:
         distinct = len(set(self.classes)) == len(self.classes) and min(self.classes, default=0) >= 0
         require("classes", self.classes, distinct, "distinct labels of at least 0")
         fits = self.likelihood == "categorical" or self.policy.float_targets
-        require("memory_kind", self.memory_kind, fits, "'reservoir' for a gaussian likelihood")
+        require("memory_kind", self.memory_kind, fits, "'reservoir' for a regression")
         fits = self.likelihood == "categorical" or not self.no_regression
         require("likelihood", self.likelihood, fits, f"'categorical': {self.no_regression}")
         fits = not self.distillation or not self.no_distillation

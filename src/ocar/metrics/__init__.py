@@ -1,6 +1,6 @@
 """The metrics of a stream: functions of a history of accuracies, and classes for a run in progress.
 
-:mod:`.accuracy` says what a history is.
+:mod:`.accuracy` says what a history is, :mod:`.forecast` has the errors of forecasts.
 """
 
 from ocar.metrics.accuracy import (
@@ -14,6 +14,7 @@ from ocar.metrics.accuracy import (
     task_forgetting,
     worst_case_accuracy,
 )
+from ocar.metrics.forecast import PrequentialError, column_errors, mase, naive_scale
 from ocar.metrics.running import AnytimeAccuracy, Forgetting, StabilityGap, WorstCaseAccuracy
 from ocar.metrics.stability import Gap, mean_gap, mean_recovery, stability_gaps
 
@@ -22,16 +23,20 @@ __all__ = [
     "Floats",
     "Forgetting",
     "Gap",
+    "PrequentialError",
     "StabilityGap",
     "WorstCaseAccuracy",
     "anytime_accuracy",
     "average_anytime_accuracy",
+    "column_errors",
     "first_task_forgetting",
     "history_array",
     "last_task_accuracy",
+    "mase",
     "mean_forgetting",
     "mean_gap",
     "mean_recovery",
+    "naive_scale",
     "stability_gaps",
     "task_forgetting",
     "worst_case_accuracy",

@@ -8,6 +8,7 @@ from ocar.streams.base import StreamBatch, TaskStream
 from ocar.streams.benchmarks import BENCHMARKS, Benchmark, get_benchmark, make_stream
 from ocar.streams.convex import ConvexStream
 from ocar.streams.file_readers import CSVReader, ParquetReader, TarReader
+from ocar.streams.forecast import ForecastBatch, ForecastStream
 from ocar.streams.iterable import IterableStream
 from ocar.streams.messages import MessageReader, read_confluent, read_kafka_python, read_queue
 from ocar.streams.readers import LoaderReader, Reader, TableReader
@@ -21,6 +22,8 @@ __all__ = [
     "ClassIncremental",
     "ConvexStream",
     "DomainIncremental",
+    "ForecastBatch",
+    "ForecastStream",
     "IterableStream",
     "LoaderReader",
     "MessageReader",

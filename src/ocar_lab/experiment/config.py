@@ -46,6 +46,7 @@ ADDED: dict[str, Any] = {
     "distill_temperature": 1.0,
     "distill_curvature": False,
     "logit_adjustment": 0.0,
+    "degrees_of_freedom": 5.0,
 }
 """Settings that an earlier version did not have, with the value that changes none of its runs. They
 are then no part of the identity, so that the runs are found again."""
