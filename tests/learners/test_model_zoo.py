@@ -34,7 +34,6 @@ SAMPLE = (
 def known_warnings_ignored() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "No curvature for")
-        warnings.filterwarnings("ignore", "There is a performance drop because we have not yet")
         yield
 
 
