@@ -224,7 +224,9 @@ class Intake:
         if torch.is_inference_mode_enabled():
             raise InputError("A learner cannot change in torch.inference_mode(). Leave it first.")
         x = as_inputs(x)
-        y = as_tensor(y, "y") if isinstance(y, np.ndarray) else y
+        if isinstance(y, np.ndarray):
+            y = as_tensor(y, "y")
+            y = y.to(self._dtype) if y.is_floating_point() else y  # numpy's floats are float64
         item = check_samples(x, like=self.item)
         self._check_method(x)
         if len(x) == 0:

@@ -479,13 +479,31 @@ def test_what_a_part_holds_is_named() -> None:
 def test_a_regression_has_no_probabilities() -> None:
     learner = ocar.ER(seeded(lambda: nn.Linear(6, 2)), lr=0.1, likelihood="gaussian", memory=10,
                       memory_kind="reservoir")  # fmt: skip
-    x = np.random.default_rng(0).normal(size=(8, 6)).astype(np.float32)
+    x = np.random.default_rng(0).normal(size=(8, 6))
     learner.learn(x, 2 * x[:, :2])
+    assert learner.memory.sample(1).x.dtype == torch.float64
+    assert learner.memory.sample(1).y.dtype == torch.float32
     with pytest.raises(InputError, match="A regression has no probabilities of classes"):
         learner.predict_proba(x)
     answer = ocar.Serving(learner).predict(x)
     with pytest.raises(InputError, match="likelihood='categorical'"):
         answer.probabilities  # noqa: B018
+
+
+@pytest.mark.parametrize("prediction", ["average", "both"])
+def test_slow_weights_predict_of_dictionaries(prediction: str, tmp_path: Path) -> None:
+    learner = make("ocar", "dictionary", prediction=prediction, average_rate=0.1)
+    serving = ocar.Serving(learner)
+    for x, y in stream("dictionary", 5, [0, 1, 2], size=12):
+        learner.learn(x, y)
+    logits = learner.predict(x)
+    assert torch.allclose(serving.predict(x).logits, logits, atol=1e-6)
+    assert torch.allclose(learner.predict_proba(x).sum(1), torch.ones(12))
+    again = learner.predict_repeatedly(x)
+    assert torch.equal(again(12, lambda outputs: outputs), logits)
+    learner.save(tmp_path / "learner")
+    loaded = ocar.load(tmp_path / "learner", bag())
+    assert torch.equal(loaded.predict(x), logits)
 
 
 def test_probabilities_of_no_class() -> None:
