@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from ocar import accel
 from ocar.augment import scale_to_unit
 from ocar.errors import CheckpointError, InputError, OcarError
 from ocar.methods.settings import LearnerSettings
 from ocar.models.head import GrowingHead, check_shape
+from ocar.models.latent import LatentReplay
 from ocar.models.modes import evaluating
 from ocar.rng import make_generator
 from ocar.standardize import Keep, RunningScale, load_scale
@@ -75,11 +77,13 @@ class Intake:
         model: The model that learns.
         head: Its output layer; None in regression.
         like: A parameter; inputs have its device and type.
+        latent: Has the frozen backbone in front of the model, if there is one.
 
     Attributes:
         trial: What else to try with the model and some inputs before the first batch.
         draws: A context in which layers may draw random numbers without a trace.
         item: Shape and type of the samples; None before the first.
+        stored: Shape and type of what the memory stores of them: features behind a backbone.
         outputs: Outputs of the model; 0 before the first sample.
         generator: Draws the augmentation.
         inputs: Mean and variance of the samples so far, if they are standardised.
@@ -93,8 +97,10 @@ class Intake:
         head: GrowingHead | None,
         *,
         like: nn.Parameter,
+        latent: LatentReplay | None = None,
     ) -> None:
         self.item: Item | None = None
+        self.stored: Item | None = None
         self.outputs = 0
         self.trial: Callable[[nn.Module, Tensor], None] = _nothing
         self.draws: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -104,16 +110,22 @@ class Intake:
         self._model = model
         self._head = head
         self._device, self._dtype = like.device, like.dtype
+        # A method and no module: nothing of a frozen backbone has to be undone.
+        self._features = None if latent is None else latent.features
         self._takes_indices = any(isinstance(m, _LOOKUPS) for m in model.modules())
         self._tried = False
 
     def prepare(self, x: Tensor, inputs: RunningScale | None = None) -> Tensor:
         """From raw samples on any device to inputs of the model; ``inputs`` are statistics."""
-        x = self._rescale(x.to(self._device, non_blocking=True))
-        return (inputs or self.inputs)(x).to(self._dtype)
+        return (inputs or self.inputs)(self._rescale(self.features(x))).to(self._dtype)
+
+    def features(self, x: Tensor) -> Tensor:
+        """From raw samples on any device to stored ones on the model's: features, or the same."""
+        x = x.to(self._device, non_blocking=True)
+        return x if self._features is None else self._features(self._rescale_raw(x))
 
     def normalize(self, x: Tensor) -> Tensor:
-        """From raw samples on the model's device to inputs of the model."""
+        """From stored samples on the model's device to inputs of the model."""
         return self.inputs(self._rescale(x)).to(self._dtype)
 
     def rescale(self, x: Tensor) -> Tensor:
@@ -121,6 +133,9 @@ class Intake:
         return self._rescale(x).to(self._dtype)
 
     def _rescale(self, x: Tensor) -> Tensor:
+        return x if self._features is not None else self._rescale_raw(x)
+
+    def _rescale_raw(self, x: Tensor) -> Tensor:
         normalize = self._settings.normalize
         return scale_to_unit(x) if normalize is None else normalize(x)
 
@@ -135,7 +150,7 @@ class Intake:
     def _standardizes_inputs(self, dtype: torch.dtype) -> bool:
         wanted = self._settings.standardize
         by_default = self._settings.normalize is None and dtype.is_floating_point
-        by_default = by_default and not self._takes_indices
+        by_default = self._features is not None or (by_default and not self._takes_indices)
         return by_default if wanted is None else wanted
 
     @property
@@ -150,9 +165,28 @@ class Intake:
             self.targets.update(y.to(self._device, non_blocking=True), keep)
 
     def augment(self, x: Tensor) -> Tensor:
-        """From raw samples to augmented raw samples, another draw each time."""
+        """From stored samples to augmented ones, another draw each time; features as they are."""
+        return x if self._features is not None else self._augment_raw(x)
+
+    def _augment_raw(self, x: Tensor) -> Tensor:
         augment = self._settings.augment
         return x if augment is None else augment(x, self.generator)
+
+    def _encode(self, x: Tensor) -> Tensor:
+        """From raw samples to stored ones on the model's device; before a backbone augmented."""
+        x = x.to(self._device, non_blocking=True)
+        if self._features is None:
+            return x
+        with _fails_as_input_error("backbone", x):
+            features = self.features(self._augment_raw(x))
+        finite = torch.isfinite(features).all()
+        # Nothing waits for a GPU but the first batch; later ones are the guard's.
+        if (bool(finite) if self.stored is None else accel.known(finite)) is False:
+            raise InputError(
+                f"The backbone gives NaN or Inf as {features.dtype}. If float16 is too small for "
+                "its features, give LatentReplay another dtype."
+            )
+        return features
 
     def take(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, list[int]]:
         """Check a whole batch, then give new labels their units.
@@ -175,16 +209,16 @@ class Intake:
         # A tensor that was made in inference mode cannot be part of a backward pass; a copy can.
         x, y = (t.clone() if t.is_inference() else t for t in (x, y))
         units: list[int] = []
+        labels = [] if self._head is None else _check_labels(y)
+        x = self._encode(x)
+        self._try_model(x)
         if self._head is None:
-            self._try_model(x)
             self._check_targets(y)
         else:
-            labels = _check_labels(y)
-            self._try_model(x)
             units = self._head.register(labels)
             y = torch.tensor(units)
-        self.item = item
-        return x.to(self._device, non_blocking=True), y, units
+        self.item, self.stored = item, Item(x.shape[1:], x.dtype)
+        return x, y, units
 
     def _check_targets(self, y: Tensor) -> None:
         if y.dtype != self._dtype or y.shape[1:] != (self.outputs,):
@@ -199,18 +233,12 @@ class Intake:
         """Try the first samples, so that a model that cannot take them fails before it changes."""
         if self._tried:
             return
-        try:
-            inputs = self.normalize(x[:_TRIED].to(self._device))
+        with _fails_as_input_error("model", x):
+            inputs = self.normalize(x[:_TRIED])
             with self.draws(), evaluating(self._model):
                 outputs = self._outputs(inputs)
                 with torch.enable_grad():
                     self.trial(self._model, inputs)
-        except OcarError:
-            raise
-        except Exception as error:  # what a forward pass raises can be anything
-            raise InputError(
-                f"The model cannot take samples of shape {tuple(x.shape[1:])}: {error}"
-            ) from error
         self.outputs, self._tried = self.outputs or outputs, True
 
     def _outputs(self, x: Tensor) -> int:
@@ -224,8 +252,8 @@ class Intake:
 
     def state(self) -> dict[str, Any]:
         """Plain values for a checkpoint."""
-        item = None if self.item is None else [list(self.item.shape), str(self.item.dtype)]
-        return {"item": item, "outputs": self.outputs}
+        stored = {} if self._features is None else {"stored": _plain(self.stored)}
+        return {"item": _plain(self.item), "outputs": self.outputs, **stored}
 
     def statistics(self) -> dict[str, Tensor]:
         """Mean and variance of inputs and targets, for a checkpoint."""
@@ -238,21 +266,44 @@ class Intake:
         Raises:
             CheckpointError: They are of other samples, or of a learner that did not standardise.
         """
-        item = None
-        if state["item"] is not None:
-            shape, name = state["item"]
-            dtype = getattr(torch, str(name).removeprefix("torch."), None)
-            if not isinstance(dtype, torch.dtype):
-                raise CheckpointError(f"The checkpoint has samples of unknown type {name!r}.")
-            item = Item(torch.Size(shape), dtype)
+        item = _item(state["item"])
+        stored = item if self._features is None else _item(state["stored"])
         outputs = int(state["outputs"])
-        has_inputs = item is not None and self._standardizes_inputs(item.dtype)
+        has_inputs = stored is not None and self._standardizes_inputs(stored.dtype)
         has_targets = item is not None and self._standardizes_targets
-        inputs = item.shape if item is not None and has_inputs else None
+        inputs = stored.shape if stored is not None and has_inputs else None
         targets = torch.Size([outputs]) if has_targets else None
         self.inputs.values = load_scale("inputs", statistics, inputs, self._device)
         self.targets.values = load_scale("targets", statistics, targets, self._device)
-        self.item, self.outputs = item, outputs
+        self.item, self.stored, self.outputs = item, stored, outputs
+
+
+def _plain(item: Item | None) -> list[Any] | None:
+    return None if item is None else [list(item.shape), str(item.dtype)]
+
+
+def _item(plain: list[Any] | None) -> Item | None:
+    """The inverse of :func:`_plain`."""
+    if plain is None:
+        return None
+    shape, name = plain
+    dtype = getattr(torch, str(name).removeprefix("torch."), None)
+    if not isinstance(dtype, torch.dtype):
+        raise CheckpointError(f"The checkpoint has samples of unknown type {name!r}.")
+    return Item(torch.Size(shape), dtype)
+
+
+@contextmanager
+def _fails_as_input_error(part: str, x: Tensor) -> Iterator[None]:
+    """Raise an ``InputError`` that names the shape of samples x, whatever a forward pass raises."""
+    try:
+        yield
+    except OcarError:
+        raise
+    except Exception as error:  # what a forward pass raises can be anything
+        raise InputError(
+            f"The {part} cannot take samples of shape {tuple(x.shape[1:])}: {error}"
+        ) from error
 
 
 def _nothing(model: nn.Module, x: Tensor) -> None:

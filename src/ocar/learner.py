@@ -27,6 +27,7 @@ from ocar.methods.settings import LearnerSettings
 from ocar.methods.transform import Transform, TransformSettings
 from ocar.models.check import check_model, may_draw
 from ocar.models.head import GrowingHead
+from ocar.models.latent import LatentReplay, learned_part
 from ocar.prediction import Repeated
 from ocar.rng import make_generator
 from ocar.saved import Listener, Saved
@@ -51,7 +52,8 @@ class Learner(Saved):
     use it; a call waits for the one in progress, but for those of :class:`ocar.Serving`.
 
     Args:
-        model: Any module; the learner works on its device.
+        model: Any module; the learner works on its device. Of a :class:`~ocar.LatentReplay` the
+            memory stores features, and the rest learns.
         settings: Settings of a method.
         transform: Settings of a gradient transform; None for plain SGD.
         record: On a GPU, record the steps as CUDA graphs. Must be False if others replace tensors
@@ -59,6 +61,8 @@ class Learner(Saved):
         guard: When to back off from a batch, see :mod:`ocar.guard`; None for never.
 
     Attributes:
+        model: What learns.
+        latent: Has the frozen backbone in front of it, if there is one; None if not.
         batches: Stream batches that :meth:`learn` has been given; also those that were skipped.
         steps: Gradient steps taken; on a GPU also those that were rolled back.
         lock: Held by every call; hold it where several calls belong together.
@@ -79,7 +83,8 @@ class Learner(Saved):
         accel.lay_out_(model)
         self.lock = Lock()
         self.servings: weakref.WeakSet[Listener] = weakref.WeakSet()
-        self.model = model
+        self.latent = model if isinstance(model, LatentReplay) else None
+        self.model = model = learned_part(model)
         self.settings = settings
         self.transform_settings = transform
         self.guard_settings = guard
@@ -94,7 +99,7 @@ class Learner(Saved):
                 classes=settings.classes,
                 generator=self._head_generator,
             )
-        self.intake = Intake(settings, model, self.head, like=parameter)
+        self.intake = Intake(settings, model, self.head, like=parameter, latent=self.latent)
         self.memory = settings.make_memory(self.device)
         self.context = Context(
             model=model,
@@ -351,8 +356,8 @@ class Learner(Saved):
             changes = self.intake.standardizes(x.dtype)
             return accel.repeated_prediction(
                 x,
-                normalize=_unchanged if changes else self.intake.normalize,
-                predict=self._answer if changes else self._evaluate,
+                normalize=self.intake.features if changes else self.intake.prepare,
+                predict=self._answer_stored if changes else self._evaluate,
                 model=self.model,
                 weights=None if changes else self.weights(),
                 record=self._steps.graph.enabled,
@@ -362,7 +367,11 @@ class Learner(Saved):
 
     def _answer(self, x: Tensor) -> Tensor:
         """Outputs for raw samples, in the units of the targets."""
-        return self.intake.targets.invert(self._evaluate(self.intake.prepare(x)))
+        return self._answer_stored(self.intake.features(x))
+
+    def _answer_stored(self, x: Tensor) -> Tensor:
+        """The same for samples as the memory stores them."""
+        return self.intake.targets.invert(self._evaluate(self.intake.normalize(x)))
 
     @synchronized
     def _evaluate(self, x: Tensor) -> Tensor:
@@ -381,7 +390,3 @@ class Learner(Saved):
             return None
         tensors = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
         return tensors | self.average.values
-
-
-def _unchanged(x: Tensor) -> Tensor:
-    return x

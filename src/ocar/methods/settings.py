@@ -69,12 +69,13 @@ class LearnerSettings:
 
     standardize: bool | None = None
     """Whether to divide inputs and regression targets by their running standard deviation, after
-    their running mean was subtracted. By default targets, and floating-point inputs if there is no
-    ``normalize`` and no embedding in the model; True also others. Predictions are in the units of
-    the targets."""
+    their running mean was subtracted. By default targets, floating-point inputs if there is no
+    ``normalize`` and no embedding in the model, and features of a ``LatentReplay``; True also
+    others. Predictions are in the units of the targets."""
 
     augment: Augmenter | None = None
-    """Applied to raw samples in each pass when learning."""
+    """Applied to raw samples in each pass when learning; once, before the backbone, with a
+    ``LatentReplay``."""
 
     seed: int = 0
     """Seed of all random numbers of the learner."""
