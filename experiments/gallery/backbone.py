@@ -11,8 +11,8 @@ once (ten minutes on one core, kept in the folder ``LITE0_CACHE``), then learns 
 them. Rates of ER and Adam are chosen by the AAA of a run with seed 100; from scratch, of its first
 ``SEARCH_TASKS`` tasks. OCAR has its defaults. Everything is evaluated after every tenth batch.
 The results are added to ``results/gallery/backbone.json`` after each run: the same command goes on
-where it was left, and ``--limit-seconds`` lets it leave. ``draw`` makes the page's table and
-picture; it needs matplotlib.
+where it was left, and ``--limit-seconds`` lets it leave. ``draw`` makes the picture of the page; it
+needs matplotlib.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from typing import Any
 
 import lite0  # type: ignore[import-not-found]
 import torch
+from backbone_table import MEASURES, SEEDS, draw, run_key  # type: ignore[import-not-found]
 from torch import Tensor
 
 from ocar import datasets
@@ -44,25 +45,14 @@ from ocar_lab.runs.provenance import describe_process
 
 RESULTS = Path("results/gallery/backbone.json")
 PAGE = Path("docs/gallery")
-SEEDS = (0, 1, 2)
 SEARCH_SEED, SEARCH_TASKS = 100, 4
 EVERY = 10
 RATES: dict[str, dict[str, tuple[float, ...]]] = {
-    "latent": {"er": (0.0003, 0.001, 0.003, 0.01), "er-adam": (0.0001, 0.0003, 0.001, 0.003)},
+    "latent": {"er": (0.001, 0.003, 0.01, 0.03), "er-adam": (0.0001, 0.0003, 0.001, 0.003)},
     "scratch": {"er": (0.01, 0.03, 0.1)},
 }
 METHODS = {"latent": ("ocar", "er", "er-adam"), "scratch": ("ocar", "er")}
 SUFFIX = {"latent": "lite0-cached", "scratch": "lite0-scratch"}
-ROWS = {
-    "latent/lda": "frozen, streaming LDA",
-    "latent/ncm": "frozen, nearest class mean",
-    "latent/ocar": "frozen, OCAR, no settings",
-    "latent/er": "frozen, ER, best rate",
-    "latent/er-adam": "frozen, Adam with replay, best rate",
-    "scratch/ocar": "from scratch, OCAR, no settings",
-    "scratch/er": "from scratch, ER, best rate",
-}
-MEASURES = {"acc": "Acc", "aaa": "AAA", "wc_acc": "WC-Acc"}
 
 
 class Statistics:
@@ -173,7 +163,7 @@ def run_all(part: str, name: str, store: Store, given: argparse.Namespace) -> No
     _runs(part, name, tried, store, given)
     for method, rates in RATES[part].items():
         found = {
-            lr: store.data["runs"].get(_key(part, name, method, lr, SEARCH_SEED)) for lr in rates
+            lr: store.data["runs"].get(run_key(part, name, method, lr, SEARCH_SEED)) for lr in rates
         }
         if None in found.values():
             return  # there was no time
@@ -181,11 +171,6 @@ def run_all(part: str, name: str, store: Store, given: argparse.Namespace) -> No
         store.put("chosen", f"{name}/{part}/{method}", best)
     chosen = {m: store.data["chosen"].get(f"{name}/{part}/{m}") for m in METHODS[part]}
     _runs(part, name, [(m, chosen[m], s) for s in SEEDS for m in METHODS[part]], store, given)
-
-
-def _key(part: str, name: str, method: str, lr: float | None, seed: int) -> str:
-    rate = "" if lr is None else f" lr={lr:g}"
-    return f"{name}/{part}/{method}{rate}/{seed}"
 
 
 def _runs(
@@ -196,11 +181,11 @@ def _runs(
     given: argparse.Namespace,
 ) -> None:
     """Runs that are not in the results file yet."""
-    left = [one for one in wanted if _key(part, name, *one) not in store.data["runs"]]
+    left = [one for one in wanted if run_key(part, name, *one) not in store.data["runs"]]
     jobs = [Job(config=_config(part, name, *one, given), out=given.out) for one in left]
     said, started = 0.0, time.monotonic()
     for message in run_many(jobs, workers=given.workers, stop=given.stop):
-        key = _key(part, name, *left[message.job])
+        key = run_key(part, name, *left[message.job])
         if isinstance(message, Ended):
             print(key, message.state, message.error, flush=True)
             if message.state == "finished":
@@ -246,7 +231,7 @@ def baselines(name: str, store: Store, given: argparse.Namespace) -> None:
     """Streaming LDA and the nearest class mean on the same features."""
     for seed in SEEDS:
         for method in ("lda", "ncm"):
-            key = _key("latent", name, method, None, seed)
+            key = run_key("latent", name, method, None, seed)
             if key in store.data["runs"] or given.stop():
                 continue
             benchmark = get_benchmark(f"{name}-lite0-cached")
@@ -263,9 +248,8 @@ def timing(store: Store, given: argparse.Namespace) -> None:
     """Milliseconds a batch of ten images, with the backbone, without evaluation."""
     for part in given.parts:
         for method in METHODS[part]:
-            benchmark = get_benchmark(
-                f"split-cifar100-lite0{'' if part == 'latent' else '-scratch'}"
-            )
+            suffix = "lite0" if part == "latent" else "lite0-scratch"
+            benchmark = get_benchmark(f"{given.benchmarks[0]}-{suffix}")
             settings = benchmark.learner_settings() | ({} if method == "ocar" else {"lr": 1e-3})
             model = make_model(**benchmark.model_settings()).to(store.device)
             learner = make_learner(method, model, **settings)
@@ -285,56 +269,6 @@ def _timed(learner: Any, stream: Any, batches: int) -> Iterator[float]:
         learner.check()
         if index >= 5:
             yield 1000 * (time.perf_counter() - started)
-
-
-def scores(data: dict[str, Any], name: str, row: str) -> dict[str, list[float]]:
-    """The measures of all seeds of a row, in per cent; empty if a seed is missing."""
-    chosen = data["chosen"].get(f"{name}/{row}")
-    part, method = row.split("/")
-    runs = [data["runs"].get(_key(part, name, method, chosen, seed)) for seed in SEEDS]
-    if None in runs:
-        return {}
-    return {measure: [100 * (run[measure] or 0.0) for run in runs] for measure in MEASURES}
-
-
-def table(data: dict[str, Any], name: str) -> str:
-    """The rows of one benchmark as Markdown."""
-    lines = [f"| | {' | '.join(MEASURES.values())} |", "|---|" + "---:|" * len(MEASURES)]
-    for row, title in ROWS.items():
-        found = scores(data, name, row)
-        if found:
-            chosen = data["chosen"].get(f"{name}/{row}")
-            shown = title if chosen is None else title.replace("best rate", f"lr {chosen:g}")
-            cells = (
-                f"{statistics.mean(v):.1f} ± {statistics.stdev(v):.1f}" for v in found.values()
-            )
-            lines.append(f"| {shown} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-def draw(data: dict[str, Any]) -> None:
-    """The tables and the picture of the page."""
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, len(lite0.NAMES), figsize=(9, 3.2), sharex=True)
-    for axis, name in zip(axes, lite0.NAMES, strict=True):
-        (PAGE / f"backbone-{name}.md").write_text(table(data, name))
-        rows = [row for row in reversed(ROWS) if scores(data, name, row)]
-        for place, row in enumerate(rows):
-            values = scores(data, name, row)["acc"]
-            colour = {"ocar": "#c0392b", "er": "#2471a3"}.get(row.split("/")[1], "#7f8c8d")
-            faded = 0.5 if row.startswith("scratch") else 1.0
-            axis.barh(place, statistics.mean(values), color=colour, alpha=faded)
-            axis.plot(values, [place] * len(values), "k|", markersize=8)
-        labels = [
-            ROWS[row].removesuffix(", no settings").removesuffix(", best rate") for row in rows
-        ]
-        axis.set_yticks(range(len(rows)), labels, fontsize=8)
-        axis.set_title(name)
-        axis.set_xlabel("test accuracy at the end, %")
-        axis.spines[["top", "right"]].set_visible(False)
-    figure.tight_layout()
-    figure.savefig(PAGE / "backbone.png", dpi=100)
 
 
 def main() -> None:
@@ -357,7 +291,7 @@ def main() -> None:
     given.stop = lambda: time.monotonic() > end
     store = Store(given.results, torch.device(given.device))
     if given.what == "draw":
-        draw(store.data)
+        draw(store.data, PAGE / "backbone.png")
     elif given.what == "timing":
         timing(store, given)
     else:

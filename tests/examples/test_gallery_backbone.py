@@ -152,7 +152,9 @@ def test_results_are_kept_after_each_run(
     lite0: Any, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     experiment = load_script("experiments/gallery/backbone.py")
-    monkeypatch.setattr(experiment, "SEEDS", (0, 1))
+    tables: Any = sys.modules["backbone_table"]
+    for module in (experiment, tables):
+        monkeypatch.setattr(module, "SEEDS", (0, 1))
     monkeypatch.setitem(experiment.RATES, "latent", {"er": (0.01, 0.001)})
     monkeypatch.setitem(experiment.METHODS, "latent", ("ocar", "er"))
     words = ["latent", "--benchmarks", "pacs", "--results", str(data / "results.json")]
@@ -165,7 +167,12 @@ def test_results_are_kept_after_each_run(
     call_script(experiment, monkeypatch, *words)
     assert "finished" not in capsys.readouterr().out, "nothing is run twice"
     store = experiment.Store(data / "results.json", torch.device("cpu"))
-    table = experiment.table(store.data, "pacs").splitlines()
-    assert [line.split("|")[1].split(",")[1].strip() for line in table[2:]] == [
-        *("streaming LDA", "nearest class mean", "OCAR", "ER"),
-    ]
+    table = tables.table(store.data, "pacs").splitlines()
+    names = [line.split("|")[1].split(",")[1].strip() for line in table[2:]]
+    assert names == ["streaming LDA", "nearest class mean", "OCAR", "ER"]
+    mean = sum(store.data["runs"][f"pacs/latent/lda/{seed}"]["aaa"] for seed in (0, 1)) / 2
+    assert table[2].split("|")[3].split()[0] == f"{100 * mean:.1f}"
+    call_script(experiment, monkeypatch, "timing", *words[1:], "--batches", "2")
+    assert capsys.readouterr().out.count("ms a batch") == 2
+    tables.draw(store.data, data / "picture.png")
+    assert (data / "picture.png").stat().st_size > 1000
