@@ -51,9 +51,14 @@ def table(data: dict[str, Any], name: str) -> str:
     return "\n".join(lines) + "\n"
 
 
+def measured(data: dict[str, Any]) -> dict[str, str]:
+    """The benchmarks that have a row, with their titles."""
+    return {n: title for n, title in NAMES.items() if any(scores(data, n, row) for row in ROWS)}
+
+
 def tables(data: dict[str, Any]) -> str:
     """Accuracy on each benchmark, then the time of a batch, as Markdown."""
-    parts = [f"**{title}**\n\n{table(data, name)}" for name, title in NAMES.items()]
+    parts = [f"**{title}**\n\n{table(data, name)}" for name, title in measured(data).items()]
     return "\n".join([*parts, f"**Time of a batch**\n\n{times(data)}"])
 
 
@@ -74,8 +79,10 @@ def draw(data: dict[str, Any], path: Path) -> None:
     """A bar for each row: the mean final accuracy, with a mark for each seed."""
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(NAMES), figsize=(9, 2.8), sharex=True)
-    for axis, (name, title) in zip(axes, NAMES.items(), strict=True):
+    names = measured(data)
+    size = 4.5 * len(names), 2.8
+    figure, axes = pyplot.subplots(1, len(names), figsize=size, sharex=True, squeeze=False)
+    for axis, (name, title) in zip(axes[0], names.items(), strict=True):
         rows = [row for row in reversed(ROWS) if scores(data, name, row)]
         for place, row in enumerate(rows):
             values = scores(data, name, row)["acc"]

@@ -174,5 +174,7 @@ def test_results_are_kept_after_each_run(
     assert table[2].split("|")[3].split()[0] == f"{100 * mean:.1f}"
     call_script(experiment, monkeypatch, "timing", *words[1:], "--batches", "2")
     assert capsys.readouterr().out.count("ms a batch") == 2
+    assert tables.tables(store.data).startswith("**PACS**")
+    assert str(data) not in (data / "results.json").read_text()
     tables.draw(store.data, data / "picture.png")
     assert (data / "picture.png").stat().st_size > 1000
