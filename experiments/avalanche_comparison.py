@@ -87,7 +87,7 @@ class AvalancheLearner:
             with warnings.catch_warnings(record=True):  # it says each time what it will remove
                 self.strategy.train(self._next, eval_streams=[])
             self._next, self._labels = next(self.experiences, None), []
-        return Report(loss=torch.zeros(()), classes=len(self.classes), values={}, why={})
+        return Report(loss=torch.zeros(()), classes=len(self.classes), values={})
 
     def remember(self, x: Tensor, y: Tensor) -> None:
         """Take a short last batch into the memory alone, unless it is part of an experience."""

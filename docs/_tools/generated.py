@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from backbone_pages import backbone_tables
 from bench_pages import bench_tables, read_bench, targets
 from method_pages import method_page, methods_index, slug
 from model_pages import model_shares_table, model_zoo_table
@@ -46,6 +47,7 @@ def write_generated(docs: Path) -> None:
             "command-line.md": command_line(),
             "gallery-series.md": series_tables(),
             "gallery-series-cost.md": series_cost(),
+            "gallery-backbone.md": backbone_tables(),
             "hostile-streams.md": hostile_streams_table(),
             "presets-guarded.md": presets_table(),
             "fuzz.md": fuzz_table(),

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ocar.learner import Learner
     from ocar.make import ER, OCAR, make_learner, register
     from ocar.memory import ClassBalancedMemory, ReservoirMemory
-    from ocar.models import make_model
+    from ocar.models import LatentReplay, make_model
     from ocar.serving import Serving
     from ocar.streams.benchmarks import make_stream
     from ocar.suggest import suggest
@@ -40,6 +40,7 @@ __all__ = [
     "ClassBalancedMemory",
     "CropFlip",
     "DenseFisher",
+    "LatentReplay",
     "Learner",
     "Normalize",
     "OcarError",
@@ -65,7 +66,7 @@ _HOMES = {
     "ocar.make": ("ER", "OCAR", "make_learner", "register"),
     "ocar.serving": ("Serving",),
     "ocar.memory": ("ClassBalancedMemory", "ReservoirMemory"),
-    "ocar.models": ("make_model",),
+    "ocar.models": ("LatentReplay", "make_model"),
     "ocar.streams.benchmarks": ("make_stream",),
     "ocar.suggest": ("suggest",),
 }

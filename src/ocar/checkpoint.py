@@ -19,6 +19,7 @@ from ocar.methods.registry import METHODS, TRANSFORMS
 from ocar.methods.scr import SCRSettings
 from ocar.methods.settings import Augmenter, LearnerSettings, Normalizer
 from ocar.methods.transform import TransformSettings
+from ocar.models.latent import learned_part
 from ocar.state import load_newest, load_state, without_prefix
 
 _KINDS = (Normalize, CropFlip, *AUGMENTATIONS)
@@ -40,7 +41,8 @@ def load(
 
     Args:
         path: The checkpoint.
-        model: A model of the same architecture. Its weights are replaced, its head enlarged.
+        model: A model of the same architecture. Its weights are replaced, its head enlarged. The
+            backbone of a :class:`~ocar.LatentReplay` is not in the file: it must be the same.
         normalize: The learner's normalisation, needed if it was a function of your own.
         augment: The learner's augmentation, needed if it was a function of your own.
 
@@ -93,7 +95,7 @@ def _check_model(
     settings: LearnerSettings, tensors: Mapping[str, Tensor], model: nn.Module
 ) -> None:
     """Refuse another model, and a projection that is larger than the file holds."""
-    own = model.state_dict()
+    own = learned_part(model).state_dict()
     for name, tensor in without_prefix("model", tensors).items():
         if name in own and tensor.shape[1:] != own[name].shape[1:]:  # a head may have grown
             raise CheckpointError(

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ocar import accel
 from ocar.augment import scale_to_unit
 from ocar.errors import CheckpointError, InputError, OcarError
 from ocar.methods.settings import LearnerSettings
 from ocar.models.head import GrowingHead, check_shape
+from ocar.models.latent import LatentReplay
 from ocar.models.modes import evaluating
 from ocar.rng import make_generator
 from ocar.standardize import InputScale, Keep, RunningScale, load_scale
@@ -29,6 +31,7 @@ from ocar.structure import (
     call,
     describe,
     named_part,
+    one_tensor,
     parts_of,
     with_name,
 )
@@ -68,16 +71,26 @@ def check_samples(x: Inputs, *, like: Items | None) -> Items:
                 f"{named_part(name)} must be uint8, bool, integer or floating point; given "
                 f"{part.dtype}."
             )
-    items = {name: Item(part.shape[1:], part.dtype) for name, part in parts.items()}
+    items = _items(x)
     if like is not None:
-        _check_like(items, like if isinstance(like, dict) else {"": like})
+        _check_like(_named(items), _named(like))
     for name, part in parts.items():
         if part.is_floating_point() and not bool(torch.isfinite(part).all()):
             bad = int((~torch.isfinite(part)).reshape(len(part), -1).any(1).sum())
             raise InputError(
                 f"{named_part(name)} must be finite; {bad} of {len(part)} samples hold NaN or Inf."
             )
+    return items
+
+
+def _items(x: Inputs) -> Items:
+    """Shape and type of one of some samples."""
+    items = {name: Item(part.shape[1:], part.dtype) for name, part in parts_of(x).items()}
     return items.get("", items)
+
+
+def _named(items: Items) -> dict[str, Item]:
+    return items if isinstance(items, dict) else {"": items}
 
 
 def _check_like(items: dict[str, Item], like: dict[str, Item]) -> None:
@@ -124,11 +137,13 @@ class Intake:
         model: The model that learns.
         head: Its output layer; None in regression.
         like: A parameter; inputs have its device and type.
+        latent: Has the frozen backbone in front of the model, if there is one.
 
     Attributes:
         trial: What else to try with the model and some inputs before the first batch.
         draws: A context in which layers may draw random numbers without a trace.
         item: Shape and type of the samples, or of their parts; None before the first.
+        stored: The same of what the memory stores of them: features behind a backbone.
         outputs: Outputs of the model; 0 before the first sample.
         generator: Draws the augmentation.
         inputs: Mean and variance of the samples so far, if they are standardised.
@@ -142,8 +157,10 @@ class Intake:
         head: GrowingHead | None,
         *,
         like: nn.Parameter,
+        latent: LatentReplay | None = None,
     ) -> None:
         self.item: Items | None = None
+        self.stored: Items | None = None
         self.outputs = 0
         self.trial: Callable[[nn.Module, Inputs], None] = _nothing
         self.draws: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -153,16 +170,22 @@ class Intake:
         self._model = model
         self._head = head
         self._device, self._dtype = like.device, like.dtype
+        # A method and no module: nothing of a frozen backbone has to be undone.
+        self._features = None if latent is None else latent.features
         self._takes_indices = any(isinstance(m, _LOOKUPS) for m in model.modules())
         self._tried = False
 
     def prepare(self, x: Inputs, inputs: InputScale | None = None) -> Inputs:
         """From raw samples on any device to inputs of the model; ``inputs`` are statistics."""
-        x = self._rescale(x.to(self._device, non_blocking=True))
-        return apply(self._cast, (inputs or self.inputs)(x))
+        return apply(self._cast, (inputs or self.inputs)(self._rescale(self.features(x))))
+
+    def features(self, x: Inputs) -> Inputs:
+        """From raw samples on any device to stored ones on the model's: features, or the same."""
+        x = x.to(self._device, non_blocking=True)
+        return x if self._features is None else self._features(self._rescale_raw(x))
 
     def normalize(self, x: Inputs) -> Inputs:
-        """From raw samples on the model's device to inputs of the model."""
+        """From stored samples on the model's device to inputs of the model."""
         return apply(self._cast, self.inputs(self._rescale(x)))
 
     def rescale(self, x: Inputs) -> Inputs:
@@ -170,6 +193,9 @@ class Intake:
         return apply(self._cast, self._rescale(x))
 
     def _rescale(self, x: Inputs) -> Inputs:
+        return x if self._features is not None else self._rescale_raw(x)
+
+    def _rescale_raw(self, x: Inputs) -> Inputs:
         normalize = self._settings.normalize
         if normalize is None:
             return apply(lambda part: scale_to_unit(part) if _measures(part.dtype) else part, x)
@@ -186,6 +212,8 @@ class Intake:
     def standardizes(self, x: Inputs) -> bool:
         """Whether a part of the inputs, or the targets, are standardised."""
         parts = {name: part.dtype for name, part in parts_of(x).items()}
+        if self._features is not None:
+            parts = {"": self._dtype}
         return bool(self._standardized(parts)) or self._standardizes_targets
 
     def _standardized(self, parts: Mapping[str, torch.dtype]) -> list[str]:
@@ -193,6 +221,7 @@ class Intake:
         wanted = self._settings.standardize
         if wanted is None:
             by_default = self._settings.normalize is None and not self._takes_indices
+            by_default = by_default or self._features is not None
             return [n for n, dtype in parts.items() if by_default and dtype.is_floating_point]
         return [n for n, dtype in parts.items() if wanted and _measures(dtype)]
 
@@ -208,9 +237,28 @@ class Intake:
             self.targets.update(y.to(self._device, non_blocking=True), keep)
 
     def augment(self, x: Inputs) -> Inputs:
-        """From raw samples to augmented raw samples, another draw each time."""
+        """From stored samples to augmented ones, another draw each time; features as they are."""
+        return x if self._features is not None else self._augment_raw(x)
+
+    def _augment_raw(self, x: Inputs) -> Inputs:
         augment = self._settings.augment
         return x if augment is None else apply_whole(augment, x, self.generator)
+
+    def _encode(self, x: Inputs) -> Inputs:
+        """From raw samples to stored ones on the model's device; before a backbone augmented."""
+        x = x.to(self._device, non_blocking=True)
+        if self._features is None:
+            return x
+        with _fails_as_input_error("backbone", x):
+            features = one_tensor(self.features(self._augment_raw(x)))
+        finite = torch.isfinite(features).all()
+        # Nothing waits for a GPU but the first batch; later ones are the guard's.
+        if (bool(finite) if self.stored is None else accel.known(finite)) is False:
+            raise InputError(
+                f"The backbone gives NaN or Inf as {features.dtype}. If float16 is too small for "
+                "its features, give LatentReplay another dtype."
+            )
+        return features
 
     def take(self, x: Given, y: Given) -> tuple[Inputs, Tensor, list[int]]:
         """Check a whole batch, then give new labels their units.
@@ -237,16 +285,16 @@ class Intake:
             )
         x, y = apply(_of_backward, x), _of_backward(y)
         units: list[int] = []
+        labels = [] if self._head is None else _check_labels(y)
+        x = self._encode(x)
+        self._try_model(x)
         if self._head is None:
-            self._try_model(x)
             self._check_targets(y)
         else:
-            labels = _check_labels(y)
-            self._try_model(x)
             units = self._head.register(labels)
             y = torch.tensor(units)
-        self.item = item
-        return x.to(self._device, non_blocking=True), y, units
+        self.item, self.stored = item, _items(x)
+        return x, y, units
 
     def _check_method(self, x: Inputs) -> None:
         """Raise if the method, or a function of its settings, needs images or one tensor."""
@@ -279,20 +327,12 @@ class Intake:
         """Try the first samples, so that a model that cannot take them fails before it changes."""
         if self._tried:
             return
-        try:
-            inputs = self.normalize(x[:_TRIED].to(self._device))
+        with _fails_as_input_error("model", x):
+            inputs = self.normalize(x[:_TRIED])
             with self.draws(), evaluating(self._model):
                 outputs = self._outputs(inputs)
                 with torch.enable_grad():
                     self.trial(self._model, inputs)
-        except OcarError:
-            raise
-        except Exception as error:  # what a forward pass raises can be anything
-            shown = f"shape {tuple(x.shape[1:])}" if isinstance(x, Tensor) else describe(x)
-            indices = not all(_measures(part.dtype) for part in parts_of(x).values())
-            raise InputError(
-                f"The model cannot take samples of {shown}: {error}{_AS_THEY_ARE * indices}"
-            ) from error
         self.outputs, self._tried = self.outputs or outputs, True
 
     def _outputs(self, x: Inputs) -> int:
@@ -306,9 +346,8 @@ class Intake:
 
     def state(self) -> dict[str, Any]:
         """Plain values for a checkpoint."""
-        item = self.item
-        plain = {n: _saved(i) for n, i in item.items()} if isinstance(item, dict) else _saved(item)
-        return {"item": plain, "outputs": self.outputs}
+        stored = {} if self._features is None else {"stored": _saved(self.stored)}
+        return {"item": _saved(self.item), "outputs": self.outputs, **stored}
 
     def statistics(self) -> dict[str, Tensor]:
         """Mean and variance of inputs and targets, for a checkpoint."""
@@ -322,19 +361,33 @@ class Intake:
         Raises:
             CheckpointError: They are of other samples, or of a learner that did not standardise.
         """
-        saved = state["item"]
-        parts = saved if isinstance(saved, Mapping) else {} if saved is None else {"": saved}
-        items = {name: _loaded(part) for name, part in parts.items()}
+        items = _loaded(state["item"])
+        stored = items if self._features is None else _loaded(state["stored"])
         outputs = int(state["outputs"])
         targets = torch.Size([outputs]) if items and self._standardizes_targets else None
         scales = {}
-        for part in self._standardized({name: item.dtype for name, item in items.items()}):
+        for part in self._standardized({name: item.dtype for name, item in stored.items()}):
             (name,) = with_name("inputs", {part: None})
             scales[part] = RunningScale()
-            scales[part].values = load_scale(name, statistics, items[part].shape, self._device)
+            scales[part].values = load_scale(name, statistics, stored[part].shape, self._device)
         self.targets.values = load_scale("targets", statistics, targets, self._device)
         self.inputs.parts = scales
-        self.item, self.outputs = items.get("", items) or None, outputs
+        self.item, self.stored, self.outputs = _whole(items), _whole(stored), outputs
+
+
+@contextmanager
+def _fails_as_input_error(part: str, x: Inputs) -> Iterator[None]:
+    """Raise an ``InputError`` that names the shape of samples x, whatever a forward pass raises."""
+    try:
+        yield
+    except OcarError:
+        raise
+    except Exception as error:  # what a forward pass raises can be anything
+        shown = f"shape {tuple(x.shape[1:])}" if isinstance(x, Tensor) else describe(x)
+        indices = not all(_measures(part.dtype) for part in parts_of(x).values())
+        raise InputError(
+            f"The {part} cannot take samples of {shown}: {error}{_AS_THEY_ARE * indices}"
+        ) from error
 
 
 def _measures(dtype: torch.dtype) -> bool:
@@ -352,16 +405,26 @@ def _type(x: Inputs) -> str:
     return f"{x.dtype}" if isinstance(x, Tensor) else describe(x)
 
 
-def _saved(item: Item | None) -> list[Any] | None:
-    return None if item is None else [list(item.shape), str(item.dtype)]
+def _saved(items: Items | None) -> Any:
+    if isinstance(items, dict):
+        return {name: _saved(item) for name, item in items.items()}
+    return None if items is None else [list(items.shape), str(items.dtype)]
 
 
-def _loaded(saved: Any) -> Item:
-    shape, name = saved
-    dtype = getattr(torch, str(name).removeprefix("torch."), None)
-    if not isinstance(dtype, torch.dtype):
-        raise CheckpointError(f"The checkpoint has samples of unknown type {name!r}.")
-    return Item(torch.Size(shape), dtype)
+def _loaded(saved: Any) -> dict[str, Item]:
+    """What :func:`_saved` was given, by the names of the parts."""
+    parts = saved if isinstance(saved, Mapping) else {} if saved is None else {"": saved}
+    found = {}
+    for part, (shape, name) in parts.items():
+        dtype = getattr(torch, str(name).removeprefix("torch."), None)
+        if not isinstance(dtype, torch.dtype):
+            raise CheckpointError(f"The checkpoint has samples of unknown type {name!r}.")
+        found[part] = Item(torch.Size(shape), dtype)
+    return found
+
+
+def _whole(items: dict[str, Item]) -> Items | None:
+    return items.get("", items) or None
 
 
 def _nothing(model: nn.Module, x: Inputs) -> None:

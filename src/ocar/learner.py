@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, SupportsFloat
 
@@ -28,6 +28,7 @@ from ocar.methods.student_t import ResidualScale
 from ocar.methods.transform import Transform, TransformSettings
 from ocar.models.check import check_model, may_draw
 from ocar.models.head import GrowingHead
+from ocar.models.latent import LatentReplay, learned_part
 from ocar.prediction import Repeated, require_classes
 from ocar.rng import make_generator
 from ocar.saved import Listener, Saved
@@ -44,7 +45,7 @@ class Report:
     loss: Tensor  #: Loss of the last pass before its step, a scalar on the model's device.
     classes: int  #: Classes seen so far.
     values: Mapping[str, SupportsFloat]  #: What the transform reports: ``tau``, ``lr``, ...
-    why: Mapping[str, str]  #: How some of them were chosen, in words.
+    why: Mapping[str, str] = field(default_factory=dict)  #: How they were chosen, in words.
 
 
 class Learner(Saved):
@@ -54,7 +55,8 @@ class Learner(Saved):
     use it; a call waits for the one in progress, but for those of :class:`ocar.Serving`.
 
     Args:
-        model: Any module; the learner works on its device.
+        model: Any module; the learner works on its device. Of a :class:`~ocar.LatentReplay` the
+            memory stores features, and the rest learns.
         settings: Settings of a method.
         transform: Settings of a gradient transform; None for plain SGD.
         record: On a GPU, record the steps as CUDA graphs. Must be False if others replace tensors
@@ -62,6 +64,8 @@ class Learner(Saved):
         guard: When to back off from a batch, see :mod:`ocar.guard`; None for never.
 
     Attributes:
+        model: What learns.
+        latent: Has the frozen backbone in front of it, if there is one; None if not.
         batches: Stream batches that :meth:`learn` has been given; also those that were skipped.
         steps: Gradient steps taken; on a GPU also those that were rolled back.
         lock: Held by every call; hold it where several calls belong together.
@@ -82,7 +86,8 @@ class Learner(Saved):
         accel.lay_out_(model)
         self.lock = Lock()
         self.servings: weakref.WeakSet[Listener] = weakref.WeakSet()
-        self.model = model
+        self.latent = model if isinstance(model, LatentReplay) else None
+        self.model = model = learned_part(model)
         self.settings = settings
         self.transform_settings = transform
         self.guard_settings = guard
@@ -97,7 +102,7 @@ class Learner(Saved):
                 classes=settings.classes,
                 generator=self._head_generator,
             )
-        self.intake = Intake(settings, model, self.head, like=parameter)
+        self.intake = Intake(settings, model, self.head, like=parameter, latent=self.latent)
         self.memory = settings.make_memory(self.device)
         residuals: ResidualScale | None = None
         if settings.likelihood == "student-t":
@@ -409,8 +414,8 @@ class Learner(Saved):
             changes = self.intake.standardizes(samples)
             return accel.repeated_prediction(
                 samples,
-                normalize=_unchanged if changes else self.intake.normalize,
-                predict=self._answer if changes else self._evaluate,
+                normalize=self.intake.features if changes else self.intake.prepare,
+                predict=self._answer_stored if changes else self._evaluate,
                 model=self.model,
                 weights=None if changes else self.weights(),
                 record=self._steps.graph.enabled,
@@ -420,7 +425,11 @@ class Learner(Saved):
 
     def _answer(self, x: Inputs, prediction: Prediction | None = None) -> Tensor:
         """Outputs of each model for raw samples, in the units of the targets."""
-        return self.intake.targets.invert(self._evaluate(self.intake.prepare(x), prediction))
+        return self._answer_stored(self.intake.features(x), prediction)
+
+    def _answer_stored(self, x: Inputs, prediction: Prediction | None = None) -> Tensor:
+        """The same for samples as the memory stores them."""
+        return self.intake.targets.invert(self._evaluate(self.intake.normalize(x), prediction))
 
     @synchronized
     def _evaluate(self, x: Inputs, prediction: Prediction | None = None) -> Tensor:
@@ -451,7 +460,3 @@ class Learner(Saved):
 def _models(prediction: Prediction) -> list[bool]:
     """For each model that predicts whether it has the slow weights."""
     return {"plain": [False], "both": [False, True]}.get(prediction, [True])
-
-
-def _unchanged(x: Inputs) -> Inputs:
-    return x

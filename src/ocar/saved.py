@@ -22,6 +22,7 @@ from ocar.methods.settings import LearnerSettings
 from ocar.methods.transform import TransformSettings
 from ocar.models.check import copy_model, hidden_buffers
 from ocar.models.head import GrowingHead
+from ocar.models.latent import LatentReplay
 from ocar.optimizer import load_optimizer, save_optimizer
 from ocar.steps import Steps
 from ocar.synchronized import Lock, synchronized
@@ -43,6 +44,7 @@ class Saved(ABC):
     lock: Lock
     servings: weakref.WeakSet[Listener]
     model: nn.Module
+    latent: LatentReplay | None
     settings: LearnerSettings
     transform_settings: TransformSettings | None
     guard_settings: Guard | None
@@ -114,12 +116,14 @@ class Saved(ABC):
             "batches": self.batches,
             "steps": self.steps,
             **self.intake.state(),
+            **({} if self.latent is None else {"backbone": self.latent.checksum()}),
         }
         return tensors, values
 
     @synchronized
     def load_state(self, tensors: Mapping[str, Tensor], values: Mapping[str, Any]) -> None:
         """Restore what :meth:`state` gave; a ``CheckpointError`` if model or settings differ."""
+        self._check_backbone(values.get("backbone"))
         weights = state.without_prefix("model", tensors)
         if self.head is not None:
             self.head.fit_checkpoint(self.model, weights, values["classes"], seen=values["seen"])
@@ -146,13 +150,36 @@ class Saved(ABC):
         for serving in self.servings:
             serving.publish()
 
+    def _check_backbone(self, saved: str | None) -> None:
+        """Raise if a checkpoint's features are of another backbone, by its checksum."""
+        own = None if self.latent is None else self.latent.checksum()
+        if own == saved:
+            return
+        if own is None:
+            raise CheckpointError(
+                "The checkpoint has features of a frozen backbone. Load it with the same model: "
+                "ocar.LatentReplay(backbone, rest)."
+            )
+        if saved is None:
+            raise CheckpointError(
+                "The checkpoint has raw samples and no features. Load it with a model that has no "
+                "frozen backbone."
+            )
+        raise CheckpointError(
+            f"The checkpoint has features of another backbone: its checksum is {saved[:12]}, here "
+            f"{own[:12]}. Load it with the same layers, weights and dtype."
+        )
+
     @synchronized
     def _parts(self) -> tuple[Any, ...]:
         """Copies of what :func:`_make_again` needs."""
         tensors, values = self._state()
         own = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         method = self.settings, self.transform_settings, self.guard_settings
-        return copy_model(self.model), *method, self.context.record, own, values
+        model = copy_model(self.model)
+        if self.latent is not None:
+            model = LatentReplay(self.latent.backbone, model, dtype=self.latent.dtype)
+        return model, *method, self.context.record, own, values
 
     def __deepcopy__(self, memo: object) -> Self:
         """A learner that goes on exactly, with a model of its own."""

@@ -114,6 +114,31 @@ def test_recorded_is_eager(kind: str) -> None:
     assert_same(recorded, eager)
 
 
+@pytest.mark.parametrize("kind", ["er", "ocar"])
+def test_recorded_is_eager_behind_a_frozen_backbone(kind: str) -> None:
+    name, settings = METHODS[kind]
+    own, transform = make_settings(
+        name, memory=40, replay_batch=5, augment=ocar.CropFlip(), **settings
+    )
+    recorded, eager = (
+        Learner(
+            ocar.LatentReplay.at(network(), "blocks.5"), own, transform=transform, record=record
+        )
+        for record in (True, False)
+    )
+    data = batches(30)
+    for x, y in data:
+        recorded.learn(x, y)
+        eager.learn(x, y)
+    assert recorded._steps.graph._recorded
+    assert_same(recorded, eager)
+    asked = torch.cat([x for x, _ in data])
+    repeated = recorded.predict_repeatedly(asked)
+    found = repeated(len(asked), torch.clone)
+    repeated.wait()
+    torch.testing.assert_close(found, recorded.predict(asked), rtol=1e-6, atol=1e-6)
+
+
 class Words(nn.Module):
     """The mean embedding of the words that a mask leaves, and numbers."""
 

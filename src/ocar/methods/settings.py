@@ -103,12 +103,13 @@ class LearnerSettings:
 
     standardize: bool | None = None
     """Whether to divide inputs and regression targets by their running standard deviation, after
-    their running mean was subtracted. By default targets, and floating-point inputs if there is no
-    ``normalize`` and no embedding in the model; True also others. Predictions are in the units of
-    the targets."""
+    their running mean was subtracted. By default targets, floating-point inputs if there is no
+    ``normalize`` and no embedding in the model, and features of a ``LatentReplay``; True also
+    others. Predictions are in the units of the targets."""
 
     augment: Augmenter | None = None
-    """Applied to raw samples in each pass when learning; of several parts as in ``normalize``."""
+    """Applied to raw samples in each pass when learning; of several parts as in ``normalize``.
+    With a ``LatentReplay`` once, before the backbone."""
 
     seed: int = 0
     """Seed of all random numbers of the learner."""

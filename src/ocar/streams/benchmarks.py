@@ -43,6 +43,7 @@ class Benchmark:
     passes: int  #: Gradient steps on each batch (S).
     normalize: Normalize | None  #: Normalisation of the images.
     augment: CropFlip | None = None  #: Augmentation of new and replayed images.
+    standardize: bool | None = False  #: As in the settings of a learner.
     batch_size: int = 10  #: New samples in a batch.
     replay_size: int = 10  #: Replayed samples in a batch.
     validation: float = 0.05  #: Fraction of each task's training data kept for validation.
@@ -81,7 +82,7 @@ class Benchmark:
             "replay_batch": self.replay_size,
             "passes": self.passes,
             "normalize": self.normalize,
-            "standardize": False,
+            "standardize": self.standardize,
             "augment": self.augment,
         }
         if self.likelihood == "gaussian":
