@@ -165,7 +165,7 @@ ROWS: dict[str, Row] = {
         {f"forgetting {rate:g}": least_squares(rate) for rate in (1.0, 0.998, 0.99)}, (0,)
     ),
     "ER": Row({f"lr={lr:g}": replay(lr) for lr in (3e-4, 1e-3, 3e-3, 6e-3)}),
-    "Adam with replay": Row({f"lr={lr:g}": adam(lr) for lr in (3e-4, 1e-3, 3e-3)}),
+    "Adam with replay": Row({f"lr={lr:g}": adam(lr) for lr in (1e-4, 3e-4, 1e-3)}),
     "SGD without replay": Row(
         {f"lr={lr:g}": replay(lr, replay_batch=0) for lr in (3e-4, 1e-3, 3e-3)}
     ),
