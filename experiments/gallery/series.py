@@ -255,9 +255,10 @@ def compare(names: list[str], horizon: int, limit: int | None) -> None:
     """Run rows, and store each."""
     series = load(limit)
     about = {"data": "ETTh1", "hours": len(series), "window": WINDOW, "every": DAY, "hidden": 128}
-    about |= {"scored_from": MONTH, "season": DAY, **describe_process(torch.device("cpu"))}
+    about |= {"scored_from": MONTH, "season": DAY}
+    process = describe_process(torch.device("cpu"))
     for name in names:
-        row = run(name, series, horizon)
+        row = {**run(name, series, horizon), **process}
         stored = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
         rows = stored.get(str(horizon), {}).get("rows", {})
         stored[str(horizon)] = {**about, "rows": {**rows, name: row}}
