@@ -165,7 +165,7 @@ ROWS: dict[str, Row] = {
         {f"forgetting {rate:g}": least_squares(rate) for rate in (1.0, 0.998, 0.99)}, (0,)
     ),
     "ER": Row({f"lr={lr:g}": replay(lr) for lr in (3e-4, 1e-3, 3e-3, 6e-3)}),
-    "Adam with replay": Row({f"lr={lr:g}": adam(lr) for lr in (3e-4, 1e-3, 3e-3)}),
+    "Adam with replay": Row({f"lr={lr:g}": adam(lr) for lr in (1e-4, 3e-4, 1e-3)}),
     "SGD without replay": Row(
         {f"lr={lr:g}": replay(lr, replay_batch=0) for lr in (3e-4, 1e-3, 3e-3)}
     ),
@@ -255,9 +255,10 @@ def compare(names: list[str], horizon: int, limit: int | None) -> None:
     """Run rows, and store each."""
     series = load(limit)
     about = {"data": "ETTh1", "hours": len(series), "window": WINDOW, "every": DAY, "hidden": 128}
-    about |= {"scored_from": MONTH, "season": DAY, **describe_process(torch.device("cpu"))}
+    about |= {"scored_from": MONTH, "season": DAY}
+    process = describe_process(torch.device("cpu"))
     for name in names:
-        row = run(name, series, horizon)
+        row = {**run(name, series, horizon), **process}
         stored = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
         rows = stored.get(str(horizon), {}).get("rows", {})
         stored[str(horizon)] = {**about, "rows": {**rows, name: row}}
