@@ -87,6 +87,37 @@ def test_the_bound_falls_as_the_stream_outgrows_the_memory() -> None:
     assert rate.bound() == pytest.approx(0.01 / 4)
 
 
+@pytest.mark.parametrize("kind", ["window", "exponential"])
+def test_the_bound_is_constant_for_a_memory_that_forgets(kind: str) -> None:
+    learner = ocar.OCAR(mlp(), memory=10, memory_kind=kind, passes=3, divergence=0.03)
+    bounds = []
+    for x, y in vectors(9, [0, 1, 2, 3]):
+        learner.learn(x, y)
+        bounds.append(rate_of(learner).bound())
+    assert bounds == pytest.approx([0.01 / 1.2**2] * 9)
+
+
+def accuracy_after_reversal(kind: str) -> float:
+    """Accuracy on the last batches of a stream whose labels change their meaning at two thirds."""
+    learner = ocar.OCAR(mlp(units=2), memory=100, memory_kind=kind, replay_batch=40)
+    right = []
+    for index, (x, y) in enumerate(vectors(120, [0, 1])):
+        label = y if index < 80 else 1 - y
+        if index >= 110:
+            said = torch.tensor(learner.classes)[learner.predict(x).argmax(1)]
+            right.append((said == label).float().mean())
+        learner.learn(x, label)
+    return float(torch.stack(right).mean())
+
+
+def test_a_memory_that_forgets_follows_a_concept_that_is_replaced() -> None:
+    window, exponential, all_that_was = map(
+        accuracy_after_reversal, ("window", "exponential", "reservoir")
+    )
+    assert min(window, exponential) > 0.95
+    assert all_that_was < 0.5
+
+
 def test_more_divergence_means_longer_steps() -> None:
     rates = []
     for divergence in (1e-5, 1e-3):

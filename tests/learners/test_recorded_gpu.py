@@ -39,6 +39,8 @@ METHODS = {
     "ewc-sum": ("ewc", {"lr": 0.05, "strength": 0.1, "accumulation": "sum", "anchor_every": 5}),
     "ngd": ("ngd", {"lr": 1e-3, "damping": 1e-3, "ema": 0.2}),
     "ocar": ("ocar", OCAR),
+    "ocar-window": ("ocar", {"memory_kind": "window"}),
+    "ocar-forgets": ("ocar", {"memory_kind": "exponential"}),
     "ocar-exact": ("ocar", OCAR | {"fisher": "exact"}),
     "ocar-every": ("ocar", OCAR | {"fisher_passes": "every"}),
     "ocar-own": ("ocar", OCAR | {"fisher_forward": "own"}),

@@ -5,10 +5,11 @@ of about ½ α² gᵀ (F̄ + τI)⁻¹ g, in nats a sample. The rate is raised w
 lowered while it is above. The bound is the same for every model. It falls as the stream outgrows
 the memory,
 
-    δ / (1 + e / 5)²,    e = samples seen / size of the memory,
+    δ / (1 + e / 5)²,    e = samples that the memory represents / its size,
 
 since a small memory represents a long stream badly: a step that keeps the predictions on the memory
-can still change those on samples that the memory has lost.
+can still change those on samples that the memory has lost. A memory that forgets by age represents
+the latest samples only. Then the bound stops falling, and the rate can follow a drift for ever.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class DivergenceRate:
 
     def bound(self) -> float:
         """How much one step on the next batch may change the predictions, in nats a sample."""
-        epochs = self._memory.seen / self._memory.capacity
+        epochs = self._memory.represents / self._memory.capacity
         return self._divergence / (1 + epochs / EPOCHS) ** 2
 
     def start_(self) -> None:
