@@ -26,6 +26,7 @@ from result_pages import (
 )
 from series_pages import series_cost, series_tables
 from source_pages import method_files, operations_table
+from tabular_pages import tables_pieces
 
 from ocar.methods.registry import METHODS
 from ocar_lab.runs import read_result, result_files
@@ -64,6 +65,7 @@ def write_generated(docs: Path) -> None:
             "results.md": results_tables(results),
             "split-mnist.md": comparison_table("split-mnist"),
             "targets.md": targets(read_bench()),
+            **tables_pieces(),
             "bench.md": bench_tables(read_bench()),
         },
     )

@@ -27,7 +27,12 @@ if TYPE_CHECKING:
     from ocar.evaluate import evaluate
     from ocar.learner import Learner
     from ocar.make import ER, OCAR, make_learner, register
-    from ocar.memory import ClassBalancedMemory, ReservoirMemory
+    from ocar.memory import (
+        ClassBalancedMemory,
+        ExponentialMemory,
+        ReservoirMemory,
+        WindowMemory,
+    )
     from ocar.models import LatentReplay, make_model
     from ocar.serving import Serving
     from ocar.streams.benchmarks import make_stream
@@ -40,12 +45,14 @@ __all__ = [
     "ClassBalancedMemory",
     "CropFlip",
     "DenseFisher",
+    "ExponentialMemory",
     "LatentReplay",
     "Learner",
     "Normalize",
     "OcarError",
     "ReservoirMemory",
     "Serving",
+    "WindowMemory",
     "__version__",
     "evaluate",
     "load",
@@ -65,7 +72,12 @@ _HOMES = {
     "ocar.learner": ("Learner",),
     "ocar.make": ("ER", "OCAR", "make_learner", "register"),
     "ocar.serving": ("Serving",),
-    "ocar.memory": ("ClassBalancedMemory", "ReservoirMemory"),
+    "ocar.memory": (
+        "ClassBalancedMemory",
+        "ExponentialMemory",
+        "ReservoirMemory",
+        "WindowMemory",
+    ),
     "ocar.models": ("LatentReplay", "make_model"),
     "ocar.streams.benchmarks": ("make_stream",),
     "ocar.suggest": ("suggest",),

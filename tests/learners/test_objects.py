@@ -15,7 +15,16 @@ import ocar
 from ocar.curvature import EKFAC, FOOF, KFAC, DenseFisher
 from ocar.errors import CheckpointError, ConfigError
 from ocar.learner import Learner
-from ocar.memory import MEMORIES, ClassBalancedMemory, Memory, Offer, Placement, ReservoirMemory
+from ocar.memory import (
+    MEMORIES,
+    ClassBalancedMemory,
+    ExponentialMemory,
+    Memory,
+    Offer,
+    Placement,
+    ReservoirMemory,
+    WindowMemory,
+)
 from ocar.methods.context import Context
 from ocar.methods.er import ERSettings
 from ocar.methods.objective import Objective
@@ -58,7 +67,7 @@ def test_a_curvature_is_that_of_its_name(thing: Any, name: str) -> None:
     same_state(by_object, by_name)
 
 
-@pytest.mark.parametrize("memory", [ReservoirMemory(20), ClassBalancedMemory(20)])
+@pytest.mark.parametrize("memory", [kind(20) for kind in MEMORIES.values()])
 def test_a_memory_is_that_of_its_name(memory: Memory) -> None:
     name = MEMORIES.name_of(type(memory))
     by_name = learned(ocar.OCAR(mlp(), memory=20, memory_kind=name, **OCAR))
@@ -118,7 +127,8 @@ def test_objects_go_with_every_transform_that_has_a_curvature(transform: str) ->
         {"curvature": EKFAC(basis_every=2), "memory": ReservoirMemory(50)},
         {"curvature": KFAC(fisher="sampled(2)", exclude=("0",)), "memory": 20},
         {"curvature": FOOF(), "memory": ClassBalancedMemory(20)},
-        {"curvature": DenseFisher(fisher="sketched(2)"), "memory": ReservoirMemory(20)},
+        {"curvature": DenseFisher(fisher="sketched(2)"), "memory": WindowMemory(20)},
+        {"curvature": KFAC(), "memory": ExponentialMemory(20, horizon=25)},
     ],
     ids=lambda parts: type(parts["curvature"]).__name__,
 )

@@ -109,6 +109,36 @@ def test_a_report_says_why() -> None:
     }
 
 
+@pytest.mark.parametrize("kind", ["window", "exponential"])
+def test_the_rate_does_not_fall_with_a_memory_that_forgets(kind: str) -> None:
+    learner = ocar.OCAR(mlp(), memory=10, memory_kind=kind)
+    for batch, (x, y) in enumerate(vectors(9, [0, 1, 2, 3]), start=1):
+        learner.learn(x, y)
+        fall, growth, _ = rate_of(learner).numbers(batch)
+        assert (fall, growth) == pytest.approx((1.2**-1.5, 1.05))
+
+
+def accuracy_after_reversal(kind: str) -> float:
+    """Accuracy on the last batches of a stream whose labels change their meaning at two thirds."""
+    learner = ocar.OCAR(mlp(units=2), memory=100, memory_kind=kind, replay_batch=40)
+    right = []
+    for index, (x, y) in enumerate(vectors(120, [0, 1])):
+        label = y if index < 80 else 1 - y
+        if index >= 110:
+            said = torch.tensor(learner.classes)[learner.predict(x).argmax(1)]
+            right.append((said == label).float().mean())
+        learner.learn(x, label)
+    return float(torch.stack(right).mean())
+
+
+def test_a_memory_that_forgets_follows_a_concept_that_is_replaced() -> None:
+    window, exponential, all_that_was = map(
+        accuracy_after_reversal, ("window", "exponential", "reservoir")
+    )
+    assert min(window, exponential) > 0.95
+    assert all_that_was < 0.5
+
+
 def test_more_divergence_means_longer_steps() -> None:
     rates = []
     for divergence in (1e-5, 1e-3):

@@ -47,6 +47,8 @@ METHODS = {
     "ngd": ("ngd", {"lr": 1e-3, "damping": 1e-3, "ema": 0.2}),
     "ocar": ("ocar", OCAR),
     "ocar-chosen": ("ocar", {}),
+    "ocar-window": ("ocar", {"memory_kind": "window"}),
+    "ocar-forgets": ("ocar", {"memory_kind": "exponential"}),
     "ocar-exact": ("ocar", OCAR | {"fisher": "exact"}),
     "ocar-every": ("ocar", OCAR | {"fisher_passes": "every"}),
     "ocar-own": ("ocar", OCAR | {"fisher_forward": "own"}),

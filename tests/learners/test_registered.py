@@ -198,7 +198,9 @@ def test_without_its_module_a_file_says_what_is_missing(tmp_path: Path) -> None:
     )
     said = run_python(code, tmp_path / "ckpt")
     assert said.startswith("CheckpointError")
-    assert "Unknown memory 'hard'. There are class-balanced, reservoir." in said
+    assert (
+        "Unknown memory 'hard'. There are class-balanced, exponential, reservoir, window." in said
+    )
 
 
 @pytest.mark.usefixtures("hard")

@@ -251,5 +251,5 @@ def test_scales_that_are_none_are_refused(bad: Tensor) -> None:
 def test_the_degrees_of_freedom_are_checked() -> None:
     with pytest.raises(ConfigError, match=r"Invalid degrees_of_freedom=0\.0"):
         ocar.OCAR(mlp(1), degrees_of_freedom=0.0, **REGRESSION)
-    with pytest.raises(ConfigError, match=r"Must be 'reservoir' for a regression"):
+    with pytest.raises(ConfigError, match=r"'exponential' for a regression"):
         ocar.OCAR(mlp(1), likelihood="student-t")

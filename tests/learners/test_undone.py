@@ -283,6 +283,14 @@ def with_reservoir(method: str) -> Learner:
     return Case(method).make(mlp(units=2), memory_kind="reservoir")
 
 
+def with_window(method: str) -> Learner:
+    return Case(method).make(mlp(units=2), memory_kind="window")
+
+
+def with_forgetting(method: str) -> Learner:
+    return Case(method).make(mlp(units=2), memory_kind="exponential")
+
+
 def with_averaged_means(method: str) -> Learner:
     return Case(method).make(mlp(units=2), means="averaged")
 
@@ -308,6 +316,8 @@ OTHERS: list[tuple[str, Make]] = [
     ("ocar-ace", with_ekfac),
     ("ocar", with_dense),
     ("er-ace", with_reservoir),
+    ("ocar", with_window),
+    ("er-ace", with_forgetting),
     ("scr", with_averaged_means),
     ("er-lwf", with_new_teachers),
     ("er", with_slow_teacher),

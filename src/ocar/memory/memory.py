@@ -10,6 +10,7 @@ counters and the generator live there.
 from __future__ import annotations
 
 import inspect
+import math
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -94,11 +95,14 @@ class Memory(ABC):
 
     Attributes:
         seen: Number of samples ever offered.
+        horizon: How many samples the policy represents at most; infinite if it forgets none by age.
         generator: Draws the replay; a policy may draw from it too.
     """
 
     float_targets: ClassVar[bool] = False
     """Whether y may be floating point."""
+
+    horizon: float = math.inf
 
     uses: ClassVar[tuple[str, ...]] = ()
     """What :attr:`Offer.known` has to contain."""
@@ -292,6 +296,11 @@ class Memory(ABC):
 
     def __len__(self) -> int:
         return len(self._slots)
+
+    @property
+    def represents(self) -> float:
+        """How many of the latest samples of the stream the stored ones are a sample of."""
+        return min(self.seen, self.horizon)
 
     @property
     def slots(self) -> Tensor:

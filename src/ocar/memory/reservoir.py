@@ -23,7 +23,7 @@ class ReservoirMemory(Memory):
         writes = {self.seen + row: row for row in range(filling)}
         uniform = torch.rand(len(offer) - filling, dtype=torch.float64, generator=self.generator)
         for row, u in enumerate(uniform.tolist(), start=filling):
-            slot = int(u * (self.seen + row + 1))
+            slot = int(u * min(self.seen + row + 1, self.horizon))
             if slot < self.capacity:
                 writes[slot] = row  # of two rows that draw one slot, the later stays
         return Placement(writes)

@@ -9,7 +9,10 @@ A small memory represents a long stream badly. A step that keeps the predictions
 still change those on samples that the memory has lost. So as the stream outgrows the memory, the
 rate falls and the damping, which else is the rate, falls less:
 
-    α = α₀ / (1 + e / 5)^1.5,    τ = α (1 + e / 20),    e = samples seen / size of the memory.
+    α = α₀ / (1 + e / 5)^1.5,    τ = α (1 + e / 20),
+
+with e = samples that the memory represents / its size. A memory that forgets by age represents the
+latest samples only. Then the rate stops falling, and can follow a drift for ever.
 """
 
 from __future__ import annotations
@@ -66,7 +69,7 @@ class DivergenceRate:
 
     def numbers(self, batch: int) -> tuple[float, float, float]:
         """What :meth:`start_` and :meth:`follow_` need for a batch, the first being 1."""
-        epochs = self._memory.seen / self._memory.capacity if self._follows else 0.0
+        epochs = self._memory.represents / self._memory.capacity if self._follows else 0.0
         return (1 + epochs / FALL) ** -POWER, 1 + epochs / GROWTH, max(LEAST_WEIGHT, 1 / batch)
 
     def start_(self, fall: Tensor, growth: Tensor) -> None:

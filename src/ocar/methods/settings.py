@@ -34,7 +34,8 @@ class LearnerSettings:
 
     memory_kind: str = "class-balanced"
     """Which samples stay: equal shares for all classes seen (``"class-balanced"``), a uniform
-    sample of the stream (``"reservoir"``), or the name of a registered policy."""
+    sample of the stream (``"reservoir"``), the last ones (``"window"``), a sample that forgets
+    by age (``"exponential"``), or the name of a registered policy."""
 
     replay_batch: int = 10
     """Replayed samples a gradient step."""
@@ -135,7 +136,8 @@ class LearnerSettings:
         distinct = len(set(self.classes)) == len(self.classes) and min(self.classes, default=0) >= 0
         require("classes", self.classes, distinct, "distinct labels of at least 0")
         fits = self.likelihood == "categorical" or self.policy.float_targets
-        require("memory_kind", self.memory_kind, fits, "'reservoir' for a regression")
+        allowed = "'reservoir', 'window' or 'exponential' for a regression"
+        require("memory_kind", self.memory_kind, fits, allowed)
         fits = self.likelihood == "categorical" or not self.no_regression
         require("likelihood", self.likelihood, fits, f"'categorical': {self.no_regression}")
         fits = not self.distillation or not self.no_distillation
