@@ -213,16 +213,21 @@ class Comparison:
     Args:
         name: The table.
         seeds: Seeds of the models, and of the stream if it is synthetic.
+        only: How the names of rows to measure again begin; empty for all.
         about: What made the results.
     """
 
-    def __init__(self, name: str, seeds: list[int], about: dict[str, Any]) -> None:
+    def __init__(self, name: str, seeds: list[int], only: str, about: dict[str, Any]) -> None:
         self.name, self.seeds = name, seeds
         self.tables = {seed: TABLES[name](seed) for seed in seeds}
         self.first = self.tables[seeds[0]]
         measure = "squared error / variance" if self.first.regression else "accuracy"
         self.about = {"table": name, "samples": len(self.first.y), "measure": measure, **about}
+        self.only, self.again = only, about
         self.rows: dict[str, Any] = {}
+        if only:
+            stored = json.loads((RESULTS / f"{name}.json").read_text())
+            self.rows, self.about = stored.pop("rows"), stored
 
     def run(self) -> None:
         """Compare, and save after each row."""
@@ -242,6 +247,8 @@ class Comparison:
 
     def add_best(self, who: str, **settings: Any) -> None:
         """Add ER with the learning rate that is the best on the first seed."""
+        if not who.startswith(self.only):
+            return
         best = min if self.first.regression else max
         seed = self.seeds[0]
         found = {
@@ -263,6 +270,8 @@ class Comparison:
 
     def add(self, who: str, answers: Answers) -> None:
         """Measure on each seed, print, save."""
+        if not who.startswith(self.only):
+            return
         said, seconds = {}, []
         for seed, table in self.tables.items():
             started = time.process_time()
@@ -275,6 +284,7 @@ class Comparison:
             "scores": scores,
             "ms_a_batch": round(milliseconds, 3),
             "curve": [round(value, 4) for value in curve.tolist()],
+            **({"made": self.again} if self.only else {}),
         }
         mean, spread = statistics.mean(scores), statistics.pstdev(scores)
         print(
@@ -297,10 +307,11 @@ def main() -> None:
     )
     parser.add_argument("tables", nargs="+", choices=TABLES)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--only", default="", help="Begin of the rows to measure again.")
     given = parser.parse_args()
     about = describe_process(torch.device("cpu"))  # before the files of results/ change
     for name in given.tables:
-        Comparison(name, given.seeds, about).run()
+        Comparison(name, given.seeds, given.only, about).run()
 
 
 if __name__ == "__main__":
