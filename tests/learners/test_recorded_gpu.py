@@ -111,7 +111,7 @@ def test_recorded_is_eager(kind: str) -> None:
             ours, theirs = recorded.learn(x, y), eager.learn(x, y)
             torch.testing.assert_close(ours.loss, theirs.loss, rtol=1e-7, atol=1e-9)
             assert read(ours) == pytest.approx(read(theirs), rel=1e-6)
-    assert recorded._steps.graph._recorded
+    assert bool(recorded._steps.graph._recorded) == (not recorded.settings.distillation)
     assert not eager._steps.graph._recorded
     assert_same(recorded, eager)
 
@@ -182,6 +182,7 @@ def test_recorded_is_eager_on_dictionaries(kind: str) -> None:
     torch.testing.assert_close(answers, recorded.predict(x))
 
 
+@pytest.mark.filterwarnings("ignore::ocar.guard.GuardWarning")
 @pytest.mark.parametrize("fisher", ["sketched(2)", "sampled(2)"])
 def test_a_recorded_student_t_regression_is_eager(fisher: str) -> None:
     """The scale of the residuals is changed in place, and a guard measures the divergence."""

@@ -87,7 +87,8 @@ class LearnerSettings:
     of the model."""
 
     distillation: float = 0.0
-    """Weight of the divergence from the predictions of the slow weights in the loss; 0 for none."""
+    """Weight of the divergence from the predictions of the slow weights in the loss; 0 for none. On
+    a GPU the steps are then not recorded, and slower."""
 
     distill_on: Literal["all", "replayed"] = "all"
     """Distil all samples of a gradient step, or the replayed ones."""
