@@ -14,6 +14,7 @@ from ocar.models import MLP, MODELS, LinearModel, ResNet, ResNet18, SlimResNet18
 
 SHAPES = {
     "mlp": (1, 28, 28),
+    "mlp-256": (1, 1, 256),
     "slim-resnet18": (3, 32, 32),
     "resnet18": (3, 64, 64),
     "linear": (1, 1, 10),
@@ -143,7 +144,7 @@ def test_default_device_does_not_matter() -> None:
 
 def test_errors_name_what_is_allowed() -> None:
     with pytest.raises(
-        ConfigError, match=r"Unknown model 'vit'. There are linear, mlp, resnet18, slim-resnet18"
+        ConfigError, match=r"Unknown model 'vit'. There are linear, mlp, mlp-256, resnet18"
     ):
         make_model("vit", image_shape=(3, 32, 32))
     with pytest.raises(ConfigError, match="square"):

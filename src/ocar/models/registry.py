@@ -29,6 +29,7 @@ MODELS: Registry[Callable[[ImageShape, int], nn.Module]] = Registry(
     "model",
     {
         "mlp": lambda shape, classes: MLP(math.prod(shape), classes=classes),
+        "mlp-256": lambda shape, classes: MLP(math.prod(shape), hidden=(256,), classes=classes),
         "slim-resnet18": _slim_resnet18,
         "resnet18": lambda shape, classes: ResNet18(channels=shape[0], classes=classes),
         "linear": lambda shape, classes: LinearModel(math.prod(shape), outputs=classes),
