@@ -14,6 +14,7 @@ from ocar.metrics.accuracy import (
     task_forgetting,
     worst_case_accuracy,
 )
+from ocar.metrics.detection import auroc, false_positive_rate
 from ocar.metrics.running import AnytimeAccuracy, Forgetting, StabilityGap, WorstCaseAccuracy
 from ocar.metrics.stability import Gap, mean_gap, mean_recovery, stability_gaps
 
@@ -25,7 +26,9 @@ __all__ = [
     "StabilityGap",
     "WorstCaseAccuracy",
     "anytime_accuracy",
+    "auroc",
     "average_anytime_accuracy",
+    "false_positive_rate",
     "first_task_forgetting",
     "history_array",
     "last_task_accuracy",
