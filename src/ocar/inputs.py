@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,7 +16,22 @@ from ocar.methods.settings import LearnerSettings
 from ocar.models.head import GrowingHead, check_shape
 from ocar.models.modes import evaluating
 from ocar.rng import make_generator
-from ocar.standardize import Keep, RunningScale, load_scale
+from ocar.standardize import InputScale, Keep, RunningScale, load_scale
+from ocar.structure import (
+    PADDING,
+    TYPES,
+    Given,
+    Inputs,
+    apply,
+    apply_whole,
+    as_inputs,
+    as_tensor,
+    call,
+    describe,
+    named_part,
+    parts_of,
+    with_name,
+)
 
 _TRIED = 7  # samples of the first batch: with one alone, places and samples cannot be told apart
 
@@ -23,32 +39,61 @@ _LOOKUPS = (nn.Embedding, nn.EmbeddingBag)  # a model with one may be given indi
 
 
 class Item(NamedTuple):
-    """Shape and type of one sample of a stream."""
+    """Shape and type of one sample of a stream, or of a part of it."""
 
     shape: torch.Size
     dtype: torch.dtype
 
 
-def check_samples(x: Tensor, *, like: Item | None) -> Item:
+Items = Item | dict[str, Item]
+"""Of samples that are one tensor, or of the parts of a structure, by name."""
+
+
+def check_samples(x: Inputs, *, like: Items | None) -> Items:
     """Shape and type of raw samples ``(n, ...)``.
 
     Raises:
         InputError: They are not finite, of the wrong type, or unlike those before (``like``).
     """
-    if not isinstance(x, Tensor) or x.dim() < 2:
+    if isinstance(x, Tensor) and x.dim() < 2:
         raise InputError(f"x must be a tensor (n, ...) of samples; given {_shown(x)}.")
-    if x.dtype != torch.uint8 and not x.is_floating_point():
-        raise InputError(f"x must be uint8 or floating point; given {x.dtype}.")
-    item = Item(x.shape[1:], x.dtype)
-    if like is not None and item != like:
-        raise InputError(
-            f"x must hold samples of shape {tuple(like.shape)} and {like.dtype}, as before; "
-            f"given {tuple(item.shape)} and {item.dtype}."
-        )
-    if x.is_floating_point() and not bool(torch.isfinite(x).all()):
-        bad = int((~torch.isfinite(x)).flatten(1).any(1).sum())
-        raise InputError(f"x must be finite; {bad} of {x.shape[0]} samples hold NaN or Inf.")
-    return item
+    parts = parts_of(x)
+    for name, part in parts.items():
+        if part.dtype not in TYPES:
+            raise InputError(
+                f"{named_part(name)} must be uint8, bool, integer or floating point; given "
+                f"{part.dtype}."
+            )
+    items = {name: Item(part.shape[1:], part.dtype) for name, part in parts.items()}
+    if like is not None:
+        _check_like(items, like if isinstance(like, dict) else {"": like})
+    for name, part in parts.items():
+        if part.is_floating_point() and not bool(torch.isfinite(part).all()):
+            bad = int((~torch.isfinite(part)).reshape(len(part), -1).any(1).sum())
+            raise InputError(
+                f"{named_part(name)} must be finite; {bad} of {len(part)} samples hold NaN or Inf."
+            )
+    return items.get("", items)
+
+
+def _check_like(items: dict[str, Item], like: dict[str, Item]) -> None:
+    """Raise if samples are unlike those before."""
+    if items.keys() != like.keys():
+        raise InputError(f"x must be {_kind(like)}, as before; given {_kind(items)}.")
+    for name, item in items.items():
+        if item != (old := like[name]):
+            padding = f" {PADDING}" if not item.dtype.is_floating_point and name else ""
+            raise InputError(
+                f"{named_part(name)} must hold samples of shape {tuple(old.shape)} and "
+                f"{old.dtype}, as before; given {tuple(item.shape)} and {item.dtype}.{padding}"
+            )
+
+
+def _kind(items: dict[str, Item]) -> str:
+    """What samples are, in a message."""
+    if "" in items:
+        return "one tensor"
+    return f"a tuple of {len(items)}" if "0" in items else f"a dictionary of {', '.join(items)}"
 
 
 def _check_labels(y: Tensor) -> list[int]:
@@ -79,7 +124,7 @@ class Intake:
     Attributes:
         trial: What else to try with the model and some inputs before the first batch.
         draws: A context in which layers may draw random numbers without a trace.
-        item: Shape and type of the samples; None before the first.
+        item: Shape and type of the samples, or of their parts; None before the first.
         outputs: Outputs of the model; 0 before the first sample.
         generator: Draws the augmentation.
         inputs: Mean and variance of the samples so far, if they are standardised.
@@ -94,12 +139,12 @@ class Intake:
         *,
         like: nn.Parameter,
     ) -> None:
-        self.item: Item | None = None
+        self.item: Items | None = None
         self.outputs = 0
-        self.trial: Callable[[nn.Module, Tensor], None] = _nothing
+        self.trial: Callable[[nn.Module, Inputs], None] = _nothing
         self.draws: Callable[[], AbstractContextManager[None]] = nullcontext
         self.generator = make_generator(settings.seed, "augment", like.device)
-        self.inputs, self.targets = RunningScale(), RunningScale()
+        self.inputs, self.targets = InputScale(), RunningScale()
         self._settings = settings
         self._model = model
         self._head = head
@@ -107,54 +152,63 @@ class Intake:
         self._takes_indices = any(isinstance(m, _LOOKUPS) for m in model.modules())
         self._tried = False
 
-    def prepare(self, x: Tensor, inputs: RunningScale | None = None) -> Tensor:
+    def prepare(self, x: Inputs, inputs: InputScale | None = None) -> Inputs:
         """From raw samples on any device to inputs of the model; ``inputs`` are statistics."""
         x = self._rescale(x.to(self._device, non_blocking=True))
-        return (inputs or self.inputs)(x).to(self._dtype)
+        return apply(self._cast, (inputs or self.inputs)(x))
 
-    def normalize(self, x: Tensor) -> Tensor:
+    def normalize(self, x: Inputs) -> Inputs:
         """From raw samples on the model's device to inputs of the model."""
-        return self.inputs(self._rescale(x)).to(self._dtype)
+        return apply(self._cast, self.inputs(self._rescale(x)))
 
-    def rescale(self, x: Tensor) -> Tensor:
+    def rescale(self, x: Inputs) -> Inputs:
         """As :meth:`normalize`, but not standardised: the scale that the user chose."""
-        return self._rescale(x).to(self._dtype)
+        return apply(self._cast, self._rescale(x))
 
-    def _rescale(self, x: Tensor) -> Tensor:
+    def _rescale(self, x: Inputs) -> Inputs:
         normalize = self._settings.normalize
-        return scale_to_unit(x) if normalize is None else normalize(x)
+        if normalize is None:
+            return apply(lambda part: scale_to_unit(part) if _measures(part.dtype) else part, x)
+        return apply_whole(normalize, x)
+
+    def _cast(self, part: Tensor) -> Tensor:
+        """Numbers in the type of the model; integers are indices, and stay."""
+        return part.to(self._dtype) if _measures(part.dtype) else part
 
     def standardize(self, y: Tensor) -> Tensor:
         """From raw targets on the model's device to what the model is to predict."""
         return self.targets(y).to(y.dtype)
 
-    def standardizes(self, dtype: torch.dtype) -> bool:
-        """Whether inputs of a type, or the targets, are standardised."""
-        return self._standardizes_inputs(dtype) or self._standardizes_targets
+    def standardizes(self, x: Inputs) -> bool:
+        """Whether a part of the inputs, or the targets, are standardised."""
+        parts = {name: part.dtype for name, part in parts_of(x).items()}
+        return bool(self._standardized(parts)) or self._standardizes_targets
 
-    def _standardizes_inputs(self, dtype: torch.dtype) -> bool:
+    def _standardized(self, parts: Mapping[str, torch.dtype]) -> list[str]:
+        """The names of the parts that are standardised, of all with their types."""
         wanted = self._settings.standardize
-        by_default = self._settings.normalize is None and dtype.is_floating_point
-        by_default = by_default and not self._takes_indices
-        return by_default if wanted is None else wanted
+        if wanted is None:
+            by_default = self._settings.normalize is None and not self._takes_indices
+            return [n for n, dtype in parts.items() if by_default and dtype.is_floating_point]
+        return [n for n, dtype in parts.items() if wanted and _measures(dtype)]
 
     @property
     def _standardizes_targets(self) -> bool:
         return self._head is None and self._settings.standardize is not False
 
-    def follow(self, x: Tensor, y: Tensor, keep: Keep) -> None:
+    def follow(self, x: Inputs, y: Tensor, keep: Keep) -> None:
         """Take a batch of :meth:`take` into the statistics; ``keep`` is called before."""
-        if self._standardizes_inputs(x.dtype):
-            self.inputs.update(self._rescale(x), keep)
+        if names := self._standardized({name: p.dtype for name, p in parts_of(x).items()}):
+            self.inputs.update(self._rescale(x), names, keep)
         if self._standardizes_targets:
             self.targets.update(y.to(self._device, non_blocking=True), keep)
 
-    def augment(self, x: Tensor) -> Tensor:
+    def augment(self, x: Inputs) -> Inputs:
         """From raw samples to augmented raw samples, another draw each time."""
         augment = self._settings.augment
-        return x if augment is None else augment(x, self.generator)
+        return x if augment is None else apply_whole(augment, x, self.generator)
 
-    def take(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, list[int]]:
+    def take(self, x: Given, y: Given) -> tuple[Inputs, Tensor, list[int]]:
         """Check a whole batch, then give new labels their units.
 
         Returns:
@@ -165,15 +219,17 @@ class Intake:
         """
         if torch.is_inference_mode_enabled():
             raise InputError("A learner cannot change in torch.inference_mode(). Leave it first.")
+        x = as_inputs(x)
+        y = as_tensor(y, "y") if isinstance(y, np.ndarray) else y
         item = check_samples(x, like=self.item)
-        if x.shape[0] == 0:
+        self._check_method(x)
+        if len(x) == 0:
             raise InputError("The batch is empty; it must have at least one sample.")
         if not isinstance(y, Tensor) or y.dim() == 0 or len(y) != len(x):
             raise InputError(
                 f"y must have one entry for each of {len(x)} samples; given {_shown(y)}."
             )
-        # A tensor that was made in inference mode cannot be part of a backward pass; a copy can.
-        x, y = (t.clone() if t.is_inference() else t for t in (x, y))
+        x, y = apply(_of_backward, x), _of_backward(y)
         units: list[int] = []
         if self._head is None:
             self._try_model(x)
@@ -186,6 +242,24 @@ class Intake:
         self.item = item
         return x.to(self._device, non_blocking=True), y, units
 
+    def _check_method(self, x: Inputs) -> None:
+        """Raise if the method, or a function of its settings, needs images or one tensor."""
+        settings = self._settings
+        measures = isinstance(x, Tensor) and _measures(x.dtype)
+        if settings.needs_numbers and not measures:
+            raise InputError(
+                f"This method takes one tensor of uint8 or floating point: "
+                f"{settings.needs_numbers}. Given {_type(x)}. Use another method, such as OCAR."
+            )
+        for name, function in (("normalize", settings.normalize), ("augment", settings.augment)):
+            ours = type(function).__module__.startswith("ocar.")
+            if ours and not measures:
+                raise InputError(
+                    f"{name}={type(function).__name__} takes images, one tensor of uint8 or "
+                    f"floating point; given {_type(x)}. Leave it out, or give a function of your "
+                    "own, which gets and returns the tuple or dictionary."
+                )
+
     def _check_targets(self, y: Tensor) -> None:
         if y.dtype != self._dtype or y.shape[1:] != (self.outputs,):
             raise InputError(
@@ -195,7 +269,7 @@ class Intake:
         if not bool(torch.isfinite(y).all()):
             raise InputError("y must be finite; it holds NaN or Inf.")
 
-    def _try_model(self, x: Tensor) -> None:
+    def _try_model(self, x: Inputs) -> None:
         """Try the first samples, so that a model that cannot take them fails before it changes."""
         if self._tried:
             return
@@ -208,28 +282,29 @@ class Intake:
         except OcarError:
             raise
         except Exception as error:  # what a forward pass raises can be anything
-            raise InputError(
-                f"The model cannot take samples of shape {tuple(x.shape[1:])}: {error}"
-            ) from error
+            shown = f"shape {tuple(x.shape[1:])}" if isinstance(x, Tensor) else describe(x)
+            raise InputError(f"The model cannot take samples of {shown}: {error}") from error
         self.outputs, self._tried = self.outputs or outputs, True
 
-    def _outputs(self, x: Tensor) -> int:
+    def _outputs(self, x: Inputs) -> int:
         """How many outputs the model has."""
         if self._head is not None:
             self._head.check_outputs(self._model, x)
             return self._head.capacity
-        outputs: Tensor = self._model(x)
+        outputs = call(self._model, x)
         check_shape(outputs, rows=len(x))
         return outputs.shape[-1]
 
     def state(self) -> dict[str, Any]:
         """Plain values for a checkpoint."""
-        item = None if self.item is None else [list(self.item.shape), str(self.item.dtype)]
-        return {"item": item, "outputs": self.outputs}
+        item = self.item
+        plain = {n: _saved(i) for n, i in item.items()} if isinstance(item, dict) else _saved(item)
+        return {"item": plain, "outputs": self.outputs}
 
     def statistics(self) -> dict[str, Tensor]:
         """Mean and variance of inputs and targets, for a checkpoint."""
-        both = {"inputs": self.inputs.values, "targets": self.targets.values}
+        inputs = {name: scale.values for name, scale in self.inputs.parts.items()}
+        both = {**with_name("inputs", inputs), "targets": self.targets.values}
         return {name: values for name, values in both.items() if values is not None}
 
     def load(self, state: Mapping[str, Any], statistics: Mapping[str, Tensor]) -> None:
@@ -238,22 +313,47 @@ class Intake:
         Raises:
             CheckpointError: They are of other samples, or of a learner that did not standardise.
         """
-        item = None
-        if state["item"] is not None:
-            shape, name = state["item"]
-            dtype = getattr(torch, str(name).removeprefix("torch."), None)
-            if not isinstance(dtype, torch.dtype):
-                raise CheckpointError(f"The checkpoint has samples of unknown type {name!r}.")
-            item = Item(torch.Size(shape), dtype)
+        saved = state["item"]
+        parts = saved if isinstance(saved, Mapping) else {} if saved is None else {"": saved}
+        items = {name: _loaded(part) for name, part in parts.items()}
         outputs = int(state["outputs"])
-        has_inputs = item is not None and self._standardizes_inputs(item.dtype)
-        has_targets = item is not None and self._standardizes_targets
-        inputs = item.shape if item is not None and has_inputs else None
-        targets = torch.Size([outputs]) if has_targets else None
-        self.inputs.values = load_scale("inputs", statistics, inputs, self._device)
+        targets = torch.Size([outputs]) if items and self._standardizes_targets else None
+        scales = {}
+        for part in self._standardized({name: item.dtype for name, item in items.items()}):
+            (name,) = with_name("inputs", {part: None})
+            scales[part] = RunningScale()
+            scales[part].values = load_scale(name, statistics, items[part].shape, self._device)
         self.targets.values = load_scale("targets", statistics, targets, self._device)
-        self.item, self.outputs = item, outputs
+        self.inputs.parts = scales
+        self.item, self.outputs = items.get("", items) or None, outputs
 
 
-def _nothing(model: nn.Module, x: Tensor) -> None:
+def _measures(dtype: torch.dtype) -> bool:
+    """Whether numbers of a type are measured, and not indices or a mask."""
+    return dtype.is_floating_point or dtype == torch.uint8
+
+
+def _of_backward(tensor: Tensor) -> Tensor:
+    """A tensor that can be part of a backward pass, which one of inference mode cannot."""
+    return tensor.clone() if tensor.is_inference() else tensor
+
+
+def _type(x: Inputs) -> str:
+    """What samples are, in a message."""
+    return f"{x.dtype}" if isinstance(x, Tensor) else describe(x)
+
+
+def _saved(item: Item | None) -> list[Any] | None:
+    return None if item is None else [list(item.shape), str(item.dtype)]
+
+
+def _loaded(saved: Any) -> Item:
+    shape, name = saved
+    dtype = getattr(torch, str(name).removeprefix("torch."), None)
+    if not isinstance(dtype, torch.dtype):
+        raise CheckpointError(f"The checkpoint has samples of unknown type {name!r}.")
+    return Item(torch.Size(shape), dtype)
+
+
+def _nothing(model: nn.Module, x: Inputs) -> None:
     """Nothing else is tried."""

@@ -27,10 +27,11 @@ from ocar.methods.settings import LearnerSettings
 from ocar.methods.transform import Transform, TransformSettings
 from ocar.models.check import check_model, may_draw
 from ocar.models.head import GrowingHead
-from ocar.prediction import Repeated
+from ocar.prediction import Repeated, require_classes
 from ocar.rng import make_generator
 from ocar.saved import Listener, Saved
 from ocar.steps import Steps
+from ocar.structure import Given, Inputs, as_inputs, call, call_with
 from ocar.synchronized import Lock, drawing, synchronized
 from ocar.undo import Undo
 
@@ -181,11 +182,14 @@ class Learner(Saved):
     # Learning
 
     @drawing
-    def learn(self, x: Tensor, y: Tensor) -> Report:
+    def learn(self, x: Given, y: Given) -> Report:
         """Take a few gradient steps on a new batch and replayed samples, then remember the batch.
 
         Args:
-            x: Raw samples, ``(n, ...)``, uint8 or float, on any device.
+            x: Raw samples, ``(n, ...)``, on any device: a tensor or an array. uint8 and floating
+                point are measured numbers; integers and bool are given to the model as they are.
+                For a model of several inputs a tuple, given to it as ``model(*x)``, or a
+                dictionary, ``model(**x)``, of tensors or arrays ``(n, ...)``.
             y: Labels, ``(n,)`` of integers, or regression targets, ``(n, outputs)``.
 
         Raises:
@@ -211,11 +215,11 @@ class Learner(Saved):
             serving.learned()
         return report
 
-    def _learn(self, x: Tensor, y: Tensor) -> Tensor:
+    def _learn(self, given: Given, labels: Given) -> Tensor:
         """Learn and remember a batch; returns the loss."""
         if self.objective.learns and not torch.is_grad_enabled():
             raise InputError("learn() needs gradients. Call it outside torch.no_grad().")
-        x, y, units = self._take(x, y)
+        x, y, units = self._take(given, labels)
         known = 0 if self.head is None else len(self.head.seen)
         samples = len(x) + sum(self.settings.draws)
         begun = Begun(
@@ -243,15 +247,15 @@ class Learner(Saved):
             self.objective.learned()
         return loss
 
-    def _take(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, list[int]]:
+    def _take(self, given: Given, labels: Given) -> tuple[Inputs, Tensor, list[int]]:
         """Check a batch, and fit the units, the weight average and the scale to it."""
-        x, y, units = self.intake.take(x, y)
+        x, y, units = self.intake.take(given, labels)
         self.average.fit()  # the head may have grown
         self.intake.follow(x, y, self._undo.keep)
         return x, y, units
 
     @drawing
-    def remember(self, x: Tensor, y: Tensor) -> None:
+    def remember(self, x: Given, y: Given) -> None:
         """Offer a batch to the memory without learning from it now; takes what ``learn`` takes."""
         with self._undo:
             x, y, units = self._take(x, y)
@@ -290,7 +294,7 @@ class Learner(Saved):
         if self._guard.check():
             self.memory.reconcile()  # the host has counted a batch that the device then refused
 
-    def _remember(self, x: Tensor, y: Tensor, units: list[int], *, accepted: Tensor) -> None:
+    def _remember(self, x: Inputs, y: Tensor, units: list[int], *, accepted: Tensor) -> None:
         # The first samples fill all slots, so they must be known to be good.
         sure = accel.known(accepted) if self.memory.seen else bool(accepted)
         if sure is False:
@@ -298,7 +302,7 @@ class Learner(Saved):
         known: dict[str, Tensor] = {}
         if self.memory.uses:
             with self.context.evaluating():
-                outputs = self.model(self.intake.normalize(x))
+                outputs = call(self.model, self.intake.normalize(x))
             active = None if self.head is None else self.head.active
             targets = self.intake.standardize(y.to(self.device))
             known = self.objective.known(outputs, targets, active)
@@ -318,11 +322,11 @@ class Learner(Saved):
 
     @synchronized
     @torch.no_grad()
-    def predict(self, x: Tensor, *, chunk: int = 1024) -> Tensor:
+    def predict(self, x: Given, *, chunk: int = 1024) -> Tensor:
         """Logits of each class seen, or the outputs of a regression; nothing changes.
 
         Args:
-            x: Raw samples, ``(n, ...)``.
+            x: Raw samples, ``(n, ...)``, as in :meth:`learn`.
             chunk: Samples that go through the model at once.
 
         Returns:
@@ -331,11 +335,28 @@ class Learner(Saved):
         Raises:
             InputError: The samples are unlike those that were learned.
         """
-        check_samples(x, like=self.intake.item)
-        parts = [self._answer(part) for part in x.split(chunk)]
+        samples = as_inputs(x)
+        check_samples(samples, like=self.intake.item)
+        parts = [self._answer(part) for part in samples.split(chunk)]
         return self.context.mask(parts[0] if len(parts) == 1 else torch.cat(parts))
 
-    def predict_repeatedly(self, x: Tensor) -> Repeated:
+    def predict_proba(self, x: Given, *, chunk: int = 1024) -> Tensor:
+        """Probability of each class seen, the softmax of :meth:`predict`; nothing changes.
+
+        Args:
+            x: Raw samples, ``(n, ...)``, as in :meth:`learn`.
+            chunk: Samples that go through the model at once.
+
+        Returns:
+            Shape ``(n, len(classes))``, column i for label ``classes[i]``; each row adds up to 1.
+
+        Raises:
+            InputError: The samples are unlike those that were learned, or this is a regression.
+        """
+        require_classes(self.head is not None)
+        return self.predict(x, chunk=chunk).softmax(dim=1)
+
+    def predict_repeatedly(self, x: Given) -> Repeated:
         """For predicting the same raw samples ``(n, ...)`` after every batch, faster.
 
         Returns:
@@ -344,13 +365,14 @@ class Learner(Saved):
             ``f.wait()`` before reading the result, and let ``use`` wait for nothing. There
             BatchNorm is folded into the convolutions of a ResNet, the same up to rounding.
         """
-        check_samples(x, like=self.intake.item)
+        samples = as_inputs(x)
+        check_samples(samples, like=self.intake.item)
 
         def make() -> accel.RepeatedPrediction:
             # What a running mean and variance standardise is another input after every batch.
-            changes = self.intake.standardizes(x.dtype)
+            changes = self.intake.standardizes(samples)
             return accel.repeated_prediction(
-                x,
+                samples,
                 normalize=_unchanged if changes else self.intake.normalize,
                 predict=self._answer if changes else self._evaluate,
                 model=self.model,
@@ -360,20 +382,19 @@ class Learner(Saved):
 
         return Repeated(make, self.context)
 
-    def _answer(self, x: Tensor) -> Tensor:
+    def _answer(self, x: Inputs) -> Tensor:
         """Outputs for raw samples, in the units of the targets."""
         return self.intake.targets.invert(self._evaluate(self.intake.prepare(x)))
 
     @synchronized
-    def _evaluate(self, x: Tensor) -> Tensor:
+    def _evaluate(self, x: Inputs) -> Tensor:
         """Outputs for inputs of the model, in eval mode."""
         with self.context.evaluating(), self.draws(keep=False):
             if self.objective.predicts:
                 return self.objective.predict(x)
             if self.average.values:
-                return torch.func.functional_call(self.model, self.average.values, (x,))
-            outputs: Tensor = self.model(x)
-            return outputs
+                return call_with(self.model, self.average.values, x)
+            return call(self.model, x)
 
     def weights(self) -> dict[str, Tensor] | None:
         """The parameters and buffers that predict, by name; None if more than they predicts."""
@@ -383,5 +404,5 @@ class Learner(Saved):
         return tensors | self.average.values
 
 
-def _unchanged(x: Tensor) -> Tensor:
+def _unchanged(x: Inputs) -> Inputs:
     return x

@@ -8,9 +8,19 @@ from typing import TypeVar
 from torch import Tensor
 
 from ocar import accel
+from ocar.errors import InputError
 from ocar.methods.context import Context
 
 T = TypeVar("T")
+
+
+def require_classes(classifies: bool) -> None:
+    """Raise unless there are classes to have probabilities."""
+    if not classifies:
+        raise InputError(
+            "A regression has no probabilities of classes. Use predict(x), or a learner with "
+            "likelihood='categorical'."
+        )
 
 
 class Repeated:

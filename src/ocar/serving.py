@@ -16,10 +16,12 @@ from torch import Tensor
 
 from ocar import accel
 from ocar.config import require
-from ocar.inputs import Intake, Item, check_samples
+from ocar.inputs import Intake, Items, check_samples
 from ocar.learner import Learner
 from ocar.models.check import copy_model
-from ocar.standardize import RunningScale
+from ocar.prediction import require_classes
+from ocar.standardize import InputScale, RunningScale
+from ocar.structure import Given, as_inputs, call
 from ocar.synchronized import Lock
 
 
@@ -31,6 +33,12 @@ class Answer:
     classes: tuple[int, ...]  #: The label of each column; empty in regression.
     batches: int  #: Stream batches that the model had learned.
 
+    @property
+    def probabilities(self) -> Tensor:
+        """The softmax of the logits, as :meth:`Learner.predict_proba`; not in regression."""
+        require_classes(bool(self.classes) or not self.logits.shape[1])
+        return self.logits.softmax(dim=1)
+
 
 class _Copy:
     """A model that answers, or will."""
@@ -38,10 +46,10 @@ class _Copy:
     def __init__(self, learner: Learner) -> None:
         self.model = copy_model(learner.model).eval().requires_grad_(False)
         self.tensors = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
-        self.inputs, self.targets = RunningScale(), RunningScale()
+        self.inputs, self.targets = InputScale(), RunningScale()
         self.classes: tuple[int, ...] = ()
         self.batches = 0
-        self.item: Item | None = None
+        self.item: Items | None = None
         self.readers = 0
         self.retired = False  # whether the head has grown since
         self.fence = accel.Fence(learner.device)
@@ -93,7 +101,7 @@ class Serving:
         return f"Serving({self.learner!r}, every={self.every})"
 
     @torch.no_grad()
-    def predict(self, x: Tensor, *, chunk: int = 1024) -> Answer:
+    def predict(self, x: Given, *, chunk: int = 1024) -> Answer:
         """As :meth:`Learner.predict`, by the model that was published last."""
         learner = self.learner
         if self._current is None:
@@ -101,9 +109,11 @@ class Serving:
                 logits = learner.predict(x, chunk=chunk)
                 return Answer(logits=logits, classes=learner.classes, batches=learner.batches)
         with self._reading() as own:
-            check_samples(x, like=own.item)
+            samples = as_inputs(x)
+            check_samples(samples, like=own.item)
             prepare = learner.intake.prepare
-            parts = [own.model(prepare(part, own.inputs)) for part in x.split(chunk)]
+            pieces = samples.split(chunk)
+            parts = [call(own.model, prepare(piece, own.inputs)) for piece in pieces]
             outputs = own.targets.invert(parts[0] if len(parts) == 1 else torch.cat(parts))
             if learner.head is not None:
                 outputs = outputs[:, : len(own.classes)]

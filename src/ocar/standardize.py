@@ -12,12 +12,13 @@ scale, and no weight has been learned for it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from ocar.errors import CheckpointError
+from ocar.structure import Inputs, from_parts, parts_of
 
 CONSTANT = 1e-9
 """A feature that deviates from its mean by less than this share of it has not varied."""
@@ -86,6 +87,36 @@ class RunningScale:
             self.values.copy_(other.values)
 
 
+class InputScale:
+    """The running scale of each part of the samples that is standardised.
+
+    Attributes:
+        parts: By the name of the part, "" for samples that are one tensor.
+    """
+
+    def __init__(self) -> None:
+        self.parts: dict[str, RunningScale] = {}
+
+    def __call__(self, x: Inputs) -> Inputs:
+        """Standardise samples, in float64; parts that are not standardised are unchanged."""
+        if not self.parts:
+            return x
+        scales = self.parts
+        return from_parts({n: scales[n](p) if n in scales else p for n, p in parts_of(x).items()})
+
+    def update(self, x: Inputs, names: Collection[str], keep: Keep) -> None:
+        """Take some parts of samples into the statistics; see :meth:`RunningScale.update`."""
+        for name, part in parts_of(x).items():
+            if name in names:
+                self.parts.setdefault(name, RunningScale()).update(part, keep)
+
+    def copy_(self, other: InputScale) -> None:
+        """Take over the statistics of another one, in place where there are some."""
+        self.parts = {name: self.parts.get(name, RunningScale()) for name in other.parts}
+        for name, scale in other.parts.items():
+            self.parts[name].copy_(scale)
+
+
 def load_scale(
     name: str, state: Mapping[str, Tensor], sample: torch.Size | None, device: torch.device
 ) -> Tensor | None:
@@ -118,5 +149,5 @@ def load_scale(
 
 def _shape(sample: torch.Size) -> tuple[int, ...]:
     """Shape of the statistics of samples of a shape; they broadcast against a sample."""
-    kept = sample[:1] if len(sample) in (1, 3) else [1]
+    kept = sample[:1] if len(sample) in (0, 1, 3) else [1]
     return (_ROWS, *kept, *[1] * (len(sample) - 1))

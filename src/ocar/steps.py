@@ -23,6 +23,7 @@ from ocar.methods.settings import LearnerSettings
 from ocar.methods.transform import Transform
 from ocar.models.modes import train_mode_
 from ocar.optimizer import fit_optimizer_
+from ocar.structure import Inputs, cat, from_parts, parts_of
 
 
 class Steps:
@@ -71,7 +72,7 @@ class Steps:
         parts = (self.transform, self.objective)
         return [torch.tensor(part.begin(batch), dtype=torch.float64) for part in parts]
 
-    def take(self, x: Tensor, y: Tensor, trusted: Tensor, numbers: Sequence[Tensor]) -> Tensor:
+    def take(self, x: Inputs, y: Tensor, trusted: Tensor, numbers: Sequence[Tensor]) -> Tensor:
         """Take the steps on a stream batch; returns the last loss, NaN if the batch was refused.
 
         Args:
@@ -93,9 +94,12 @@ class Steps:
         drawn = [self._draw(size) for size in self.objective.draws(self.settings.draws)]
         sizes = tuple(slots.shape[1] for slots in drawn)
         key = sizes, self.transform.shape(0 if head is None else len(head.classes))
+        parts = parts_of(x)
         loss: Tensor | tuple[Tensor, ...]
         try:
-            loss = self.graph(x, y, torch.cat(drawn, dim=1), *numbers, active, trusted, key=key)
+            slots = torch.cat(drawn, dim=1)
+            others = y, slots, *numbers, active, trusted
+            loss = self.graph(*parts.values(), *others, key=(tuple(parts), *key))
         except NumericalError:
             if self.guard.settings is None:
                 raise
@@ -116,29 +120,21 @@ class Steps:
         return torch.stack([memory.draw(size) for _ in range(passes)])
 
     def _take_all(
-        self,
-        x: Tensor,
-        y: Tensor,
-        slots: Tensor,
-        numbers: Tensor,
-        own_numbers: Tensor,
-        active: Tensor,
-        trusted: Tensor,
-        *,
-        key: tuple[tuple[int, ...], Hashable],
+        self, *tensors: Tensor, key: tuple[tuple[str, ...], tuple[int, ...], Hashable]
     ) -> Tensor:
         """All steps on a stream batch; on a GPU this is recorded.
 
         Args:
-            x: New samples, ``(n, ...)``.
-            y: Their units or targets.
-            slots: What to replay in each pass, ``(passes, m)``.
-            numbers: Of the transform.
-            own_numbers: Of the objective.
-            active: Which outputs stand for a class; empty in regression.
-            trusted: Whether the new samples are of a sane scale.
-            key: The size of each draw from memory, and the shape of the transform.
+            *tensors: The parts of new samples, each ``(n, ...)``; their units or targets; what to
+                replay in each pass, ``(passes, m)``; numbers of the transform; numbers of the
+                objective; which outputs stand for a class, empty in regression; whether the new
+                samples are of a sane scale.
+            key: The names of the parts, the size of each draw from memory, and the shape of the
+                transform.
         """
+        names, draws, _ = key
+        x = from_parts(dict(zip(names, tensors, strict=False)))
+        y, slots, numbers, own_numbers, active, trusted = tensors[len(names) :]
         train_mode_(self.context.model)
         parameters = self.parameters()
 
@@ -148,14 +144,14 @@ class Steps:
         def join(index: int, replay: Batch) -> Step:
             raw, ys, extras = x, y, {}
             if len(replay):
-                raw, ys = torch.cat([x, replay.x]), torch.cat([y, replay.y])
+                raw, ys = cat([x, replay.x]), torch.cat([y, replay.y])
                 extras = dict(replay.extras)
             return Step(
                 x=self.context.normalize(self.context.augment(raw)),
                 y=self.context.targets(ys),
                 raw=raw,
-                new=x.shape[0],
-                draws=key[0],
+                new=len(x),
+                draws=draws,
                 extras=extras,
                 index=index,
                 active=None if self.context.head is None else active,
@@ -182,9 +178,9 @@ class Steps:
         for parameter in parameters:
             parameter.grad = None
         with self._backward.forward(), self.transform.watch(step):
-            outcome = self.objective(self.context.model, step)
+            outcome = self.objective(self.context.forward, step)
         seen = outcome.step or step
-        outputs = self.transform.observe(seen, outcome.outputs, self.context.model)
+        outputs = self.transform.observe(seen, outcome.outputs, self.context.forward)
         jobs = [partial(self._backward, outcome.loss), partial(self.transform.prepare, seen)]
         if step.index == 0:
             ask = partial(self.guard.ask, replayed=seen.replayed, active=seen.active)

@@ -31,6 +31,7 @@ from ocar.accel.networks import (
     is_watched,
 )
 from ocar.accel.operation import has_triton, launch, operation, rounds_to_tf32
+from ocar.structure import Inputs, call, one_tensor
 
 MASKED = -1000.0
 """Logit of a unit that stands for no class: its probability underflows to exactly 0."""
@@ -38,7 +39,7 @@ MASKED = -1000.0
 
 @operation
 @torch.no_grad()
-def divergence(model: nn.Module, x: Tensor, active: Tensor | None, before: Tensor) -> Tensor:
+def divergence(model: nn.Module, x: Inputs, active: Tensor | None, before: Tensor) -> Tensor:
     """KL(before ‖ now) in nats of the last samples of a batch.
 
     Args:
@@ -51,7 +52,7 @@ def divergence(model: nn.Module, x: Tensor, active: Tensor | None, before: Tenso
         Shape ``(m,)``. In regression it is half the squared distance.
     """
     with frozen_statistics(model):
-        now = predictions(model(x)[-len(before) :], active)
+        now = predictions(call(model, x)[-len(before) :], active)
     if active is None:
         return (now - before).square().sum(-1) / 2
     return (before.exp() * (before - now)).sum(-1)
@@ -138,9 +139,11 @@ class _Raw:
         return {"CHANNELS": self.y.shape[-1], "PARTS": parts, "SHARE": self.share}
 
 
-def _fits(model: nn.Module, x: Tensor, active: Tensor | None, before: Tensor) -> bool:
+def _fits(model: nn.Module, x: Inputs, active: Tensor | None, before: Tensor) -> bool:
     """Whether the kernels compute what the network would with these images."""
-    if active is None or x.dim() != 4 or not x.is_cuda or x.dtype != torch.float32:
+    if active is None or not isinstance(x, Tensor) or x.dim() != 4 or not x.is_cuda:
+        return False
+    if x.dtype != torch.float32:
         return False
     if not rounds_to_tf32() or torch.is_autocast_enabled("cuda") or is_watched(model):
         return False
@@ -172,12 +175,12 @@ def _fits(model: nn.Module, x: Tensor, active: Tensor | None, before: Tensor) ->
 @divergence.implementation("triton", when=_fits)
 @torch.no_grad()
 def _divergence_by_kernels(
-    model: nn.Module, x: Tensor, active: Tensor | None, before: Tensor
+    model: nn.Module, x: Inputs, active: Tensor | None, before: Tensor
 ) -> Tensor:
     network = find_resnet(model)
     assert network is not None
     assert active is not None
-    return _ForwardPass(network).divergence(x, active, before)
+    return _ForwardPass(network).divergence(one_tensor(x), active, before)
 
 
 class _ForwardPass:

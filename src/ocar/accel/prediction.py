@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from ocar.accel.devices import many_images
 from ocar.accel.folded import fold
 from ocar.accel.graph import Graph
+from ocar.structure import Inputs, apply, call, cat
 
 T = TypeVar("T")
 
@@ -28,16 +30,16 @@ class RepeatedPrediction:
 
     def __init__(
         self,
-        x: Tensor,
+        x: Inputs,
         *,
-        normalize: Callable[[Tensor], Tensor],
-        predict: Callable[[Tensor], Tensor],
+        normalize: Callable[[Inputs], Inputs],
+        predict: Callable[[Inputs], Tensor],
         device: torch.device,
     ) -> None:
         first = normalize(x[:1].to(device))
-        self._normalize: Callable[[Tensor], Tensor] | None = None
-        if first.numel() * first.element_size() * len(x) <= MOST_BYTES:
-            self._x = torch.cat([normalize(part.to(device)) for part in x.split(CHUNK)])
+        self._normalize: Callable[[Inputs], Inputs] | None = None
+        if first.nbytes * len(x) <= MOST_BYTES:
+            self._x = cat([normalize(part.to(device)) for part in x.split(CHUNK)])
         else:
             self._x, self._normalize = x.to(device), normalize
         self._predict = predict
@@ -66,24 +68,27 @@ class ParallelPrediction(RepeatedPrediction):
 
     def __init__(
         self,
-        x: Tensor,
+        x: Inputs,
         *,
-        normalize: Callable[[Tensor], Tensor],
+        normalize: Callable[[Inputs], Inputs],
         model: nn.Module,
         weights: Mapping[str, Tensor],
     ) -> None:
         like = next(iter(weights.values()))
         own = copy.deepcopy(model).eval().requires_grad_(False)
-        folded = fold(own, torch.float16 if like.dtype == torch.float32 else like.dtype)
+        half = torch.float16 if like.dtype == torch.float32 else like.dtype
+        folded = fold(own, half) if isinstance(x, Tensor) else None
         self._folded = folded
         named = {**dict(own.named_parameters()), **dict(own.named_buffers())}
         changing = {name: tensor for name, tensor in named.items() if tensor.is_floating_point()}
         self._copies: list[Tensor] = list(changing.values())
         self._values = [weights[name] for name in changing]
-        prepare = normalize if folded is None else lambda x: folded.prepare(normalize(x))
-        super().__init__(x, normalize=prepare, predict=folded or own, device=like.device)
+        prepare = normalize if folded is None else lambda x: apply(folded.prepare, normalize(x))
+        super().__init__(
+            x, normalize=prepare, predict=partial(call, folded or own), device=like.device
+        )
         if folded is None:
-            self._x = many_images(self._x)
+            self._x = apply(many_images, self._x)
         self._stream = torch.cuda.Stream(like.device)
         self._graph = Graph(self._first, device=like.device, low_priority=True)
         self._idle = torch.cuda.Event()
@@ -124,10 +129,10 @@ class ParallelPrediction(RepeatedPrediction):
 
 
 def repeated_prediction(
-    x: Tensor,
+    x: Inputs,
     *,
-    normalize: Callable[[Tensor], Tensor],
-    predict: Callable[[Tensor], Tensor],
+    normalize: Callable[[Inputs], Inputs],
+    predict: Callable[[Inputs], Tensor],
     model: nn.Module,
     weights: Mapping[str, Tensor] | None,
     record: bool,

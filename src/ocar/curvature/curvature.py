@@ -39,6 +39,7 @@ from ocar.errors import CheckpointError, ConfigError, InputError, ModelError, Nu
 from ocar.models.modes import is_compiled
 from ocar.rng import make_generator
 from ocar.state import with_prefix, without_prefix
+from ocar.structure import Inputs, call
 
 Schedule = float | Callable[[int], float]
 """A hyper-parameter: a number, or a function of the number of gradient steps taken."""
@@ -280,10 +281,10 @@ class Curvature(ABC):
         self._require_model()
         return self._recorder
 
-    def try_recording(self, x: Tensor) -> None:
+    def try_recording(self, x: Inputs) -> None:
         """Raise a ``ModelError`` if a forward pass on these inputs cannot be recorded."""
         with self.record():
-            self.model(x)
+            call(self.model, x)
         self._recorder.clear()
 
     def follow(self) -> AbstractContextManager[object]:

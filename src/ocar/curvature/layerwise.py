@@ -24,6 +24,7 @@ from ocar.curvature.curvature import Curvature
 from ocar.curvature.layers import NORM_LAYERS, Layer, MatrixLayer, make_layer
 from ocar.curvature.recorder import Recorder, reject_shared_parameters, warn_uncovered
 from ocar.errors import CheckpointError, ConfigError, ModelError
+from ocar.structure import Inputs, call
 
 Weighting = Literal["gradients", "both"]
 
@@ -115,10 +116,10 @@ class LayerCurvature(Curvature):
         """The linear layers and convolutions."""
         return {n: layer for n, layer in self.layers.items() if isinstance(layer, MatrixLayer)}
 
-    def try_recording(self, x: Tensor) -> None:
+    def try_recording(self, x: Inputs) -> None:
         """See :meth:`Curvature.try_recording`."""
         with self.record() as recorder:
-            self.model(x)
+            call(self.model, x)
         for name, seen in recorder.inputs.items():
             layer = self.layers[name]
             by_sample, _ = layer.by_sample(seen, seen.unsqueeze(0), len(x))

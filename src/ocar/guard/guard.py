@@ -6,6 +6,7 @@ be part of a recorded step.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -18,6 +19,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from ocar import accel
 from ocar.guard.settings import Guard, GuardCounts, GuardWarning
 from ocar.models.modes import evaluating
+from ocar.structure import Inputs, call, parts_of
 
 ALIKE = 10.0
 """Refused batches are of like scale if the largest is at most this many times the smallest."""
@@ -49,7 +51,7 @@ class BatchGuard:
         settings: Guard | None,
         *,
         model: nn.Module,
-        normalize: Callable[[Tensor], Tensor],
+        normalize: Callable[[Inputs], Inputs],
         bound: float | None,
     ) -> None:
         self.settings = settings
@@ -81,16 +83,18 @@ class BatchGuard:
             self._before = counts, largest, (self._largest_square, self._limit, self._refused)
 
     @torch.no_grad()
-    def trust(self, x: Tensor) -> Tensor:
+    def trust(self, x: Inputs) -> Tensor:
         """Whether raw samples, ``(n, ...)``, are of a sane scale, a scalar of bool.
 
-        Their scale counts for later batches once :meth:`end` finds that the batch was accepted.
+        Only floating-point parts have a scale; of several the largest counts. It counts for later
+        batches once :meth:`end` finds that the batch was accepted.
         """
         scale = None if self.settings is None else self.settings.scale
-        if scale is None or not x.is_floating_point():  # uint8 has one scale
+        floats = [n for n, part in parts_of(x).items() if part.is_floating_point()]
+        if scale is None or not floats:  # uint8 has one scale, and an index has none
             return self._yes
-        flat = self._normalize(x).reshape(-1)
-        square = (flat @ flat).double() / max(1, flat.numel())
+        parts = parts_of(self._normalize(x))
+        square = functools.reduce(torch.maximum, (_mean_square(parts[name]) for name in floats))
         trusted = square <= self._limit
         self._square = square
         if accel.known(trusted):
@@ -142,7 +146,7 @@ class BatchGuard:
         statistics: Sequence[Tensor],
         others: Sequence[Tensor],
         *,
-        new: Tensor | None = None,
+        new: Inputs | None = None,
     ) -> None:
         """The steps on a batch begin.
 
@@ -158,7 +162,7 @@ class BatchGuard:
             self._snapshot = accel.snapshot(tensors)
 
     def ask(
-        self, x: Tensor, outputs: Tensor | None, *, replayed: int, active: Tensor | None
+        self, x: Inputs, outputs: Tensor | None, *, replayed: int, active: Tensor | None
     ) -> None:
         """Keep the predictions on the replayed samples before the first step.
 
@@ -246,18 +250,19 @@ class BatchGuard:
         self._snapshot = self._before = None
 
     @torch.no_grad()
-    def remembers(self, x: Tensor, accepted: Tensor) -> Tensor:
+    def remembers(self, x: Inputs, accepted: Tensor) -> Tensor:
         """Whether a batch with raw samples x is worth a place in the memory, a scalar of bool."""
         self._keep(accepted, self._copies(x))
         return self.kept
 
-    def _copies(self, x: Tensor | None) -> Tensor | None:
+    def _copies(self, x: Inputs | None) -> Tensor | None:
         """Whether all samples are the same, a scalar of bool; None if that does not matter."""
         if x is None or self.settings is None or self.settings.copies or len(x) < 2:
             return None
-        if accel.known((x[0] != x[1]).any()):  # most batches, where nothing waits for the answer
-            return None
-        return (x == x[:1]).all()
+        parts = parts_of(x).values()
+        if any(accel.known((p[0] != p[1]).any()) for p in parts):
+            return None  # most batches, where nothing waits for the answer
+        return functools.reduce(torch.logical_and, [(p == p[:1]).all() for p in parts])
 
     def _keep(self, accepted: Tensor, copies: Tensor | None) -> None:
         if copies is None:
@@ -267,17 +272,16 @@ class BatchGuard:
             self.verdict.counts[3] += accepted & copies
         self._report()
 
-    def _diverged(self, x: Tensor, active: Tensor | None, before: Tensor) -> Tensor:
+    def _diverged(self, x: Inputs, active: Tensor | None, before: Tensor) -> Tensor:
         """:func:`accel.divergence` of a model that draws at random."""
         now = accel.predictions(self._answer(x), active)
         if active is None:
             return (now - before).square().sum(-1) / 2
         return (before.exp() * (before - now)).sum(-1)
 
-    def _answer(self, x: Tensor) -> Tensor:
+    def _answer(self, x: Inputs) -> Tensor:
         with evaluating(self.model):
-            outputs: Tensor = self.model(x)
-        return outputs
+            return call(self.model, x)
 
     # Counts and state
 
@@ -343,6 +347,12 @@ class BatchGuard:
             self._set_scale(state["largest_square"].to(self._largest_square, copy=True))
             refused = state.get("refused", torch.zeros(3))  # ocar 0.2.0 had none
             self._refused = refused.to(self._refused, copy=True)
+
+
+def _mean_square(x: Tensor) -> Tensor:
+    """The mean of the squares of all numbers, in float64."""
+    flat = x.reshape(-1)
+    return (flat @ flat).double() / max(1, flat.numel())
 
 
 def _nobody_asked() -> None:

@@ -1,9 +1,10 @@
 """What every replay memory does: a fixed number of slots, and a policy for which samples stay.
 
 A memory has ``capacity`` slots. A slot holds one item of every column: ``x``, ``y`` and the
-declared extras. A column is one tensor of shape ``(capacity, *item)`` on the memory's device,
-allocated at the first ``add``. Which slot is overwritten is decided on the host, so that nothing
-waits for an accelerator: slots, labels, counters and the generator live there.
+declared extras. Inputs of several parts have a column for each, such as ``x.ids``. A column is one
+tensor of shape ``(capacity, *item)`` on the memory's device, allocated at the first ``add``. Which
+slot is overwritten is decided on the host, so that nothing waits for an accelerator: slots, labels,
+counters and the generator live there.
 """
 
 from __future__ import annotations
@@ -23,14 +24,15 @@ from ocar import accel
 from ocar.errors import CheckpointError, ConfigError, InputError
 from ocar.rng import make_generator
 from ocar.state import with_prefix, without_prefix
+from ocar.structure import Inputs, from_parts, parts_of, with_name, without_name
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
     """Items taken from a memory, one a row."""
 
-    x: Tensor
-    """Inputs, ``(n, *item)``."""
+    x: Inputs
+    """Inputs, ``(n, *item)``: a tensor, or a :class:`~ocar.structure.Structure`."""
 
     y: Tensor
     """Units of the head, int64 of shape ``(n,)``, or regression targets, ``(n, *target)``."""
@@ -49,7 +51,7 @@ class Batch:
 class Offer:
     """Samples that a memory may keep, and what a policy may know of them."""
 
-    x: Tensor
+    x: Inputs
     """Inputs, ``(n, *item)``, on any device."""
 
     y: Tensor
@@ -112,7 +114,8 @@ class Memory(ABC):
         if capacity < 1:
             raise ConfigError(f"Invalid {capacity=}. Must be at least 1.")
         names = {"x", "y", "", *extras}
-        if isinstance(extras, str) or len(names) != len(extras) + 3:
+        parts = any(name.startswith("x.") for name in extras)
+        if isinstance(extras, str) or len(names) != len(extras) + 3 or parts:
             raise ConfigError(f"Invalid {extras=}. Must be distinct names other than 'x' and 'y'.")
         self.capacity = capacity
         self.extras = tuple(extras)
@@ -161,7 +164,7 @@ class Memory(ABC):
 
     def add(
         self,
-        x: Tensor,
+        x: Inputs,
         y: Tensor,
         extras: Mapping[str, Tensor] | None = None,
         *,
@@ -191,8 +194,11 @@ class Memory(ABC):
             raise InputError(f"Invalid known {sorted(known)}: {kind} also uses {sorted(missing)}.")
         if set(extras) != set(self.extras):
             raise InputError(f"Invalid extras {sorted(extras)}. Must be {sorted(self.extras)}.")
-        columns = {"x": x, "y": y, **extras}
-        self._check_columns(columns, rows=x.shape[:1])
+        columns = {**with_name("x", parts_of(x)), "y": y, **extras}
+        if self._columns and columns.keys() != self._columns.keys():
+            given, stored = (sorted(without_name("x", c)) for c in (columns, self._columns))
+            raise InputError(f"Invalid parts {given} of x. Must be {stored}, as those stored.")
+        self._check_columns(columns, rows=next(iter(columns.values())).shape[:1])
         host = _host_labels(y, labels)
         if not host:
             return
@@ -252,7 +258,9 @@ class Memory(ABC):
             dtypes = {"x": None, "y": torch.int64, **dict.fromkeys(self.extras)}
             columns = {k: torch.empty(0, dtype=d, device=self.device) for k, d in dtypes.items()}
         items = {name: column.index_select(0, index) for name, column in columns.items()}
-        return Batch(items.pop("x"), items.pop("y"), extras=items, indices=slots)
+        x = from_parts(without_name("x", items))
+        extras = {name: items[name] for name in self.extras}
+        return Batch(x, items["y"], extras=extras, indices=slots)
 
     def set_extras(self, slots: Tensor, extras: Mapping[str, Tensor]) -> None:
         """Rewrite some of the declared extras, each ``(n, *item)``, in n distinct slots."""
@@ -377,7 +385,8 @@ class Memory(ABC):
 
     def _check_state(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """The columns in the state, once everything that every memory has is in order."""
-        names = {f"columns.{name}": name for name in ("x", "y", *self.extras)}
+        parts = with_name("x", without_name("x", without_prefix("columns", state))) or ("x",)
+        names = {f"columns.{name}": name for name in (*parts, "y", *self.extras)}
         columns = {name: state[key] for key, name in names.items() if key in state}
         kinds = _kinds({key: value for key, value in state.items() if key not in names})
         if kinds != (allowed := _kinds(self._bookkeeping())):

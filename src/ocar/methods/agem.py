@@ -29,6 +29,7 @@ from ocar.methods.context import Context
 from ocar.methods.objective import Forward, Objective, Outcome, Step, mean_loss
 from ocar.methods.settings import LearnerSettings
 from ocar.methods.transform import Transform, TransformSettings
+from ocar.structure import call
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,7 @@ class AGEMTransform(Transform):
         self._reference.clear()
         if step.replayed:
             x, y = step.x[step.new :], step.y[step.new :]
-            loss = mean_loss(self.model(x), y, step.active)
+            loss = mean_loss(call(self.model, x), y, step.active)
             parameters = [p for p in self.model.parameters() if p.requires_grad]
             grads = torch.autograd.grad(loss, parameters, allow_unused=True)
             both = zip(parameters, grads, strict=True)

@@ -14,6 +14,7 @@ from ocar.errors import ModelError
 from ocar.memory import Memory
 from ocar.models.head import GrowingHead
 from ocar.models.modes import evaluating
+from ocar.structure import Inputs, call
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -50,21 +51,25 @@ class Context:
     record: bool
     """Whether steps may be recorded as a CUDA graph."""
 
-    normalize: Callable[[Tensor], Tensor]
+    normalize: Callable[[Inputs], Inputs]
     """From raw samples to inputs of the model."""
 
-    augment: Callable[[Tensor], Tensor]
+    augment: Callable[[Inputs], Inputs]
     """From raw samples to augmented raw samples, another draw each time."""
 
     targets: Callable[[Tensor], Tensor]
     """From raw targets to what the model is to predict; units of the head stay as they are."""
+
+    def forward(self, x: Inputs) -> Tensor:
+        """Outputs of the model for its inputs."""
+        return call(self.model, x)
 
     def mask(self, outputs: Tensor) -> Tensor:
         """Outputs of the classes seen, ``(n, outputs)`` to ``(n, classes)``."""
         return outputs if self.head is None else outputs[:, : len(self.head.classes)]
 
     def features(
-        self, x: Tensor, forward: Callable[[Tensor], Tensor] | None = None
+        self, x: Inputs, forward: Callable[[Inputs], Tensor] | None = None
     ) -> tuple[Tensor, Tensor]:
         """Features (the inputs of the head) and outputs for inputs of the model.
 
@@ -77,7 +82,7 @@ class Context:
         """
         if self.head is None:
             raise RuntimeError("A regression has no head to take features from.")
-        return with_inputs(self.head.layer, forward or self.model, x)
+        return with_inputs(self.head.layer, forward or self.forward, x)
 
     def evaluating(self) -> AbstractContextManager[None]:
         """The model in eval mode and without gradients; afterwards as before."""
@@ -85,7 +90,7 @@ class Context:
 
 
 def with_inputs(
-    layer: nn.Module, forward: Callable[[Tensor], Tensor], x: Tensor
+    layer: nn.Module, forward: Callable[[Inputs], Tensor], x: Inputs
 ) -> tuple[Tensor, Tensor]:
     """What a layer is given in a forward pass that calls it once, and the model's outputs."""
     found: list[Tensor] = []

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from ocar.structure import Inputs, call_with
+
 
 class VirtualStep:
     """The model after a step of SGD, w − lr ∇L; the model itself does not change.
@@ -29,10 +31,9 @@ class VirtualStep:
         self.tensors: dict[str, Tensor] = {**moved, **buffers}
         """Weights and buffers by name."""
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Inputs) -> Tensor:
         """Outputs of the model with the weights after the step."""
-        outputs: Tensor = torch.func.functional_call(self.model, self.tensors, (x,))
-        return outputs
+        return call_with(self.model, self.tensors, x)
 
 
 def fit_head_(layer: nn.Module, head: nn.Module) -> None:

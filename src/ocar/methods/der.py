@@ -40,6 +40,7 @@ from ocar.methods.objective import (
     mean_loss,
 )
 from ocar.methods.settings import LearnerSettings
+from ocar.structure import Inputs
 
 Distance = Literal["mean", "norm"]
 
@@ -129,11 +130,11 @@ class DarkReplay(ClassObjective[DERSettings]):
             loss = loss + self.beta * replay
         return Outcome(loss=loss, outputs=outputs)
 
-    def extras(self, x: Tensor) -> dict[str, Tensor]:
+    def extras(self, x: Inputs) -> dict[str, Tensor]:
         """The logits of samples in eval mode, and how many classes they cover."""
         self.context.memory.widen_extra("logits", self.head.capacity)
         with self.context.evaluating():
-            logits = self.context.model(self.context.normalize(x))
+            logits = self.context.forward(self.context.normalize(x))
         known = torch.full(logits.shape[:1], len(self.head.classes), device=logits.device)
         return {"logits": logits, "known": known}
 

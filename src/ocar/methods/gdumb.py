@@ -34,6 +34,7 @@ from ocar.models.check import copy_model
 from ocar.models.modes import train_mode_
 from ocar.rng import make_generator
 from ocar.state import all_finite
+from ocar.structure import Inputs, apply_whole, call, call_with
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,7 +103,7 @@ class FromScratch(ClassObjective[GDumbSettings]):
         """Never called: it takes no steps on the stream."""
         raise NotImplementedError
 
-    def predict(self, x: Tensor) -> Tensor:
+    def predict(self, x: Inputs) -> Tensor:
         """Outputs of the trained copy."""
         if self._trained_at != self.context.memory.seen:
             with torch.inference_mode(False), torch.enable_grad():
@@ -110,8 +111,7 @@ class FromScratch(ClassObjective[GDumbSettings]):
             self._trained_at = self.context.memory.seen
         # Through the model itself, so that hooks on its layers see the prediction.
         trained = {**dict(self._copy.named_parameters()), **dict(self._copy.named_buffers())}
-        outputs: Tensor = torch.func.functional_call(self.context.model, trained, (x,))
-        return outputs
+        return call_with(self.context.model, trained, x)
 
     def release(self) -> None:
         """Give back the memory of recorded training steps."""
@@ -165,8 +165,8 @@ class FromScratch(ClassObjective[GDumbSettings]):
         """
         batch = self.context.memory.gather(slots, check=False)
         augment = self.settings.augment
-        x = batch.x if augment is None else augment(batch.x, self._augmenting)
-        loss = mean_loss(self._copy(self.context.normalize(x)), batch.y, active)
+        x = batch.x if augment is None else apply_whole(augment, batch.x, self._augmenting)
+        loss = mean_loss(call(self._copy, self.context.normalize(x)), batch.y, active)
         weights = [p for p in self._copy.parameters() if p.requires_grad]
         gradients = torch.autograd.grad(loss, weights, allow_unused=True)
         pairs = [(p, g) for p, g in zip(weights, gradients, strict=True) if g is not None]

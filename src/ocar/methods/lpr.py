@@ -39,6 +39,7 @@ from ocar.curvature.recorder import reject_shared_parameters
 from ocar.methods.context import Context
 from ocar.methods.objective import Begun, Objective
 from ocar.methods.transform import Transform, TransformSettings
+from ocar.structure import parts_of
 
 PIXELS = 2**18
 """Most locations in one forward pass over the memory, which has at least 100 samples."""
@@ -115,14 +116,15 @@ class LPRTransform(Transform):
             moments[name] = moments[name].add_(moment) if name in moments else moment
             locations[name] = locations.get(name, 0) + z.shape[0] * z.shape[-1]
 
-        area = math.prod(memory.gather(slots[:1]).x.shape[2:])
+        parts = parts_of(memory.gather(slots[:1]).x).values()
+        area = max(math.prod(part.shape[2:]) for part in parts)
         with self.context.evaluating(), ExitStack() as hooks:
             for name, layer in self.layers.items():
                 hook = layer.module.register_forward_pre_hook(partial(add_up, name))
                 hooks.enter_context(hook)
             for chunk in slots.split(max(100, PIXELS // area)):
                 raw = memory.gather(chunk).x
-                self.context.model(self.context.normalize(self.context.augment(raw)))
+                self.context.forward(self.context.normalize(self.context.augment(raw)))
         for name, moment in moments.items():
             count = locations[name] / len(slots)
             moment *= self.settings.omega0 / count**self.settings.omega_power / len(slots)

@@ -51,6 +51,7 @@ from ocar.methods.stretches import Kind, Stretches
 from ocar.models.check import copy_model
 from ocar.models.head import mask_logits
 from ocar.state import check_names, with_prefix, without_prefix
+from ocar.structure import call
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +142,7 @@ class Distillation(ClassObjective[ERLwFSettings]):
         outputs = forward(step.x)
         loss = mean_loss(outputs, step.y, step.active)
         with torch.no_grad():
-            targets = self.teacher(step.x)
+            targets = call(self.teacher, step.x)
         # With every class masked both distributions are uniform, and the divergence is 0. So the
         # recorded step is the same with and without a teacher.
         kl = divergence(targets, outputs, self._mask, temperature=self.settings.temperature)

@@ -17,10 +17,11 @@ from torch.nn import functional
 
 from ocar.methods.context import Context
 from ocar.models.head import mask_logits
+from ocar.structure import Inputs
 
 S = TypeVar("S")
 
-Forward = Callable[[Tensor], Tensor]
+Forward = Callable[[Inputs], Tensor]
 """The model: prepared inputs to outputs, ``(n, ...)`` to ``(n, outputs)``."""
 
 
@@ -49,13 +50,14 @@ class Begun:
 class Step:
     """The joint batch of one gradient step: new samples, then the samples of each draw."""
 
-    x: Tensor
-    """Augmented and normalised inputs, ``(n, ...)``."""
+    x: Inputs
+    """Augmented and normalised inputs, ``(n, ...)``: a tensor, or for a model with several inputs a
+    :class:`~ocar.structure.Structure`."""
 
     y: Tensor
     """Units of the head, ``(n,)``, or regression targets, ``(n, outputs)``."""
 
-    raw: Tensor
+    raw: Inputs
     """The samples before augmentation and normalisation, ``(n, ...)``."""
 
     new: int
@@ -172,7 +174,7 @@ class Objective(Part, ABC):
     def __call__(self, forward: Forward, step: Step) -> Outcome:
         """The loss of one step."""
 
-    def extras(self, x: Tensor) -> dict[str, Tensor]:
+    def extras(self, x: Inputs) -> dict[str, Tensor]:
         """Extra columns to store with samples; called after the batch was learned.
 
         Args:
@@ -193,7 +195,7 @@ class Objective(Part, ABC):
     def learned(self) -> None:
         """A stream batch has been learned and remembered."""
 
-    def predict(self, x: Tensor) -> Tensor:
+    def predict(self, x: Inputs) -> Tensor:
         """Scores of the classes seen, ``(n, classes)``, from inputs of the model."""
         raise NotImplementedError
 

@@ -41,6 +41,7 @@ from ocar.methods.objective import Begun, Forward, Objective, Step
 from ocar.methods.rate import DivergenceRate
 from ocar.methods.transform import Transform, TransformSettings
 from ocar.state import with_prefix, without_prefix
+from ocar.structure import Inputs
 
 ROUND = 16
 """An exact Fisher has columns for a multiple of this number of classes, so that steps are recorded
@@ -280,7 +281,7 @@ class OCARTransform(Transform):
     def _renews(self, step: Step) -> bool:
         return step.index == 0 or self.settings.fisher_passes == "every"
 
-    def try_model(self, model: nn.Module, x: Tensor) -> None:
+    def try_model(self, model: nn.Module, x: Inputs) -> None:
         """Raise if the curvature cannot record the model."""
         self.curvature.try_recording(x)
 

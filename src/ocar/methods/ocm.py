@@ -40,6 +40,7 @@ from ocar.methods.objective import Begun, Forward, Objective, Outcome, Step, sam
 from ocar.methods.rotated import Rotated, RotatedSettings, same_class
 from ocar.models.check import copy_model
 from ocar.state import with_prefix
+from ocar.structure import one_tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +97,8 @@ class MutualInformation(Rotated[OCMSettings]):
 
     def __call__(self, forward: Forward, step: Step) -> Outcome:
         """The loss of one step."""
-        new, old = step.x[: step.new], step.x[step.new :]
+        x = one_tensor(step.x)
+        new, old = x[: step.new], x[step.new :]
         y_new, y_old = step.y[: step.new], step.y[step.new :]
         if not step.replayed:
             loss = self.contrast_new(*self.project(self.views(new), forward), y_new)

@@ -38,6 +38,7 @@ from ocar.methods.contrastive import prototype_loss
 from ocar.methods.objective import Begun, Forward, Objective, Outcome, Step, sample_losses
 from ocar.methods.rotated import Rotated, RotatedSettings
 from ocar.rng import make_generator
+from ocar.structure import one_tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,8 +127,9 @@ class OnlinePrototypes(Rotated[OnProSettings]):
 
     def __call__(self, forward: Forward, step: Step) -> Outcome:
         """The loss of one step."""
-        new, y_new = step.x[: step.new], step.y[: step.new]
-        old, y_old = step.x[step.new :], step.y[step.new :]
+        x = one_tensor(step.x)
+        new, y_new = x[: step.new], step.y[: step.new]
+        old, y_old = x[step.new :], step.y[step.new :]
         mixed = self._replayed(old, y_old) if step.replayed and self.stretches.ended else None
 
         views = self.views(new)
@@ -204,7 +206,9 @@ class OnlinePrototypes(Rotated[OnProSettings]):
             gammas = torch._standard_gamma(concentration, generator=self._host)
             share = gammas[:, 0] / gammas.sum(1)
         first, second = (memory.gather(chosen) for chosen in rows)
-        x_first, x_second = (self.context.normalize(batch.x) for batch in (first, second))
+        x_first, x_second = (
+            one_tensor(self.context.normalize(batch.x)) for batch in (first, second)
+        )
         return mix(x_first, x_second, first.y, second.y, share)
 
     # Saving

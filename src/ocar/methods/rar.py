@@ -45,6 +45,7 @@ from ocar.methods.objective import (
     sample_losses,
 )
 from ocar.methods.settings import LearnerSettings
+from ocar.structure import one_tensor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,7 @@ class RARSettings(LearnerSettings):
     """Settings of RAR."""
 
     no_regression = "a regression has no classes"
+    needs_numbers = "RAR perturbs its inputs"
 
     beta: float = 0.4
     """Weight of the perturbed samples (β)."""
@@ -105,12 +107,12 @@ class AdversarialReplay(ClassObjective[RARSettings]):
         loss = mean_loss(forward(joint.x), joint.y, step.active)
         if not step.replayed:
             return Outcome(loss=loss, outputs=None)
-        x, y = step.x[n:], step.y[n:]
+        x, y = one_tensor(step.x)[n:], step.y[n:]
         virtual = VirtualStep(self.context.model, loss, lr=self.settings.inner_lr)
         if self.settings.perturbation == "survey":
             x = self._survey(virtual, joint, x, y)
         else:
-            x = self._paper(virtual, joint, x, y, raw=step.raw[n:])
+            x = self._paper(virtual, joint, x, y, raw=one_tensor(step.raw)[n:])
         perturbed = mean_loss(forward(x), y, step.active)
         return Outcome(loss=loss + self.settings.beta * perturbed, outputs=None, step=joint)
 
@@ -158,8 +160,8 @@ class AdversarialReplay(ClassObjective[RARSettings]):
         if raw.dtype != torch.uint8:
             return None
         normalize = self.context.normalize
-        ends = normalize(torch.zeros_like(raw[:1])), normalize(torch.full_like(raw[:1], 255))
-        return torch.minimum(*ends), torch.maximum(*ends)
+        black, white = (one_tensor(normalize(torch.full_like(raw[:1], v))) for v in (0, 255))
+        return torch.minimum(black, white), torch.maximum(black, white)
 
 
 def distances(x: Tensor, others: Tensor, y: Tensor, y_others: Tensor, *, same: float) -> Tensor:

@@ -61,6 +61,7 @@ class RotatedSettings(LearnerSettings):
     """Name of the method, for messages."""
 
     no_regression = "a regression has no classes"
+    needs_numbers = "it compares views of images"
 
     lr: float = 5e-4
     """Learning rate α."""

@@ -41,6 +41,7 @@ from ocar.methods.objective import Forward, Objective, Outcome, Step
 from ocar.methods.settings import LearnerSettings
 from ocar.methods.transform import TransformSettings
 from ocar.rng import make_generator
+from ocar.structure import Inputs, one_tensor
 
 CHUNK = 1000
 """Samples of the memory that go through the model at once."""
@@ -55,6 +56,7 @@ class SCRSettings(LearnerSettings):
     """
 
     no_regression = "a regression has no classes"
+    needs_numbers = "SCR compares views of images"
 
     replay_batch: int = 118
     """Replayed samples a gradient step."""
@@ -158,7 +160,9 @@ class ContrastiveReplay(Projecting[SCRSettings]):
 
     def __call__(self, forward: Forward, step: Step) -> Outcome:
         """The loss of one step."""
-        features, _ = self.context.features(torch.cat([step.x, self.second_view(step)]), forward)
+        features, _ = self.context.features(
+            torch.cat([one_tensor(step.x), self.second_view(step)]), forward
+        )
         z = self.project(features)
         loss = supervised_contrastive(z, step.y.repeat(2), temperature=self.settings.temperature)
         if self.settings.base_temperature is not None:
@@ -168,11 +172,12 @@ class ContrastiveReplay(Projecting[SCRSettings]):
     @torch.no_grad()
     def second_view(self, step: Step) -> Tensor:
         """The augmented inputs of the model, ``(n, ...)``."""
-        if step.raw.dim() != 4:
-            return step.x
+        raw = one_tensor(step.raw)
+        if raw.dim() != 4:
+            return one_tensor(step.x)
         if self.settings.views == "survey":
-            return self.strong.augment(self.context.normalize(step.raw), self.generator)
-        return self.context.normalize(self.strong(step.raw, self.generator))
+            return self.strong.augment(one_tensor(self.context.normalize(raw)), self.generator)
+        return one_tensor(self.context.normalize(self.strong(raw, self.generator)))
 
     def project(self, features: Tensor) -> Tensor:
         """Projections ``(n, projection)`` of features ``(n, d)``."""
@@ -189,7 +194,7 @@ class ContrastiveReplay(Projecting[SCRSettings]):
         if self.settings.means == "averaged":
             self._renew()
 
-    def predict(self, x: Tensor) -> Tensor:
+    def predict(self, x: Inputs) -> Tensor:
         """Minus the distance of the features to each class mean, ``(n, classes)``."""
         features, _ = self.context.features(x)
         if self.settings.means == "recomputed" and self._made_of != self.context.memory.seen:

@@ -65,7 +65,8 @@ class LearnerSettings:
     """Weight of the newest weights in their moving average."""
 
     normalize: Normalizer | None = None
-    """Applied to every input of the model; without it uint8 is scaled to [0, 1]."""
+    """Applied to every input of the model; without it uint8 is scaled to [0, 1]. Samples of several
+    parts are given to it, and returned by it, as the tuple or dictionary."""
 
     standardize: bool | None = None
     """Whether to divide inputs and regression targets by their running standard deviation, after
@@ -74,7 +75,7 @@ class LearnerSettings:
     the targets."""
 
     augment: Augmenter | None = None
-    """Applied to raw samples in each pass when learning."""
+    """Applied to raw samples in each pass when learning; of several parts as in ``normalize``."""
 
     seed: int = 0
     """Seed of all random numbers of the learner."""
@@ -104,6 +105,9 @@ class LearnerSettings:
 
     no_regression: ClassVar[str] = ""
     """Why the method has no regression; empty if it has."""
+
+    needs_numbers: ClassVar[str] = ""
+    """Why samples must be one tensor of uint8 or floating point; empty if they need not be."""
 
     extras: ClassVar[tuple[str, ...]] = ()
     """Extra columns of the memory; the objective's ``extras`` computes them."""

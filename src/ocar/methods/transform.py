@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ocar.config import require_options
 from ocar.methods.context import Context
 from ocar.methods.objective import Forward, Objective, Part, Step
+from ocar.structure import Inputs
 
 
 class Transform(Part):
@@ -30,7 +31,7 @@ class Transform(Part):
         """
         return None
 
-    def try_model(self, model: nn.Module, x: Tensor) -> None:
+    def try_model(self, model: nn.Module, x: Inputs) -> None:
         """Raise a ``ModelError`` if the model cannot be used; called before the first batch.
 
         Args:

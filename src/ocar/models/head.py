@@ -20,6 +20,7 @@ from ocar.accel import MASKED
 from ocar.errors import CheckpointError, InputError, ModelError
 from ocar.models.modes import uncompiled
 from ocar.state import check_names
+from ocar.structure import Inputs, call
 
 _STEP = 10.0  # between the outputs of two units in a trial
 _LARGEST = 6e4  # that float16 can hold
@@ -145,7 +146,7 @@ class GrowingHead:
         self.register(classes)
         self.seen = set(seen)
 
-    def check_outputs(self, model: nn.Module, x: Tensor) -> None:
+    def check_outputs(self, model: nn.Module, x: Inputs) -> None:
         """Try whether the outputs of a model are those of this layer, however many units it has.
 
         The layer's outputs are replaced by falling numbers, then by rising ones. The difference of
@@ -192,7 +193,7 @@ class GrowingHead:
                 raise self._cannot_grow(0)
 
     def _answer(
-        self, model: nn.Module, x: Tensor, units: int, *, slope: float = -1.0
+        self, model: nn.Module, x: Inputs, units: int, *, slope: float = -1.0
     ) -> Tensor | None:
         """What a model returns if this layer had so many units; None if it is not called."""
         called = False
@@ -205,7 +206,7 @@ class GrowingHead:
             return numbers.expand(*output.shape[:-1], units).clone()
 
         with uncompiled(model), self.layer.register_forward_hook(replace, prepend=True):
-            outputs: Tensor = model(x)
+            outputs = call(model, x)
         return outputs if called else None
 
     def reserve(self, units: int) -> None:

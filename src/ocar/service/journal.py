@@ -35,6 +35,7 @@ from ocar.service.records import (
     read_record,
     whole_records,
 )
+from ocar.structure import Inputs
 
 KEYS = 4096
 """How many keys are remembered."""
@@ -96,7 +97,7 @@ class Journal:
             self._file.close()
             raise
 
-    def known(self, key: str, x: Tensor, y: Tensor) -> int | None:
+    def known(self, key: str, x: Inputs, y: Tensor) -> int | None:
         """The number of the batch that came with a key; None if there is none.
 
         Raises:
@@ -110,7 +111,7 @@ class Journal:
             raise DataError(f"The key {key!r} came with another batch, number {known.number}.")
         return known.number
 
-    def append(self, x: Tensor, y: Tensor, *, key: str = "") -> int:
+    def append(self, x: Inputs, y: Tensor, *, key: str = "") -> int:
         """Write a batch; when this returns it is on the disk.
 
         Args:
@@ -153,7 +154,7 @@ class Journal:
         except OSError as error:
             self.failure = f"{self._path} cannot be written: {error.strerror}"
 
-    def batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+    def batches(self) -> Iterator[tuple[Inputs, Tensor]]:
         """What was found at the start and is not in the checkpoint, in order; empty after that."""
         self._records, found = [], self._records
         for record in found:

@@ -27,6 +27,8 @@ from safetensors.torch import load as deserialize
 from safetensors.torch import save as serialize
 from torch import Tensor
 
+from ocar.structure import Inputs, from_parts, parts_of, with_name, without_name
+
 _HEAD = struct.Struct("<8sIQI")
 _MARK = struct.Struct("<IQQ")
 _RECORD = struct.Struct("<4sIQHI")
@@ -65,15 +67,16 @@ class Record(NamedTuple):
         """What to remember of its key."""
         return Known(self.number, digest(self.batch))
 
-    def tensors(self) -> tuple[Tensor, Tensor]:
+    def tensors(self) -> tuple[Inputs, Tensor]:
         """Samples ``(n, ...)`` and labels ``(n,)``."""
         found = deserialize(self.batch)
-        return found["x"], found["y"]
+        return from_parts(without_name("x", found)), found["y"]
 
 
-def pack_batch(x: Tensor, y: Tensor) -> bytes:
+def pack_batch(x: Inputs, y: Tensor) -> bytes:
     """Samples ``(n, ...)`` and labels ``(n,)`` as bytes."""
-    return serialize({"x": x.contiguous(), "y": y.contiguous()})
+    parts = {**with_name("x", parts_of(x)), "y": y}
+    return serialize({name: part.contiguous() for name, part in parts.items()})
 
 
 def digest(batch: bytes) -> str:

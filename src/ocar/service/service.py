@@ -17,12 +17,13 @@ from torch import Tensor
 
 from ocar.errors import CheckpointWarning, DataError, InputError, OcarError
 from ocar.files import clear_partials, folder_lock, make_folder
-from ocar.inputs import Item, check_samples
+from ocar.inputs import Items, check_samples
 from ocar.learner import Learner
 from ocar.service import journal
 from ocar.service.journal import KEYS, Journal, Repaired
 from ocar.serving import Answer, Serving
 from ocar.state import load_newest, load_state, previous
+from ocar.structure import Given, Inputs, as_inputs
 
 CHECKPOINT = "learner.safetensors"
 
@@ -60,7 +61,7 @@ class Service:
         folder: Where lock, checkpoint and journal are; it is made if it is missing.
         new: Makes the learner of an empty folder, a classifier.
         load: Makes the learner of a checkpoint, by :func:`ocar.load`.
-        item: Shape and type of a sample.
+        item: Shape and type of a sample, or of each of its parts by name.
         every: Batches between two checkpoints.
         waiting: Most batches that may wait to be learned.
         classes: Most classes: each new label makes the model larger.
@@ -83,7 +84,7 @@ class Service:
         *,
         new: Callable[[], Learner],
         load: Callable[[Path], Learner],
-        item: Item,
+        item: Items,
         every: int = 100,
         waiting: int = 64,
         classes: int = 1000,
@@ -111,7 +112,7 @@ class Service:
                 )
             self._labels = set(self.learner.classes)
             self._serving = Serving(self.learner)
-            self._queue: queue.Queue[tuple[Tensor, Tensor] | None] = queue.Queue(waiting)
+            self._queue: queue.Queue[tuple[Inputs, Tensor] | None] = queue.Queue(waiting)
             self._thread = threading.Thread(target=self._learn, daemon=True)
             self._thread.start()
             self._held = held.pop_all()
@@ -124,20 +125,21 @@ class Service:
             warnings.simplefilter("ignore", CheckpointWarning)
             return load(self._checkpoint)
 
-    def predict(self, x: Tensor) -> Answer:
+    def predict(self, x: Given) -> Answer:
         """Answer by the model that was published last; nobody waits for the learning.
 
         Raises:
             InputError: The samples are not of the service's shape and type.
         """
-        check_samples(x, like=self.item)
-        return self._serving.predict(x)
+        samples = as_inputs(x)
+        check_samples(samples, like=self.item)
+        return self._serving.predict(samples)
 
-    def accept(self, x: Tensor, y: Tensor, *, key: str = "", number: int | None = None) -> Accepted:
+    def accept(self, x: Given, y: Tensor, *, key: str = "", number: int | None = None) -> Accepted:
         """Write a batch to the journal, then give it to the thread that learns.
 
         Args:
-            x: Samples, ``(n, ...)``.
+            x: Samples, ``(n, ...)``, as in :meth:`ocar.Learner.learn`.
             y: Labels, ``(n,)`` int64.
             key: The client's name for the batch. A batch that is sent again with its key is learned
                 once, and gets the number that it has. The last 4,096 keys are remembered.
@@ -147,6 +149,7 @@ class Service:
             InputError: It cannot be learned from; nothing has changed.
             Refused: It was not accepted.
         """
+        x = as_inputs(x)
         self._check(x, y)
         with self._accepting:
             if self._closed:
@@ -175,7 +178,7 @@ class Service:
             self._queue.put_nowait((x, y))  # has room: only this method puts
             return Accepted(given, repeated=False)
 
-    def _append(self, x: Tensor, y: Tensor, key: str) -> int:
+    def _append(self, x: Inputs, y: Tensor, key: str) -> int:
         try:
             return self.journal.append(x, y, key=key)
         except OSError as error:
@@ -188,7 +191,7 @@ class Service:
                 503, f"The journal cannot be written: {error.strerror}. {what}"
             ) from error
 
-    def _check(self, x: Tensor, y: Tensor) -> None:
+    def _check(self, x: Inputs, y: Tensor) -> None:
         check_samples(x, like=self.item)
         if y.dtype != torch.int64 or y.shape != (len(x),) or not len(x):
             raise InputError(
