@@ -21,7 +21,7 @@ class TaskArrays:
     """The data of one task, as tensors or as anything that ``torch.as_tensor`` takes."""
 
     name: str = "task"  #: Name in messages.
-    x_train: Any  #: Samples ``(n, ...)``, uint8 or floating point.
+    x_train: Any  #: Samples ``(n, ...)``: uint8, floating point, or integer indices.
     y_train: Any  #: Integer labels ``(n,)``, or floating-point targets ``(n, outputs)``.
     x_test: Any = None  #: Test samples.
     y_test: Any = None  #: Their labels or targets.
@@ -127,10 +127,10 @@ def _parts(tasks: Sequence[TaskArrays], part: str, *, iid: bool) -> list[Part | 
 
 def _checked(x: Tensor, y: Tensor, name: str) -> tuple[Tensor, Tensor]:
     """Samples and labels that fit together, labels as int64."""
-    if x.dim() < 2 or len(x) == 0 or not (x.dtype == torch.uint8 or x.is_floating_point()):
+    if x.dim() < 2 or len(x) == 0 or x.is_complex() or x.dtype == torch.bool:
         raise DataError(
             f"{name}: x is {x.dtype} of shape {tuple(x.shape)}. "
-            "Must be uint8 or floating point (n, ...) with n > 0."
+            "Must be floating point or integer (n, ...) with n > 0."
         )
     if y.shape[:1] != x.shape[:1]:
         raise DataError(f"{name}: y has shape {tuple(y.shape)}. Must start with {len(x)}, as x.")

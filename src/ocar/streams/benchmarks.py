@@ -233,6 +233,14 @@ _ALL = (
     ),
     _CLINC150,
     replace(
+        _CLINC150,
+        name="clinc150-tokens",
+        description="CLINC150 likewise, ids of hashed words, transformer from scratch",
+        loader=datasets.load_clinc150,
+        image_shape=(1, 1, 24),
+        model="text-transformer",
+    ),
+    replace(
         _SPLIT_CIFAR100,
         name="superclass-cifar100",
         description="CIFAR-100's 20 superclasses, 5 tasks with a class of each, Slim-ResNet18",
