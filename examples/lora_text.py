@@ -16,14 +16,21 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, get_peft_model  # type: ignore[import-not-found,unused-ignore]
 from torch import Tensor, nn
-from transformers import AutoModel, AutoTokenizer, BertConfig, BertModel
+from transformers import (  # type: ignore[import-not-found,unused-ignore]
+    AutoModel,
+    AutoTokenizer,
+    BertConfig,
+    BertModel,
+)
 
 import ocar
 from ocar.datasets import data_root
 from ocar.datasets.clinc import Sentences, read_clinc150
 from ocar.datasets.texts import HashedWords
+
+ATTENTION = "eager"  # the Fisher's columns go back through it together, by vmap
 
 Encode = Callable[[Sequence[str]], dict[str, Tensor]]
 
@@ -58,6 +65,7 @@ def small_bert() -> tuple[nn.Module, Encode]:
         max_position_embeddings=words.length,
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
+        attn_implementation=ATTENTION,
     )
 
     def encode(texts: Sequence[str]) -> dict[str, Tensor]:
@@ -76,7 +84,7 @@ def pretrained(name: str) -> tuple[nn.Module, Encode]:
         found = tokenizer(list(texts), return_tensors="pt", **options)
         return {"input_ids": found["input_ids"], "attention_mask": found["attention_mask"]}
 
-    return AutoModel.from_pretrained(name), encode
+    return AutoModel.from_pretrained(name, attn_implementation=ATTENTION), encode
 
 
 def main() -> None:

@@ -18,6 +18,7 @@ def load(name: str) -> ModuleType:
 def test_every_example_is_tested() -> None:
     tested = {"digits", "drifting_regression", "image_folder", "ocar_in_one_file"}
     tested |= {"service", "service_load"}  # in test_service.py
+    tested |= {"gallery_text", "lora_text"}  # in test_gallery_text.py
     assert {path.stem for path in EXAMPLES.glob("*.py")} == tested
 
 
