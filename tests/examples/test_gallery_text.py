@@ -65,6 +65,17 @@ def test_the_program_is_short() -> None:
     assert len((ROOT / "examples/gallery_text.py").read_text().splitlines()) <= 60
 
 
+def test_the_page_has_the_stored_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("sklearn")
+    module = load_script("experiments/gallery/text.py")
+    monkeypatch.chdir(ROOT)
+    page = module.PAGE.read_text()
+    parts = {part: module.Store(part).data for part in module.BENCHMARKS}
+    assert module.with_numbers(page, parts) == page
+    assert page.count("OCAR, no settings") == len(parts)
+    assert len(module.PAGE.with_suffix(".png").read_bytes()) < 100_000
+
+
 @pytest.mark.usefixtures("made_up")
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # of transformers, about its own next version
 def test_lora(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
