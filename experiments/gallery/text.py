@@ -301,7 +301,7 @@ def page_part(parts: dict[str, dict[str, Any]]) -> str:
     lines = []
     for part, data in parts.items():
         took = data["timing"]["milliseconds"]
-        lines += [f"**{TITLES[part].capitalize()}**", "", *table(part, data), ""]
+        lines += [f"**{TITLES[part][0].upper()}{TITLES[part][1:]}**", "", *table(part, data), ""]
         lines += [
             f"OCAR takes {took['ocar'] / took['er']:.1f} times as long a batch as ER "
             f"({took['ocar']:.1f} and {took['er']:.1f} ms of one CPU core).",
@@ -346,7 +346,7 @@ def draw(parts: dict[str, dict[str, Any]]) -> None:
             mean = [statistics.mean(v) for v in zip(*values, strict=True)]
             axes[2].plot(range(1, len(mean) + 1), mean, dashes, color=colour, linewidth=1.2)
     drawing.clean(axes[2], title="out of scope", x="domains learned", y="AUROC of the entropy, %")
-    axes[0].legend(**drawing.LEGEND)
+    axes[2].legend(*axes[0].get_legend_handles_labels(), loc="lower right", **drawing.LEGEND)
     for path in drawing.save(figure, PAGE.with_suffix(""), dpi=110)[1:]:
         path.unlink()  # the page shows the PNG
 
