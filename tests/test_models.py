@@ -10,14 +10,31 @@ from torch import nn
 from torch.nn import functional
 
 from ocar.errors import ConfigError
-from ocar.models import MLP, MODELS, LinearModel, ResNet, ResNet18, SlimResNet18, make_model
+from ocar.models import (
+    MLP,
+    MODELS,
+    LinearModel,
+    ResNet,
+    ResNet18,
+    SlimResNet18,
+    TextTransformer,
+    make_model,
+)
 
 SHAPES = {
     "mlp": (1, 28, 28),
+    "mlp-256": (1, 1, 256),
+    "text-transformer": (1, 1, 24),
     "slim-resnet18": (3, 32, 32),
     "resnet18": (3, 64, 64),
     "linear": (1, 1, 10),
 }
+
+
+def inputs(name: str, n: int) -> torch.Tensor:
+    """Random images, or token ids."""
+    x = torch.randn(n, *SHAPES[name], generator=torch.Generator().manual_seed(0))
+    return x.abs().mul(1000).long() if name == "text-transformer" else x
 
 
 def parameters(model: nn.Module) -> int:
@@ -31,7 +48,7 @@ def head_of(model: nn.Module) -> nn.Linear:
 
 
 def features_of(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
-    assert isinstance(model, MLP | ResNet | LinearModel)
+    assert isinstance(model, MLP | ResNet | LinearModel | TextTransformer)
     return model.features(x)
 
 
@@ -65,7 +82,7 @@ def test_every_registered_model_is_covered() -> None:
 @pytest.mark.parametrize("name", SHAPES)
 def test_forward_is_head_of_features(name: str) -> None:
     model = make_model(name, image_shape=SHAPES[name], classes=7).eval()
-    x = torch.randn(2, *SHAPES[name], generator=torch.Generator().manual_seed(0))
+    x = inputs(name, 2)
     features = features_of(model, x)
     head = head_of(model)
     assert features.shape == (2, head.in_features)
@@ -91,9 +108,10 @@ def test_weights_follow_the_seed_and_leave_the_global_state_alone(name: str) -> 
 @pytest.mark.parametrize("name", SHAPES)
 def test_every_parameter_gets_a_gradient(name: str) -> None:
     model = make_model(name, image_shape=SHAPES[name], classes=4)
-    x = torch.randn(3, *SHAPES[name], generator=torch.Generator().manual_seed(0))
-    model(x).square().sum().backward()
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+    model(inputs(name, 3)).square().sum().backward()
+    for own, p in model.named_parameters():
+        assert p.grad is not None
+        assert p.grad.abs().sum() > 0 or own.endswith("key.bias")  # a softmax does not see it
 
 
 @pytest.mark.parametrize("slim", [True, False])
@@ -143,7 +161,7 @@ def test_default_device_does_not_matter() -> None:
 
 def test_errors_name_what_is_allowed() -> None:
     with pytest.raises(
-        ConfigError, match=r"Unknown model 'vit'. There are linear, mlp, resnet18, slim-resnet18"
+        ConfigError, match=r"Unknown model 'vit'. There are linear, mlp, mlp-256, resnet18"
     ):
         make_model("vit", image_shape=(3, 32, 32))
     with pytest.raises(ConfigError, match="square"):

@@ -22,6 +22,7 @@ def test_every_example_is_tested() -> None:
     tested |= {path.stem for path in EXAMPLES.glob("gallery_*.py")}  # in test_gallery_*.py
     for name in (name for name in tested if name.startswith("gallery_")):
         assert (Path(__file__).parent / f"test_{name}.py").exists()
+    tested |= {"lora_text"}  # in test_gallery_text.py
     assert {path.stem for path in EXAMPLES.glob("*.py")} == tested
 
 

@@ -33,7 +33,7 @@ from torch import nn
 import ocar
 import ocar_lab
 from fuzz import mutate
-from ocar.datasets import load_clear10, load_mnist, load_tiny_imagenet
+from ocar.datasets import load_clear10, load_clinc150, load_mnist, load_tiny_imagenet
 from ocar.datasets.archives import Folder, Zip
 from ocar.datasets.cache import Entry, load_or_make, verify_cache
 from ocar.datasets.cifar import CIFAR10, read_cifar
@@ -388,6 +388,29 @@ def _shard(folder: Path) -> Target:
     return Target(read, seeds, [mutate.by_tar, mutate.by_bytes], base=512 * MB, factor=1032)
 
 
+def _clinc(folder: Path) -> Target:
+    (folder / "CLINC150").mkdir()
+    rows = [["lights on", "lights"], ["visa for peru", "visa"]]
+    parts = dict.fromkeys(("train", "val", "test"), rows)
+    outside = {f"oos_{name}": [["how tall is it", "oos"]] for name in ("val", "test")}
+    both = [parts | outside, {"home": ["lights"], "travel": ["visa"]}]
+
+    def read(data: bytes) -> None:
+        first, _, rest = data.partition(b"\n")
+        (folder / "CLINC150/data_full.json").write_bytes(first)
+        (folder / "CLINC150/domains.json").write_bytes(rest)
+        load_clinc150(folder)
+
+    def by_line(data: bytes, rng: Random) -> bytes:
+        lines = data.split(b"\n", 1)
+        place = rng.randrange(len(lines))
+        lines[place] = mutate.by_json(lines[place], rng)
+        return b"\n".join(lines)
+
+    seeds = ["\n".join(json.dumps(part) for part in both).encode()]
+    return Target(read, seeds, [by_line, mutate.by_bytes], base=96 * MB)
+
+
 TARGETS: dict[str, Callable[[Path], Target]] = {
     "checkpoint": _checkpoint,
     "preset": _preset,
@@ -403,5 +426,6 @@ TARGETS: dict[str, Callable[[Path], Target]] = {
     "cache": _cache,
     "csv": _csv,
     "shard": _shard,
+    "clinc": _clinc,
 }
 """The readers by name; each works in a given folder."""

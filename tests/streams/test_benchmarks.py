@@ -97,6 +97,9 @@ def model_of(benchmark: Benchmark) -> torch.nn.Module:
     return make_model(**benchmark.model_settings(), seed=0)
 
 
+GROUPS = tuple(f"group {i}" for i in range(10))  # of classes
+
+
 def made_up(benchmark: Benchmark, *, per_class: int = 6) -> Arrays:
     """Random images of a benchmark's shape, classes and domains; one of 4 pixels where large."""
     channels, height, width = benchmark.image_shape
@@ -116,6 +119,8 @@ def made_up(benchmark: Benchmark, *, per_class: int = 6) -> Arrays:
         place = torch.arange(count)
         y = place % benchmark.classes
         domain = place // benchmark.classes % copies if domains else None
+        if benchmark.by_domain:
+            domain = y * len(GROUPS) // benchmark.classes
         return x, y, domain
 
     (x, y, domain), (x_test, y_test, domain_test) = part(n), part(2 * benchmark.classes * copies)
@@ -127,7 +132,7 @@ def made_up(benchmark: Benchmark, *, per_class: int = 6) -> Arrays:
         y_test=y_test,
         domain_train=domain,
         domain_test=domain_test,
-        domains=tuple(sorted(domains)) if domains else (),
+        domains=GROUPS if benchmark.by_domain else tuple(sorted(domains)) if domains else (),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -224,3 +225,28 @@ def test_validation_data_of_the_users_is_shared_out_by_class() -> None:
     targets = TaskArrays(x_train=[[1.0]] * 4, y_train=[[0.5]] * 4)
     with pytest.raises(DataError, match=r"has targets of torch\.float32\. Must have labels"):
         ClassIncremental(targets, tasks=2)
+
+
+def test_classes_of_a_domain_follow_each_other() -> None:
+    labels = [0, 1, 2, 3, 4, 5] * 4
+    owner = torch.tensor([0, 1, 0, 1, 2, 2])  # of each class
+    data = numbered(labels)
+    grouped = replace(
+        data,
+        domain_train=owner[data.y_train],
+        domain_test=owner[data.y_test],
+        domains=("a", "b", "c"),
+    )
+    orders = []
+    for seed in range(8):
+        stream = ClassIncremental(grouped, tasks=6, seed=seed, by_domain=True)
+        groups = [int(owner[label]) for label in stream.class_order]
+        assert [group for group, _ in itertools.groupby(groups)] == groups[::2]
+        orders.append((tuple(groups), stream.class_order))
+    assert len({groups for groups, _ in orders}) > 2  # domains in several orders
+    assert len({order[:2] for groups, order in orders if groups[0] == 0}) == 2  # classes too
+    with pytest.raises(DataError, match="numbered has no domains"):
+        ClassIncremental(data, tasks=6, by_domain=True)
+    mixed = replace(grouped, domain_train=torch.arange(24) % 5 % 3)
+    with pytest.raises(DataError, match="classes of several domains"):
+        ClassIncremental(mixed, tasks=6, by_domain=True)

@@ -18,6 +18,7 @@ from ocar.datasets.cifar import (
     load_cifar100_superclasses,
 )
 from ocar.datasets.clear import CLEAR10, load_clear10
+from ocar.datasets.clinc import CLINC150, load_clinc150
 from ocar.datasets.digits import Digits, load_digits
 from ocar.datasets.domains import PACS, load_classes, load_domains, load_pacs
 from ocar.datasets.mnist import FASHION_MNIST, MNIST, load_fashion_mnist, load_mnist
@@ -36,6 +37,7 @@ __all__ = [
     "load_cifar100_superclasses",
     "load_classes",
     "load_clear10",
+    "load_clinc150",
     "load_digits",
     "load_domains",
     "load_fashion_mnist",
@@ -48,6 +50,7 @@ __all__ = [
 
 _ALL: tuple[DataSet, ...] = (
     Digits(), MNIST, FASHION_MNIST, CIFAR10, CIFAR100, TINY_IMAGENET, CLEAR10, PACS,
+    CLINC150,
 )  # fmt: skip
 
 DATA_SETS: dict[str, DataSet] = {data_set.name: data_set for data_set in _ALL}

@@ -51,7 +51,7 @@ class DataSet(ABC):
 
     name: str
     how_to_get: str
-    counts: tuple[int, int]  #: Training and test images of the whole set.
+    counts: tuple[int, int]  #: Training and test samples of the whole set.
 
     @abstractmethod
     def load(self, root: Path) -> Arrays:

@@ -6,6 +6,7 @@ Save learner and stream on an ``Idle`` event.
 
 from ocar.evaluate.history import History, summarize
 from ocar.evaluate.loop import OnlineLearner, evaluate
+from ocar.evaluate.unknown import Detection, detect_unknown
 from ocar.events import (
     Counts,
     Evaluated,
@@ -22,6 +23,7 @@ from ocar.streams.base import TaskStream
 
 __all__ = [
     "Counts",
+    "Detection",
     "Evaluated",
     "Event",
     "Finished",
@@ -34,6 +36,7 @@ __all__ = [
     "Summary",
     "TaskEnded",
     "TaskStream",
+    "detect_unknown",
     "evaluate",
     "summarize",
 ]

@@ -14,6 +14,7 @@ from ocar.metrics.accuracy import (
     task_forgetting,
     worst_case_accuracy,
 )
+from ocar.metrics.detection import auroc, false_positive_rate
 from ocar.metrics.forecast import PrequentialError, column_errors, mase, naive_scale
 from ocar.metrics.running import AnytimeAccuracy, Forgetting, StabilityGap, WorstCaseAccuracy
 from ocar.metrics.stability import Gap, mean_gap, mean_recovery, stability_gaps
@@ -27,8 +28,10 @@ __all__ = [
     "StabilityGap",
     "WorstCaseAccuracy",
     "anytime_accuracy",
+    "auroc",
     "average_anytime_accuracy",
     "column_errors",
+    "false_positive_rate",
     "first_task_forgetting",
     "history_array",
     "last_task_accuracy",

@@ -4,6 +4,7 @@ from ocar.models.latent import LatentReplay
 from ocar.models.mlp import MLP, LinearModel
 from ocar.models.registry import MODELS, make_model
 from ocar.models.resnet import BasicBlock, ResNet, ResNet18, SlimResNet18
+from ocar.models.transformer import TextTransformer
 
 __all__ = [
     "MLP",
@@ -14,5 +15,6 @@ __all__ = [
     "ResNet",
     "ResNet18",
     "SlimResNet18",
+    "TextTransformer",
     "make_model",
 ]

@@ -11,6 +11,7 @@ from torch import nn
 from ocar.errors import ConfigError
 from ocar.models.mlp import MLP, LinearModel
 from ocar.models.resnet import ResNet18, SlimResNet18
+from ocar.models.transformer import TextTransformer
 from ocar.registry import Registry
 from ocar.rng import derive_seed
 
@@ -29,8 +30,10 @@ MODELS: Registry[Callable[[ImageShape, int], nn.Module]] = Registry(
     "model",
     {
         "mlp": lambda shape, classes: MLP(math.prod(shape), classes=classes),
+        "mlp-256": lambda shape, classes: MLP(math.prod(shape), hidden=(256,), classes=classes),
         "slim-resnet18": _slim_resnet18,
         "resnet18": lambda shape, classes: ResNet18(channels=shape[0], classes=classes),
+        "text-transformer": lambda shape, classes: TextTransformer(shape[2], classes=classes),
         "linear": lambda shape, classes: LinearModel(math.prod(shape), outputs=classes),
     },
 )

@@ -63,8 +63,8 @@ def as_task(arrays: Arrays | TaskArrays) -> TaskArrays:
     """A data set as the data of one task."""
     if isinstance(arrays, TaskArrays):
         return arrays
-    names = ("name", "x_train", "y_train", "x_test", "y_test")
-    return TaskArrays(**{name: getattr(arrays, name) for name in names})
+    parts = [f"{axis}_{part}" for axis in "xy" for part in _PARTS]
+    return TaskArrays(**{name: getattr(arrays, name) for name in ("name", *parts)})
 
 
 class ArrayStream(IndexedStream):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from weakref import WeakValueDictionary
@@ -14,6 +15,7 @@ import torch
 from ocar import datasets
 from ocar.augment import CropFlip, Normalize
 from ocar.datasets import Arrays
+from ocar.datasets.texts import WordLlamaEmbedding
 from ocar.errors import ConfigError
 from ocar.registry import load_plugins
 from ocar.streams.arrays import ArrayStream
@@ -52,6 +54,7 @@ class Benchmark:
     #: From the seed to one view a task, if the tasks are views of one data set.
     views: Callable[[int], Sequence[View]] | None = None
     samples: int | None = None  #: Training samples of each view's task.
+    by_domain: bool = False  #: Class-incremental, but the classes of a domain follow each other.
     split_seed: int | None = None  #: Seed of the validation data; by default the run's.
 
     def __post_init__(self) -> None:
@@ -139,6 +142,19 @@ _SPLIT_CIFAR100 = Benchmark(
     normalize=CIFAR100,
     augment=CropFlip(padding=4, flip=True),
 )
+_CLINC150 = Benchmark(
+    name="clinc150",
+    description="CLINC150, 10 domains in turn, 5 new intents at a time, wordllama, MLP 256-256",
+    loader=partial(datasets.load_clinc150, encode=WordLlamaEmbedding()),
+    image_shape=(1, 1, 256),
+    classes=150,
+    tasks=30,
+    by_domain=True,
+    model="mlp-256",
+    memory=1500,
+    passes=3,
+    normalize=None,
+)
 
 _ALL = (
     replace(
@@ -216,6 +232,15 @@ _ALL = (
         description="MNIST, 20 tasks of 1000 samples, each turned 9 degrees further, MLP",
         views=lambda seed: [Rotate(180 / 20 * task) for task in range(20)],
     ),
+    _CLINC150,
+    replace(
+        _CLINC150,
+        name="clinc150-tokens",
+        description="CLINC150 likewise, ids of hashed words, transformer from scratch",
+        loader=datasets.load_clinc150,
+        image_shape=(1, 1, 24),
+        model="text-transformer",
+    ),
     replace(
         _SPLIT_CIFAR100,
         name="superclass-cifar100",
@@ -279,6 +304,7 @@ def stream_over(
     common: dict[str, Any] = {"seed": seed, "iid": iid, "blurry": blurry}
     common |= {"batch_size": benchmark.batch_size, "validation": benchmark.validation}
     if benchmark.kind == "class-incremental":
+        common["by_domain"] = benchmark.by_domain
         return ClassIncremental(arrays, tasks=benchmark.tasks, **common)
     common["split_seed"] = benchmark.split_seed
     if benchmark.views is None:

@@ -27,6 +27,9 @@ class ClassIncremental(IndexedStream):
         iid: Put all classes in one task, whatever ``tasks`` says.
         blurry: Fraction of each task's samples that are exchanged with other tasks; classes then
             appear before their task.
+        by_domain: The classes of a domain follow each other, one domain after another; domains and
+            classes within come in an order that depends on the seed. Each class must be of one
+            domain.
 
     The other arguments are those of :class:`~ocar.streams.arrays.ArrayStream`.
 
@@ -44,6 +47,7 @@ class ClassIncremental(IndexedStream):
         seed: int = 0,
         iid: bool = False,
         blurry: float = 0.0,
+        by_domain: bool = False,
     ) -> None:
         data = as_task(arrays)
         if data.y_train.is_floating_point():
@@ -55,6 +59,8 @@ class ClassIncremental(IndexedStream):
                 f"Invalid {tasks=}. Must divide the {classes} classes of {data.name}."
             )
         order = torch.randperm(classes, generator=make_generator(seed, "class-order"))
+        if by_domain:
+            order = order[_by_domain(arrays, originals[order], seed)]
         self.arrays = arrays
         self.iid = iid
         self.class_order: tuple[int, ...] = tuple(originals[order].tolist())
@@ -101,6 +107,19 @@ class ClassIncremental(IndexedStream):
         """The labels of ``task``, as learners see them."""
         per_task = self.classes // self.tasks
         return range(task * per_task, (task + 1) * per_task)
+
+
+def _by_domain(arrays: Arrays | TaskArrays, labels: Tensor, seed: int) -> Tensor:
+    """The order that puts labels of one domain together, domains in random order."""
+    domain = getattr(arrays, "domain_train", None)
+    if not isinstance(arrays, Arrays) or domain is None:
+        raise DataError(f"{arrays.name} has no domains.")
+    y = arrays.y_train
+    owners = [torch.unique(domain[y == label]).tolist() for label in labels]
+    if any(len(owner) > 1 for owner in owners):
+        raise DataError(f"{arrays.name} has classes of several domains. Each must be of one.")
+    place = torch.randperm(len(arrays.domains), generator=make_generator(seed, "domain-order"))
+    return torch.argsort(place[torch.tensor(owners).flatten()], stable=True)
 
 
 class DomainIncremental(IndexedStream):
