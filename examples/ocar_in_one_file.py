@@ -223,10 +223,7 @@ class OCAR:
 
 
 def main() -> None:
-    """Five pairs of classes, one after another: how low the first fell, what is left of all.
-
-    The rates are the best of a few for these classes; the library chooses OCAR's by itself.
-    """
+    """Five pairs of classes: how low the first fell, what is left of all. Rates: best of a few."""
     for name, lr, curvature in (("ER", 0.2, False), ("OCAR", 0.02, True)):
         generator = torch.Generator().manual_seed(0)
         torch.manual_seed(0)

@@ -106,7 +106,7 @@ def test_every_shared_setting_reaches_the_curvature() -> None:
     """Each setting that OCAR has too is passed on under its name, with OCAR's default."""
     theirs = {f.name: f.default for f in fields(OCARSettings)}
     shared = [f for f in fields(NGDSettings) if f.name in theirs and f.name != "ema"]
-    assert len(shared) == 9
+    assert len(shared) == 11
     for field in shared:
         assert field.default == theirs[field.name]
     other = {
@@ -119,6 +119,8 @@ def test_every_shared_setting_reaches_the_curvature() -> None:
         "norm_layers": True,
         "track_norms": True,
         "max_cost": 0.5,
+        "exclude": ("0",),
+        "include": ("Linear",),
     }
     given = NGDSettings(damping=0.1, ema=0.7, **other).as_ocar()
     for name, value in {**other, "ema": 0.7, "tau": 0.1, "tau_step": 0.0}.items():
