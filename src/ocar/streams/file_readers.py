@@ -18,7 +18,7 @@ from contextlib import ExitStack, suppress
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +29,7 @@ from ocar.datasets.decoding import decode
 from ocar.datasets.pictures import is_picture
 from ocar.errors import ConfigError, DataError, MissingPackageError
 from ocar.files import open_regular
-from ocar.streams.readers import CHUNK, Field, Fields, Record, RecordReader
+from ocar.streams.readers import CHUNK, Record, RecordOptions, RecordReader
 
 Paths = str | PathLike[str] | Sequence[str | PathLike[str]]
 
@@ -43,16 +43,8 @@ class FileReader(RecordReader):
     The other arguments are those of :class:`~ocar.streams.readers.RecordReader`.
     """
 
-    def __init__(
-        self,
-        paths: Paths,
-        *,
-        x: Fields,
-        y: Field,
-        classes: Sequence[str] = (),
-        batch_size: int = 10,
-    ) -> None:
-        super().__init__(x=x, y=y, classes=classes, batch_size=batch_size)
+    def __init__(self, paths: Paths, **record: Unpack[RecordOptions]) -> None:
+        super().__init__(**record)
         given = [paths] if isinstance(paths, (str, PathLike)) else list(paths)
         if not given:
             raise ConfigError("Invalid paths: none given. Must be at least one file.")
@@ -70,16 +62,9 @@ class CSVReader(FileReader):
     """
 
     def __init__(
-        self,
-        paths: Paths,
-        *,
-        x: Fields,
-        y: Field,
-        classes: Sequence[str] = (),
-        batch_size: int = 10,
-        delimiter: str = ",",
+        self, paths: Paths, *, delimiter: str = ",", **record: Unpack[RecordOptions]
     ) -> None:
-        super().__init__(paths, x=x, y=y, classes=classes, batch_size=batch_size)
+        super().__init__(paths, **record)
         self.delimiter = delimiter
 
     def records(self, start: int) -> Iterator[Record]:
@@ -112,16 +97,8 @@ class ParquetReader(FileReader):
         MissingPackageError: Neither package is installed.
     """
 
-    def __init__(
-        self,
-        paths: Paths,
-        *,
-        x: Fields,
-        y: Field,
-        classes: Sequence[str] = (),
-        batch_size: int = 10,
-    ) -> None:
-        super().__init__(paths, x=x, y=y, classes=classes, batch_size=batch_size)
+    def __init__(self, paths: Paths, **record: Unpack[RecordOptions]) -> None:
+        super().__init__(paths, **record)
         self._read = _parquet()
 
     def records(self, start: int) -> Iterator[Record]:
@@ -187,14 +164,11 @@ class TarReader(FileReader):
         self,
         paths: Paths,
         *,
-        x: Fields,
-        y: Field,
-        classes: Sequence[str] = (),
-        batch_size: int = 10,
         image_size: int = 32,
         decoders: Mapping[str, Callable[[bytes], Any]] | None = None,
+        **record: Unpack[RecordOptions],
     ) -> None:
-        super().__init__(paths, x=x, y=y, classes=classes, batch_size=batch_size)
+        super().__init__(paths, **record)
         require("image_size", image_size, image_size >= 1, "at least 1")
         self.image_size = image_size
         self.decoders = dict(decoders or {})

@@ -14,7 +14,7 @@ import importlib
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Required, TypedDict, Unpack
 
 import numpy as np
 import torch
@@ -40,6 +40,16 @@ Field = str | Sequence[str] | Callable[[Record], Any]
 
 Fields = Field | Mapping[str, Field]
 """The sample in a record, or each of its parts."""
+
+
+class RecordOptions(TypedDict, total=False):
+    """The arguments of a :class:`RecordReader`, which readers of one kind of source pass on."""
+
+    x: Required[Fields]
+    y: Required[Field]
+    classes: Sequence[str]
+    batch_size: int
+
 
 CHUNK = 4096
 """Rows of a table that are read at a time."""
@@ -143,16 +153,8 @@ class TableReader(RecordReader):
     The other arguments are those of :class:`RecordReader`.
     """
 
-    def __init__(
-        self,
-        table: Any,
-        *,
-        x: Fields,
-        y: Field,
-        classes: Sequence[str] = (),
-        batch_size: int = 10,
-    ) -> None:
-        super().__init__(x=x, y=y, classes=classes, batch_size=batch_size)
+    def __init__(self, table: Any, **record: Unpack[RecordOptions]) -> None:
+        super().__init__(**record)
         if not hasattr(table, "__len__") and not hasattr(table, "skip"):
             raise ConfigError(
                 f"Invalid table {type(table).__name__}. Must have a length and slices, or skip(n) "
