@@ -62,9 +62,7 @@ class Steps:
             self._take_all,
             device=context.device,
             generators=[generator, *objective.generators, *transform.generators],
-            # With a teacher a recorded step differs from an eager one. Perhaps the teacher, which
-            # starts before the forward pass, reuses a parallel stream of it, and so its memory.
-            enabled=context.record and objective.recordable and self._distillation is None,
+            enabled=context.record and objective.recordable,
         )
         self.capacity = 0
 

@@ -51,6 +51,10 @@ def _free(device: torch.device) -> list[torch.cuda.Stream]:
     return [torch.cuda.Stream(device, priority=PARALLEL_PRIORITY) for _ in range(STREAMS)]
 
 
+_used_inside: dict[torch.cuda.Stream, list[torch.cuda.Stream]] = {}
+"""Of each parallel stream in use: those that were used inside its work, free for this work only."""
+
+
 class _Branches(threading.local):
     allowed = True
 
@@ -61,7 +65,7 @@ _branches = _Branches()
 def parallel(*jobs: Callable[[], Any]) -> list[Any]:
     """Run independent jobs: in parallel inside a recording, one after another elsewhere.
 
-    The first job runs on the current stream. Calls may be nested.
+    The first job runs on the current stream, and is called last. Calls may be nested.
 
     Args:
         *jobs: Functions without arguments. A tensor that a job reads must be referenced by it, so
@@ -70,30 +74,34 @@ def parallel(*jobs: Callable[[], Any]) -> list[Any]:
     Returns:
         What the jobs returned, in their order.
     """
-    if len(jobs) < 2 or not _branches.allowed or not is_recording():
-        return [job() for job in jobs]
-    sides = [Side() for _ in jobs[1:]]
-    results = [jobs[0]()]
-    results += [side.run(job) for side, job in zip(sides, jobs[1:], strict=True)]
+    first, *others = jobs
+    if not others or not _branches.allowed or not is_recording():
+        results = [job() for job in others]
+        return [first(), *results]
+    sides = [Side() for _ in others]
+    results = [side.run(job) for side, job in zip(sides, others, strict=True)]
+    results.insert(0, first())
     for side in sides:
         side.join()
     return results
 
 
 class Side:
-    """Work in parallel to the current stream, from the moment that this is made.
+    """Work in parallel to what the current stream does next.
 
-    Outside a recording, and where no stream is free, the work runs on the current stream.
+    Call :meth:`run` at once, before this work. Outside a recording, and where no stream is free,
+    the job runs on the current stream.
     """
 
     def __init__(self) -> None:
         self._stream: torch.cuda.Stream | None = None
         if is_recording():
             current = torch.cuda.current_stream()
-            free = _free(current.device)
-            if len(free) > STREAMS - _limit:
-                self._stream = free.pop()
+            own, free = _used_inside.get(current, []), _free(current.device)
+            if own or len(free) > STREAMS - _limit:
+                self._stream = (own or free).pop()
                 self._stream.wait_stream(current)
+                _used_inside[self._stream] = []
 
     def run(self, job: Callable[[], T]) -> T:
         """Run a job; its results may be read after :meth:`wait`."""
@@ -111,7 +119,8 @@ class Side:
         """Wait, and give the stream back: no more work follows."""
         self.wait()
         if self._stream is not None:
-            _free(self._stream.device).append(self._stream)
+            free = _used_inside.get(torch.cuda.current_stream(), _free(self._stream.device))
+            free += [*_used_inside.pop(self._stream), self._stream]
             self._stream = None
 
 

@@ -78,8 +78,8 @@ class Distillation:
             if not torch.is_grad_enabled():  # samples are chosen, not learned
                 return forward(x)
             side = accel.Side()  # also where a curvature is recorded: the teacher has no gradients
-            outputs = forward(x)
             targets = side.run(partial(self.teacher, x))
+            outputs = forward(x)
             side.join()
             passes.append((outputs, targets))
             return outputs
