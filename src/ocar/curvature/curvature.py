@@ -363,7 +363,8 @@ class Curvature(ABC):
     def renew(self, damping: Tensor | float, ema: Tensor | float) -> None:
         """Take the last estimate into the averages with weight ``ema``, and derive the inverse.
 
-        An estimate that is not finite makes :attr:`ok` false and changes nothing.
+        An estimate that is not finite makes :attr:`ok` false and changes nothing. What this reads
+        stays until :meth:`rewrite_`: a parallel backward pass must not reuse its memory.
         """
         for block in self.blocks:
             seen = {name: self._seen[name] for name in block.layers if name in self._seen}
@@ -372,7 +373,6 @@ class Curvature(ABC):
                 ok, inverted = block.renew(seen, ema, damping).unbind()
                 self.ok &= ok
                 self._not_inverted += ok & ~inverted
-        self._seen = {}
 
     def apply_(self) -> None:
         """Apply the inverse to the gradients, in place; see :meth:`rewrite_`."""
@@ -382,6 +382,7 @@ class Curvature(ABC):
     @full_precision
     def rewrite_(self) -> None:
         """:meth:`precondition_` without counting a step, which a recording could not."""
+        self._seen = {}
         if self.track_norms:
             before = self._gradient_norm()
             self.apply_()
