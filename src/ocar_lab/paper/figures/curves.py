@@ -88,7 +88,8 @@ def wanted(benchmark: str, chosen: Mapping[str, Sequence[Run]]) -> Wanted:
 def choose(runs: Sequence[Run], benchmark: str, label: str, seeds: Sequence[int]) -> list[Run]:
     """The finished runs of a method: of the configuration with the most of the seeds.
 
-    Among equals, a configuration without changed settings comes first. Without ``seeds`` all count.
+    Published splits come first. Among equals, a configuration without changed settings comes first.
+    Without ``seeds`` all count.
     """
     together: dict[str, dict[int, Run]] = {}
     for run in runs:
@@ -98,7 +99,12 @@ def choose(runs: Sequence[Run], benchmark: str, label: str, seeds: Sequence[int]
             together.setdefault(run.hash, {})[run.seed] = run
     if not together:
         return []
-    best = max(together.values(), key=lambda own: (len(own), not next(iter(own.values())).changed))
+
+    def rank(own: dict[int, Run]) -> tuple[bool, int, bool]:
+        changed = next(iter(own.values())).changed
+        return "splits" not in changed, len(own), not changed
+
+    best = max(together.values(), key=rank)
     return [best[seed] for seed in sorted(best)]
 
 
