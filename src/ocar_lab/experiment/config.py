@@ -48,6 +48,8 @@ ADDED: dict[str, Any] = {
     "distill_curvature": False,
     "logit_adjustment": 0.0,
     "degrees_of_freedom": 5.0,
+    "factor_scale": "none",
+    "head_size": "classes",
 }
 """Settings that an earlier version did not have, with the value that changes none of its runs. They
 are then no part of the identity, so that the runs are found again."""
