@@ -243,6 +243,7 @@ class Learner(Saved):
         begun = Begun(
             units=units,
             known=known,
+            largest=-1 if self.head is None else self.head.largest,
             step=self.steps,
             outputs=self.intake.outputs,
             samples=samples,

@@ -91,6 +91,8 @@ class Curvature(ABC):
         ok: Whether all estimates since :meth:`begin` were finite, a scalar of bool.
         most_classes: Only this many first outputs can stand for a class; None for all. An exact
             root leaves out the columns of the others.
+        units: Units that the head counts as, a scalar, in the scale of its G and for when this
+            starts again; None for the number of outputs that stand for a class.
     """
 
     model: nn.Module = None  # type: ignore[assignment]
@@ -146,6 +148,7 @@ class Curvature(ABC):
         self.step = 0
         self.norm_ratio: Tensor | None = None
         self.most_classes: int | None = None
+        self.units: Tensor | None = None
         self._inverse_damping = 0.0  # τ of the present inverse; 0 if there is none
         if self.model is not None:
             self._start()
