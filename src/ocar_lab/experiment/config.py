@@ -46,6 +46,7 @@ ADDED: dict[str, Any] = {
     "distill_on": "all",
     "distill_temperature": 1.0,
     "distill_curvature": False,
+    "mirror": None,
     "logit_adjustment": 0.0,
     "degrees_of_freedom": 5.0,
     "factor_scale": "none",
