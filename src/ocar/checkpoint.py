@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ocar import accel
 from ocar.augment import AUGMENTATIONS, CropFlip, Normalize
 from ocar.config import CUSTOM, from_plain
 from ocar.errors import CheckpointError, ConfigError, OcarError
@@ -32,6 +33,7 @@ def load(
     *,
     normalize: Normalizer | None = None,
     augment: Augmenter | None = None,
+    ranks: accel.Ranks | None = None,
 ) -> Learner:
     """The learner that :meth:`Learner.save` wrote; it goes on exactly where that one was.
 
@@ -45,6 +47,7 @@ def load(
             backbone of a :class:`~ocar.LatentReplay` is not in the file: it must be the same.
         normalize: The learner's normalisation, needed if it was a function of your own.
         augment: The learner's augmentation, needed if it was a function of your own.
+        ranks: The processes that go on together; there may have been more or fewer before.
 
     Raises:
         CheckpointError: The file is damaged, too new, or of another model.
@@ -52,10 +55,12 @@ def load(
     """
     functions = {"normalize": normalize, "augment": augment}
     given: dict[str, Any] = {name: f for name, f in functions.items() if f is not None}
-    return load_newest(path, lambda file: _load(file, model, given))
+    return load_newest(path, lambda file: _load(file, model, given, ranks))
 
 
-def _load(path: Path, model: nn.Module, given: Mapping[str, Any]) -> Learner:
+def _load(
+    path: Path, model: nn.Module, given: Mapping[str, Any], ranks: accel.Ranks | None
+) -> Learner:
     tensors, values = load_state(path)
     try:
         # ocar 0.2.0 standardised nothing.
@@ -70,8 +75,10 @@ def _load(path: Path, model: nn.Module, given: Mapping[str, Any]) -> Learner:
             transform = from_plain(kind, values["transform_settings"])
         _check_model(settings, tensors, model)
         guard = None if values["guard"] is None else from_plain(Guard, values["guard"])
-        learner = Learner(model, settings, transform=transform, guard=guard)
+        learner = Learner(model, settings, transform=transform, guard=guard, ranks=ranks)
         learner.load_state(tensors, values)
+        if learner.ranks is not None:
+            learner.ranks.require_equal("checkpoints", f"one after {learner.batches} batches")
     except Exception as error:  # what torch, numpy and a learner's parts say of damaged values
         if isinstance(error, OcarError) and not isinstance(error, ConfigError):
             raise

@@ -1,0 +1,30 @@
+"""One rank of a test: learns the streams of some cases, and saves what came of each.
+
+Arguments: a folder, the number of batches, then cases such as ``"ocar mlp"``.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from rank_cases import learn, make_learner, make_stream, parse
+
+import ocar
+
+
+def main() -> None:
+    folder, count, *cases = sys.argv[1:]
+    torch.set_num_threads(1)
+    ranks = ocar.Ranks(timeout=100)
+    for case in cases:
+        method, model, settings = parse(case)
+        uneven = settings.pop("uneven", False)
+        learner = make_learner(method, model, ranks, **settings)
+        learn(learner, make_stream(model, int(count)), uneven=uneven)
+        torch.save(learner.state(), Path(folder) / f"{case.replace(' ', '_')}.{ranks.rank}")
+
+
+if __name__ == "__main__":
+    main()

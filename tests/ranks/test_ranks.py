@@ -1,0 +1,116 @@
+"""N ranks take the step that one process takes on the whole batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from rank_cases import (
+    METHODS,
+    finish,
+    learn,
+    make_learner,
+    make_model,
+    make_stream,
+    parse,
+    start_ranks,
+)
+from torch.testing import assert_close
+
+import ocar
+from ocar.accel.ranks import bounds
+from ocar.errors import ConfigError
+
+ALIKE = {"rtol": 0.0, "atol": 1e-9}
+"""What several ranks and one process may differ by, in float64."""
+
+REQUIRED = ("er", "ocar", "ocar-ace", "der++")
+NETWORKS = ("mlp", "groupnorm", "batchnorm", "transformer")
+VARIANTS = (
+    *(f"{method} mlp" for method in METHODS if method not in REQUIRED),
+    *(f"ocar mlp curvature={kind}" for kind in ("ekfac", "foof")),
+    "ocar mlp weighting=both",
+    "ocar mlp fisher=exact",
+    "ocar mlp fisher=sampled(2)",
+    "ocar mlp fisher_forward=own",
+    "ocar mlp fisher_passes=every",
+    "ocar batchnorm damping_kind=exact",
+    "ocar groupnorm norm_layers=True",
+    "ocar mlp memory_kind=reservoir",
+    "ocar batchnorm seed=8 replay_batch=3",
+    "agem mlp lr=0.05",
+    "lpr mlp lr=0.05",
+    "er-lwf batchnorm lr=0.05",
+)
+
+
+def check(folder: Path, size: int, batches: int, cases: list[str]) -> None:
+    """Compare the whole state of each rank with that of one process."""
+    finish(start_ranks(size, [str(folder), str(batches), *cases]))
+    for case in cases:
+        method, model, settings = parse(case)
+        settings.pop("uneven", None)
+        one = learn(make_learner(method, model, None, **settings), make_stream(model, batches))
+        tensors, values = one.state()
+        many = [torch.load(folder / f"{case.replace(' ', '_')}.{rank}") for rank in range(size)]
+        for found, plain in many:
+            assert plain == values, case
+            assert found.keys() == tensors.keys(), case
+            for key, tensor in found.items():
+                assert torch.equal(tensor, many[0][0][key]), f"{case}: {key} differs between ranks"
+                if not key.startswith("generator.model"):  # it moves where a layer may draw
+                    assert_close(tensor, tensors[key], **ALIKE, msg=f"{case}: {key}")
+
+
+def test_two_ranks_learn_as_one_process_does(tmp_path):
+    cases = ["er mlp", "ocar groupnorm", "ocar-ace mlp", "der++ batchnorm", "ocar batchnorm"]
+    check(tmp_path, 2, 24, [*cases, "ocar transformer", "ocar mlp uneven=True"])
+
+
+def test_four_ranks_learn_as_one_process_does(tmp_path):
+    # Of 10 new samples each rank gets two or three; of 3 replayed alone, all are rank 0's.
+    check(tmp_path, 4, 12, ["ocar batchnorm", "er-ace mlp replay_batch=3", "er mlp uneven=True"])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("model", NETWORKS)
+@pytest.mark.parametrize("size", [2, 4])
+def test_the_weights_after_200_batches_are_those_of_one_process(tmp_path, size, model):
+    check(tmp_path, size, 200, [f"{method} {model}" for method in REQUIRED])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("size", [2, 3])
+def test_other_methods_and_options_are_shared_too(tmp_path, size):
+    check(tmp_path, size, 40, [*VARIANTS])
+
+
+def test_shares_are_in_order_and_as_equal_as_can_be():
+    for rows in range(20):
+        for size in range(1, 7):
+            limits = bounds(rows, size)
+            counts = [last - first for first, last in limits]
+            assert [row for limit in limits for row in range(*limit)] == list(range(rows))
+            assert max(counts) - min(counts) <= 1
+
+
+def test_without_torchrun_there_is_one_rank_that_sends_nothing():
+    ranks = ocar.Ranks()
+    learner = ocar.ER(make_model("mlp"), ranks=ranks, lr=0.1, memory=10)
+    for x, y in make_stream("mlp", 2):
+        assert torch.equal(ranks.share(x), x)
+        learner.learn(x, y)
+    assert (ranks.rank, ranks.size, ranks.connected, learner.ranks) == (0, 1, False, None)
+    assert ranks.traffic.messages == 0
+
+
+@pytest.mark.parametrize("timeout", [0, -1.0, float("inf")])
+def test_a_timeout_is_a_time(timeout):
+    with pytest.raises(ConfigError, match=r"Invalid timeout=.*Must be larger than 0, in seconds"):
+        ocar.Ranks(timeout=timeout)
+
+
+def test_statistics_of_batchnorm_have_two_names():
+    with pytest.raises(ConfigError, match=r"Invalid batchnorm='none'. Must be 'synchronized' or"):
+        ocar.Ranks(batchnorm="none")
