@@ -112,6 +112,8 @@ class Learner(Saved):
             )
         self.intake = Intake(settings, model, self.head, like=parameter, latent=self.latent)
         self.memory = settings.make_memory(self.device)
+        if self.ranks is not None and self.ranks.memory == "sharded":
+            self.memory.shard(self.ranks)
         residuals: ResidualScale | None = None
         if settings.likelihood == "student-t":
             residuals = ResidualScale(settings.degrees_of_freedom, self.device)

@@ -17,10 +17,12 @@ import ocar
 def main() -> None:
     folder, count, *cases = sys.argv[1:]
     torch.set_num_threads(1)
-    ranks = ocar.Ranks(timeout=100)
+    replicated = ocar.Ranks(timeout=100)
+    sharded = ocar.Ranks(timeout=100, memory="sharded")
     for case in cases:
         method, model, settings = parse(case)
         uneven = settings.pop("uneven", False)
+        ranks = sharded if settings.pop("sharded", False) else replicated
         learner = make_learner(method, model, ranks, **settings)
         learn(learner, make_stream(model, int(count)), uneven=uneven)
         torch.save(learner.state(), Path(folder) / f"{case.replace(' ', '_')}.{ranks.rank}")

@@ -50,7 +50,7 @@ def check(folder: Path, size: int, batches: int, cases: list[str]) -> None:
     finish(start_ranks(size, [str(folder), str(batches), *cases]))
     for case in cases:
         method, model, settings = parse(case)
-        settings.pop("uneven", None)
+        settings = {n: v for n, v in settings.items() if n not in ("uneven", "sharded")}
         one = learn(make_learner(method, model, None, **settings), make_stream(model, batches))
         tensors, values = one.state()
         many = [torch.load(folder / f"{case.replace(' ', '_')}.{rank}") for rank in range(size)]
@@ -65,19 +65,31 @@ def check(folder: Path, size: int, batches: int, cases: list[str]) -> None:
 
 def test_two_ranks_learn_as_one_process_does(tmp_path):
     cases = ["er mlp", "ocar groupnorm", "ocar-ace mlp", "der++ batchnorm", "ocar batchnorm"]
-    check(tmp_path, 2, 24, [*cases, "ocar transformer", "ocar mlp uneven=True"])
+    cases += ["ocar transformer", "ocar mlp uneven=True", "der++ mlp sharded=True memory=7"]
+    check(tmp_path, 2, 24, cases)
 
 
 def test_four_ranks_learn_as_one_process_does(tmp_path):
     # Of 10 new samples each rank gets two or three; of 3 replayed alone, all are rank 0's.
-    check(tmp_path, 4, 12, ["ocar batchnorm", "er-ace mlp replay_batch=3", "er mlp uneven=True"])
+    check(
+        tmp_path,
+        4,
+        12,
+        [
+            "ocar batchnorm",
+            "er-ace mlp replay_batch=3",
+            "er mlp uneven=True",
+            "ocar batchnorm sharded=True",
+        ],
+    )
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("model", NETWORKS)
 @pytest.mark.parametrize("size", [2, 4])
 def test_the_weights_after_200_batches_are_those_of_one_process(tmp_path, size, model):
-    check(tmp_path, size, 200, [f"{method} {model}" for method in REQUIRED])
+    cases = [f"{method} {model}" for method in REQUIRED]
+    check(tmp_path, size, 200, [*cases, *(f"{case} sharded=True" for case in cases)])
 
 
 @pytest.mark.long

@@ -61,6 +61,7 @@ from ocar.accel.patches import Geometry, patches, transposed_patches
 from ocar.accel.prediction import RepeatedPrediction, repeated_prediction
 from ocar.accel.ranks import Ranks, Traffic
 from ocar.accel.rows import RowRecorder, Rows
+from ocar.accel.shards import Shards
 from ocar.accel.shared import Share, SharedModel
 from ocar.accel.snapshot import COUNTS, Snapshot, Tensors, Verdict, commit_or_rollback, snapshot
 from ocar.accel.streams import Fence, Side, parallel, share_device
@@ -84,6 +85,7 @@ __all__ = [
     "RepeatedPrediction",
     "RowRecorder",
     "Rows",
+    "Shards",
     "Share",
     "SharedModel",
     "Side",

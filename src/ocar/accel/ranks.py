@@ -25,6 +25,7 @@ from ocar.structure import Given, Inputs, as_inputs, as_tensor, from_parts, part
 T = TypeVar("T")
 
 Statistics = Literal["synchronized", "own"]
+Placement = Literal["replicated", "sharded"]
 
 GRACE = 5.0
 """Seconds in which the ranks that noticed a fault report, before the others are called missing."""
@@ -56,6 +57,9 @@ class Ranks:
         batchnorm: BatchNorm uses the statistics of the whole batch (``"synchronized"``), or each
             rank those of its own samples (``"own"``), which sends less. The running statistics
             are the same on all ranks in both cases.
+        memory: Every rank has the whole memory (``"replicated"``), or each some of its slots
+            (``"sharded"``): then N ranks hold N times as much, replayed samples are sent, and
+            every rank must call what reads the memory.
 
     Attributes:
         rank: The number of this process, from 0.
@@ -64,12 +68,20 @@ class Ranks:
         traffic: What this rank has sent.
     """
 
-    def __init__(self, *, timeout: float = 600.0, batchnorm: Statistics = "synchronized") -> None:
+    def __init__(
+        self,
+        *,
+        timeout: float = 600.0,
+        batchnorm: Statistics = "synchronized",
+        memory: Placement = "replicated",
+    ) -> None:
         if not 0 < timeout < float("inf"):
             raise ConfigError(f"Invalid {timeout=}. Must be larger than 0, in seconds.")
         if batchnorm not in ("synchronized", "own"):
             raise ConfigError(f"Invalid {batchnorm=}. Must be 'synchronized' or 'own'.")
-        self.timeout, self.batchnorm = timeout, batchnorm
+        if memory not in ("replicated", "sharded"):
+            raise ConfigError(f"Invalid {memory=}. Must be 'replicated' or 'sharded'.")
+        self.timeout, self.batchnorm, self.memory = timeout, batchnorm, memory
         self.traffic = Traffic()
         self.rank, self.size, self.connected = 0, 1, False
         if not dist.is_initialized() and "WORLD_SIZE" in os.environ:
@@ -84,7 +96,7 @@ class Ranks:
     def __repr__(self) -> str:
         return (
             f"Ranks(rank={self.rank}, size={self.size}, timeout={self.timeout}, "
-            f"batchnorm={self.batchnorm!r})"
+            f"batchnorm={self.batchnorm!r}, memory={self.memory!r})"
         )
 
     @property

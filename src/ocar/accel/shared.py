@@ -11,6 +11,7 @@ small for this is rank 0's alone. The others compute it too, but their part does
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -61,7 +62,9 @@ class SharedModel:
     Args:
         ranks: The ranks.
         model: The model; all ranks get the weights of rank 0.
-        draws: The generators that its layers draw from.
+
+    Attributes:
+        draws: The generators that its layers draw from; None if it has none.
     """
 
     def __init__(self, ranks: Ranks, model: nn.Module) -> None:
@@ -69,6 +72,9 @@ class SharedModel:
         self.draws: OwnDraws | None = None
         self._model = model
         self._norms = [m for m in model.modules() if isinstance(m, _BatchNorm)]
+        shapes = [(n, tuple(t.shape), str(t.dtype)) for n, t in model.state_dict().items()]
+        kind = zlib.crc32(repr(shapes).encode())
+        ranks.require_equal("models", f"{type(model).__name__} with tensors of checksum {kind:x}")
         for tensor in [*model.parameters(), *model.buffers()]:
             held = tensor.detach().contiguous()
             tensor.detach().copy_(ranks.broadcast_(held))
