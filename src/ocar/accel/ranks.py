@@ -85,7 +85,7 @@ class Ranks:
         self.traffic = Traffic()
         self.rank, self.size, self.connected = 0, 1, False
         if not dist.is_initialized() and "WORLD_SIZE" in os.environ:
-            dist.init_process_group(_backend(), timeout=timedelta(seconds=timeout))
+            _connect(timedelta(seconds=timeout))
         if dist.is_initialized():
             self.connected = True
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
@@ -288,6 +288,19 @@ def bounds(rows: int, size: int) -> list[tuple[int, int]]:
     """The first row of each rank's share and the one after its last, as equal as can be."""
     ends = [rows * (rank + 1) // size for rank in range(size)]
     return list(zip([0, *ends[:-1]], ends, strict=True))
+
+
+def _connect(timeout: timedelta) -> None:
+    """Make the process group that torchrun describes in the environment.
+
+    torchrun keeps one store for all restarts, in which the addresses of the processes before are.
+    So each restart has names of its own, unless torchrun was told to make another store.
+    """
+    store, rank, size = next(iter(dist.rendezvous("env://", timeout=timeout)))
+    store.set_timeout(timeout)
+    if os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1":
+        store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
+    dist.init_process_group(_backend(), store=store, rank=rank, world_size=size, timeout=timeout)
 
 
 def _backend() -> str:
