@@ -220,6 +220,7 @@ class Steps:
         if self.context.shared is not None:
             own = [p for p in self.context.model.parameters() if p.requires_grad]
             self.context.shared.sum_gradients_(own)
+            self.context.shared.average_statistics_()
 
     def _statistics(self) -> list[Tensor]:
         """What steps change beside what learns: of the model, the optimizer, the slow weights."""

@@ -6,6 +6,7 @@ Arguments: a folder, the number of batches, then cases such as ``"ocar mlp"``.
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -19,12 +20,19 @@ def main() -> None:
     torch.set_num_threads(1)
     replicated = ocar.Ranks(timeout=100)
     sharded = ocar.Ranks(timeout=100, memory="sharded")
+    own = ocar.Ranks(timeout=100, batchnorm="own")
     for case in cases:
         method, model, settings = parse(case)
         uneven = settings.pop("uneven", False)
         ranks = sharded if settings.pop("sharded", False) else replicated
+        ranks = own if settings.pop("own", False) else ranks
         learner = make_learner(method, model, ranks, **settings)
-        learn(learner, make_stream(model, int(count)), uneven=uneven)
+        stream = make_stream(model, int(count))
+        learn(learner, stream[:-1], uneven=uneven)
+        before = replace(ranks.traffic)
+        learn(learner, stream[-1:], uneven=uneven)
+        messages = ranks.traffic.messages - before.messages
+        print(f"{case}: {messages} messages, {ranks.traffic.bytes - before.bytes} bytes")
         torch.save(learner.state(), Path(folder) / f"{case.replace(' ', '_')}.{ranks.rank}")
 
 

@@ -98,6 +98,38 @@ def test_other_methods_and_options_are_shared_too(tmp_path, size):
     check(tmp_path, size, 40, [*VARIANTS])
 
 
+def test_ranks_agree_where_layers_draw_or_see_their_own_samples_only(tmp_path):
+    cases = ["ocar batchnorm own=True", "er batchnorm own=True", "ocar dropout", "er dropout"]
+    finish(start_ranks(2, [str(tmp_path), "12", *cases]))
+    for case in cases:
+        first, second = (torch.load(tmp_path / f"{case.replace(' ', '_')}.{r}") for r in (0, 1))
+        assert first[1] == second[1]
+        for name, tensor in first[0].items():
+            assert torch.equal(tensor, second[0][name]), f"{case}: {name}"
+        method, model, settings = parse(case)
+        settings.pop("own", None)
+        one, _ = learn(make_learner(method, model, None), make_stream(model, 12)).state()
+        weights = [name for name in one if name.startswith("model.") and one[name].dim() > 1]
+        assert not any(torch.allclose(one[name], first[0][name], atol=1e-6) for name in weights)
+
+
+def test_a_batch_takes_the_messages_and_bytes_of_the_guide(tmp_path):
+    (text, other) = finish(start_ranks(2, [str(tmp_path), "6", "er mlp", "ocar mlp"]))
+    assert text == other
+    learner = learn(make_learner("ocar", "mlp", None), make_stream("mlp", 6))
+    parameters = list(learner.model.parameters())
+    outputs, passes = learner.head.capacity, learner.settings.passes
+    new, joint, replayed = 5, 12, 7  # rows of a rank: of 10 new ones, 13 replayed, and both
+    batch = 3 * 8 + new * 6 * 8 + new * 8
+    step = joint * outputs * 8 + (sum(p.numel() for p in parameters) + len(parameters)) * 8
+    factors = sum(len(block.buffer.estimates) for block in learner.transform.curvature.blocks) * 8
+    guard = replayed * outputs * 8
+    er, ocar_ = 3 + 2 * passes, 3 + 2 * passes + 2
+    assert f"er mlp: {er} messages, {batch + passes * step} bytes" in text
+    total = batch + passes * step + factors + guard
+    assert f"ocar mlp: {ocar_} messages, {total} bytes" in text
+
+
 def test_shares_are_in_order_and_as_equal_as_can_be():
     for rows in range(20):
         for size in range(1, 7):

@@ -109,19 +109,21 @@ class SharedModel:
     def _running(self, share: Share) -> Iterator[None]:
         """Layers that look at the batch, or draw, do so for the share of this rank."""
         alone = share.counts[0] == share.rows
-        synchronizes = self.ranks.batchnorm == "synchronized" and not alone
         with ExitStack() as stack:
-            if synchronizes:
+            if self.ranks.batchnorm == "synchronized" and not alone:
                 stack.enter_context(synchronized_norms(self._norms, self.ranks))
             if self.draws is not None:
                 stack.enter_context(self.draws.part(self.ranks.rank))
             yield
-        if not synchronizes and not alone:
-            self._average_statistics()
 
-    def _average_statistics(self) -> None:
-        """Give all ranks the mean of their running statistics, if they have moved."""
-        moved = [n for n in self._norms if n.training and n.track_running_stats]
+    @torch.no_grad()
+    def average_statistics_(self) -> None:
+        """Give all ranks the mean of the running statistics, if each has moved its own.
+
+        Call it after the backward pass, which needs them as they are.
+        """
+        own = self.ranks.batchnorm == "own"
+        moved = [n for n in self._norms if own and n.training and n.track_running_stats]
         tensors = [t for n in moved for t in (n.running_mean, n.running_var) if t is not None]
         if tensors:
             flat = torch.cat([t.flatten() for t in tensors])
