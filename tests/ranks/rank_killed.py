@@ -20,7 +20,7 @@ from ocar.learner import Learner
 def kill_soon(number: int) -> None:
     """Kill one of the ranks after some of the next batches, anywhere in a batch or a checkpoint."""
     draw = random.Random(number)
-    rank, after, delay = draw.randrange(2), draw.randrange(1, 40), draw.random() * 0.05
+    rank, after, delay = draw.randrange(2), draw.randrange(1, 26), draw.random() * 0.05
     learn = Learner.learn
     learned = 0
 

@@ -27,6 +27,10 @@ def main() -> None:
         ranks = sharded if settings.pop("sharded", False) else replicated
         ranks = own if settings.pop("own", False) else ranks
         learner = make_learner(method, model, ranks, **settings)
+        if model == "evaluated":
+            (*_, end) = ocar.evaluate(learner, ocar.make_stream("split-digits"), every="task")
+            print(f"{case}: accuracy {end.summary.acc:.6f}")
+            continue
         stream = make_stream(model, int(count))
         learn(learner, stream[:-1], uneven=uneven)
         before = replace(ranks.traffic)

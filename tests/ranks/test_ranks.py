@@ -113,6 +113,13 @@ def test_ranks_agree_where_layers_draw_or_see_their_own_samples_only(tmp_path):
         assert not any(torch.allclose(one[name], first[0][name], atol=1e-6) for name in weights)
 
 
+def test_a_stream_is_evaluated_as_with_one_process(tmp_path):
+    texts = finish(start_ranks(2, [str(tmp_path), "0", "er evaluated"]))
+    learner = make_learner("er", "evaluated", None)
+    (*_, end) = ocar.evaluate(learner, ocar.make_stream("split-digits"), every="task")
+    assert texts == [f"er evaluated: accuracy {end.summary.acc:.6f}\n"] * 2
+
+
 def test_a_batch_takes_the_messages_and_bytes_of_the_guide(tmp_path):
     (text, other) = finish(start_ranks(2, [str(tmp_path), "6", "er mlp", "ocar mlp"]))
     assert text == other

@@ -106,8 +106,12 @@ class Ranks:
             return torch.device("cpu")
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
 
-    def share(self, batch: Inputs) -> Inputs:
-        """The rows of a batch that are this rank's, where every rank has the whole batch."""
+    def share(self, batch: Given) -> Any:
+        """The rows of a batch that are this rank's, where every rank has the whole batch.
+
+        It takes the samples, or the labels, that :meth:`~ocar.Learner.learn` takes.
+        """
+        batch = as_inputs(batch)
         first, last = bounds(len(batch), self.size)[self.rank]
         return batch[first:last]
 
