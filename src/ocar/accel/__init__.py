@@ -20,7 +20,8 @@ implementations, which are chosen by device, type and shape of the arguments. Se
 ===========================  ====================================================================
 
 :class:`Graph` records a function of tensors and launches it; :func:`parallel` runs independent jobs
-in parallel inside a recording.
+in parallel inside a recording. :class:`Ranks` are processes that learn together, and
+:class:`SharedModel` shares the passes of a model out over them.
 """
 
 from ocar.accel import kronecker_host, kronecker_triton

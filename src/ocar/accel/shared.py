@@ -77,7 +77,8 @@ class SharedModel:
         ranks.require_equal("models", f"{type(model).__name__} with tensors of checksum {kind:x}")
         for tensor in [*model.parameters(), *model.buffers()]:
             held = tensor.detach().contiguous()
-            tensor.detach().copy_(ranks.broadcast_(held))
+            ranks.broadcast_(held.flatten().view(torch.uint8))  # gloo does not know every type
+            tensor.detach().copy_(held)
 
     def share(self, rows: int) -> Share:
         """The share of this rank in a batch of so many rows."""
