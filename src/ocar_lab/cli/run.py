@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ocar.config import require
 from ocar.errors import ConfigError
 from ocar_lab.cli.arguments import command_line
 from ocar_lab.cli.flags import Call, parse_call
 from ocar_lab.cli.progress import RunDisplay
 from ocar_lab.cli.stopping import StopRequest
 from ocar_lab.cli.tables import print_runs
+from ocar_lab.cli.time_left import TimeLeft
 from ocar_lab.cli.workers import choose_workers
-from ocar_lab.experiment import Ended, Job, RunConfig, run_many
+from ocar_lab.experiment import Ended, Job, Progress, RunConfig, run_many
 from ocar_lab.experiment.config import method_name
 from ocar_lab.experiment.executors import Workers
 from ocar_lab.runs import Run, read_run
@@ -56,6 +58,10 @@ class Options:
 
     tensorboard: bool = False
     """Also write TensorBoard files to each run's folder."""
+
+    def __post_init__(self) -> None:
+        distinct = len(set(self.seeds)) == len(self.seeds) > 0
+        require("seeds", self.seeds, distinct, "one or more different numbers")
 
 
 def main(command: str, arguments: list[str], *, debug: bool) -> int:
@@ -163,10 +169,18 @@ def do_runs(jobs: Sequence[Job], *, workers: Workers, again: str, debug: bool) -
     """Do some runs and show their progress; 0 if every run is finished, else 1."""
     width = max(len(job.config.label) for job in jobs)
     labels = [f"{job.config.label:{width}} seed {job.config.seed}" for job in jobs]
-    finished, announced = 0, False
-    with RunDisplay(labels) as display, StopRequest() as stop:
+    finished, announced, suggested = 0, False, False
+    left = TimeLeft([job.config.label for job in jobs], workers=workers.count)
+    with RunDisplay(labels, left) as display, StopRequest() as stop:
         for message in run_many(jobs, workers=workers, stop=stop):
+            left.follow(message)
             display.show(message)
+            if isinstance(message, Progress) and not suggested:
+                every = jobs[message.job].config.interval
+                hint = "" if every == "task" else left.suggest_every(message, every)
+                suggested = bool(hint)
+                if hint:
+                    display.note(hint)
             if isinstance(message, Ended):
                 finished += message.state in ("finished", "already finished")
                 if message.state == "failed":

@@ -46,6 +46,7 @@ class Progress:
     resumed: int  #: Batches that were done when this process began.
     accuracy: float | None = None  #: Now, on all tasks so far; None in regression.
     aaa: float | None = None  #: Mean of that accuracy over time.
+    evaluating: float = 0.0  #: Share of the time since it began that was not training.
     reported: Mapping[str, float] = field(default_factory=dict)  #: ``loss``, ``classes``, ...
 
 
@@ -146,6 +147,7 @@ def as_messages(
 ) -> Iterator[Message]:
     """The events of one run as messages; progress at most every tenth of a second."""
     progress, sent = Progress(job=job, done=0, batches=0, resumed=0), 0.0
+    began: tuple[float, float] | None = None  # time and training seconds at the first evaluation
     for event in events:
         for listener in listeners:
             listener(event)
@@ -157,6 +159,9 @@ def as_messages(
             yield progress
         elif isinstance(event, Recorded) and time.monotonic() - sent >= INTERVAL:
             evaluated = event.evaluated
+            began = began or (time.monotonic(), evaluated.seconds)
+            passed = time.monotonic() - began[0]
+            trained = (evaluated.seconds - began[1]) / passed if passed > 0 else 1.0
             losses = {"l_p": evaluated.l_p, "l_s": evaluated.l_s}
             reported = {name: value for name, value in losses.items() if value is not None}
             yield replace(
@@ -164,6 +169,7 @@ def as_messages(
                 done=evaluated.index + 1,
                 accuracy=_defined(evaluated.accuracy),
                 aaa=_defined(event.aaa),
+                evaluating=max(0.0, 1 - trained),
                 reported=reported | dict(event.reported),
             )
             sent = time.monotonic()
