@@ -15,6 +15,7 @@ from browser import chromium
 from made_runs import history, write_run
 
 from ocar.events import Evaluated
+from ocar.install import install_line
 from ocar_lab.cli import main
 from ocar_lab.report.page import make_page
 from ocar_lab.report.sections import make_report
@@ -185,7 +186,7 @@ def test_without_plotly_the_error_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     assert main(["report", str(folder), "--out", str(folder / "other.html")]) == 1
-    assert 'pip install "ocar[report]"' in capsys.readouterr().err
+    assert install_line("report") in capsys.readouterr().err
     assert not (folder / "other.html").exists()
 
 

@@ -100,10 +100,12 @@ def settings_text(settings: Mapping[str, object]) -> str:
 
 
 def seeds_text(group: Group) -> str:
-    """The number of finished seeds, and the states of the others."""
+    """The number of finished seeds; if there are others, of how many, and their states."""
     states = list(group.unfinished.values())
+    if not states:
+        return str(len(group.seeds))
     others = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
-    return ", ".join([str(len(group.seeds)), *others])
+    return f"{len(group.seeds)} of {len(group.seeds) + len(states)} ({', '.join(others)})"
 
 
 def spread_text(name: str, value: Spread) -> str:
