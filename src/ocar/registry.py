@@ -30,6 +30,7 @@ SYNONYMS = {
     "epochs": "passes", "iterations": "passes", "gradient_steps": "passes",
     "seed": "seeds", "output": "out", "output_dir": "out", "gpu": "device", "cuda": "device",
     "eval_every": "every", "n_trials": "trials",
+    "tensorboard": "tracker", "mlflow": "tracker", "wandb": "tracker",
 }  # fmt: skip
 """Names that other libraries use for a setting or a flag, and ours."""
 

@@ -20,6 +20,7 @@ from ocar_lab.cli.workers import choose_workers
 from ocar_lab.experiment import Ended, Job, Progress, RunConfig, run_many
 from ocar_lab.experiment.config import method_name
 from ocar_lab.experiment.executors import Workers
+from ocar_lab.experiment.trackers import TrackerName
 from ocar_lab.runs import Run, read_run
 from ocar_lab.runs.folder import CONFIG
 from ocar_lab.tune.preset import read_preset
@@ -56,8 +57,10 @@ class Options:
     gpus_per_run: float = 0.0
     """GPUs of the Ray cluster for each run; fractions are allowed."""
 
-    tensorboard: bool = False
-    """Also write TensorBoard files to each run's folder."""
+    tracker: TrackerName | None = None
+    """Also write to TensorBoard (tensorboard/ in each run's folder), MLflow (mlflow.db beside the
+    runs, or the server of MLFLOW_TRACKING_URI), or Weights & Biases (wandb/ in each run's
+    folder, offline unless WANDB_MODE says otherwise)."""
 
     def __post_init__(self) -> None:
         distinct = len(set(self.seeds)) == len(self.seeds) > 0
@@ -100,7 +103,7 @@ def plan(arguments: Sequence[str]) -> tuple[list[Job], Workers, list[str]]:
         seeds=options.seeds,
         out=options.out if options.ray is None else options.out.absolute(),
         settings=settings,
-        tensorboard=options.tensorboard,
+        tracker=options.tracker,
         **config,
     )
     if options.ray is None:
@@ -115,7 +118,7 @@ def make_jobs(
     seeds: Sequence[int],
     out: Path,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
-    tensorboard: bool = False,
+    tracker: TrackerName | None = None,
     **config: Any,
 ) -> list[Job]:
     """One job for each seed and method."""
@@ -130,7 +133,7 @@ def make_jobs(
                 **config,
             ),
             out=out,
-            tensorboard=tensorboard,
+            tracker=tracker,
         )
         for seed in seeds
         for method in methods

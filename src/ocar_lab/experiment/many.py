@@ -23,7 +23,7 @@ from ocar_lab.experiment.events import AlreadyFinished, Recorded, RunEvent, Star
 from ocar_lab.experiment.executors import INTERVAL, Executor, Stop, WorkError, Workers, do_all
 from ocar_lab.experiment.executors.base import never
 from ocar_lab.experiment.loop import run_events
-from ocar_lab.experiment.tensorboard import TensorBoard
+from ocar_lab.experiment.trackers import TrackerName, make_tracker, prepare_tracker
 from ocar_lab.runs import is_finished
 
 
@@ -33,7 +33,7 @@ class Job:
 
     config: RunConfig
     out: Path  #: Folder of all runs.
-    tensorboard: bool = False  #: Also write TensorBoard files.
+    tracker: TrackerName | None = None  #: Also write to it.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +87,9 @@ def run_many(
     left = {number: job for number, job in enumerate(jobs) if number not in finished}
     if not left:
         return
+    for tracker, out, benchmark in {(j.tracker, j.out, j.config.benchmark) for j in left.values()}:
+        if tracker is not None:
+            prepare_tracker(tracker, out, benchmark)
     chosen = Workers(count=workers) if isinstance(workers, int) else workers
     if chosen.ray is None and len(left) == 1:
         chosen = Workers()
@@ -136,10 +139,15 @@ class _Follow:
 
     def __call__(self, stop: Stop) -> Iterator[Message]:
         job = self.job
-        listeners = [TensorBoard()] if job.tensorboard else []
+        tracker = None if job.tracker is None else make_tracker(job.tracker, job.out)
+        listeners = [] if tracker is None else [tracker]
         events = run_events(job.config, out=job.out, stop=stop, others=self.others)
         with closing(events):  # the folder is left before the next run begins
-            yield from as_messages(self.number, events, listeners)
+            try:
+                yield from as_messages(self.number, events, listeners)
+            finally:
+                if tracker is not None:
+                    tracker.close()
 
 
 def as_messages(
