@@ -69,6 +69,13 @@ def test_the_best_of_each_metric_is_marked_whichever_way_is_better(tmp_path: Pat
     assert best_texts(section(tmp_path / "one", er=ER).tables[0]) == {}
 
 
+def test_the_reference_with_all_classes_at_once_does_not_compete(tmp_path: Path) -> None:
+    iid = {"er-iid": {0: 0.9, 1: 0.9}}
+    found = section(tmp_path, er=ER, ocar=OCAR, **iid)
+    assert found.headline.startswith("Best Acc: ocar 62.0 ± 1.7 %, then er ")
+    assert best_texts(found.tables[0])["Acc"] == ["ocar"]
+
+
 def test_every_metric_has_a_title_and_an_explanation() -> None:
     assert set(METRICS) == set(TITLES) == set(EXPLAINED)
 

@@ -21,7 +21,7 @@ from ocar_lab.optional import require_packages
 from ocar_lab.plugins import take_plugins
 
 COMMANDS = {
-    "demo": ("demo", "ER and OCAR on bundled digits: a table and a report, in under 2 minutes"),
+    "demo": ("demo", "ER and OCAR on bundled digits: a table and a report, in half a minute"),
     "run": ("run", "methods on a benchmark; the same command resumes what was interrupted"),
     "tune": ("tune", "search for the settings of a method; the same command resumes"),
     "show": ("show", "mean ± std of every metric of stored runs, and the paper's numbers"),

@@ -34,6 +34,7 @@ from ocar_lab.runs.texts import (
     HIGHER_IS_BETTER,
     TITLES,
     best_groups,
+    comparable,
     describe,
     group_rows,
     main_metrics,
@@ -146,9 +147,9 @@ def _table(benchmark: str, here: Sequence[Group], columns: Mapping[str, str]) ->
 def headline(here: Sequence[Group], members: Sequence[Sequence[Measured]]) -> str:
     """One sentence or two: the best method by the main metric, and how clear that is."""
     name = next((n for n in ("acc", "l_p") if any(n in g.metrics for g in here)), "")
-    whole = [group for group in here if not group.is_part] or here
+    compared = comparable(here)
     order = sorted(
-        (place for place, group in enumerate(here) if group in whole and name in group.metrics),
+        (place for place, group in enumerate(here) if group in compared and name in group.metrics),
         key=lambda place: here[place].metrics[name].mean,
         reverse=name in HIGHER_IS_BETTER,
     )

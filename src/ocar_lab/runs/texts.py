@@ -140,16 +140,21 @@ def metric_text(name: str, metrics: Mapping[str, Spread]) -> str:
     return bound + spread_text(name, metrics[name])
 
 
-def best_groups(name: str, together: Sequence[Group]) -> set[int]:
-    """Places of the groups with the best mean of a metric, as it is shown; none for fewer than two.
+def comparable(together: Sequence[Group]) -> list[Group]:
+    """The groups that compete: whole streams if there are any, without i.i.d. references."""
+    competing = [group for group in together if not group.label.endswith("-iid")]
+    return [group for group in competing if not group.is_part] or competing
 
-    Runs of part of a stream are compared only where there are no others.
-    """
-    whole = [group for group in together if not group.is_part] or together
+
+def best_groups(name: str, together: Sequence[Group]) -> set[int]:
+    """Places of the groups with the best mean of a metric, as shown; none for fewer than two."""
+    compared = comparable(together)
     shown = {
         place: round(group.metrics[name].mean, 1 if name in ABSOLUTE else 3)
         for place, group in enumerate(together)
-        if name in group.metrics and group in whole and metric_text(name, group.metrics) != "never"
+        if name in group.metrics
+        and group in compared
+        and metric_text(name, group.metrics) != "never"
     }
     if len(shown) < 2:
         return set()
