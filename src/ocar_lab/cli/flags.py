@@ -71,7 +71,11 @@ def parse_call(
     groups["settings"] = shared_group(own, about=about(benchmark, methods[0], transform))
     called = " ".join([command, *names])
     options, given = parse_groups(
-        kind, rest, command=called, groups=groups, about_unknown=lambda name: _owners(name, methods)
+        kind,
+        rest,
+        command=called,
+        groups=groups,
+        about_unknown=lambda name: setting_owners(name, methods),
     )
     settings = {
         method: {name: value for name, value in given["settings"].items() if name in has}
@@ -132,7 +136,7 @@ def _find_transform(arguments: Sequence[str]) -> str | None:
     return None
 
 
-def _owners(name: str, methods: Sequence[str]) -> str:
+def setting_owners(name: str, methods: Sequence[str]) -> str:
     """A sentence on a setting of methods that were not named; empty if no method has it."""
     owners = [method for method in METHODS if name in method_settings(method)]
     if not owners:
