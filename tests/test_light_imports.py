@@ -49,6 +49,22 @@ def test_the_core_imports_with_its_four_packages_and_says_what_is_missing(words:
     assert ended.stderr == f"ocar: The command line needs {missing}: {install_line('cli')}\n"
 
 
+@pytest.mark.long
+def test_the_demo_needs_only_its_extra(tmp_path: Path) -> None:
+    others = """
+OPTIONAL = {"tensorboard", "optuna", "ray", "nngeometry", "avalanche", "curvlinops", "playwright",
+            "river", "fastapi", "uvicorn", "sphinx", "pytest", "mlflow", "wandb"}
+from ocar_lab.cli import main
+sys.exit(main(["demo", "--seeds", "0", "--out", sys.argv[1]]))
+"""
+    command = [sys.executable, "-c", REFUSE + others, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "not made" not in ended.stdout
+    for name in ("accuracy.png", "report.html"):
+        assert (tmp_path / name).stat().st_size > 0
+
+
 def test_every_public_name_is_there() -> None:
     for name in ocar.__all__:
         assert getattr(ocar, name) is not None

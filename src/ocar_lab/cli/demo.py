@@ -36,8 +36,8 @@ class Options:
     out: Path = Path("demo")
     """Folder for the runs, the picture and the report; not runs, where ocar run writes."""
 
-    workers: int | None = None
-    """Runs at a time, each in a process; by default one for each core."""
+    workers: int = 1
+    """Runs at a time. More than 1 are processes, each of which takes longer to start than a run."""
 
 
 def main(command: str, arguments: list[str], *, debug: bool) -> int:
