@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ocar_lab.published import SPLITS
 from ocar_lab.runs import KeptRun, read_result
 from ocar_lab.runs.results import FORMAT, VERSION, identity_hash
 
@@ -24,6 +25,8 @@ def write_kept(
 ) -> Path:
     """A file of results with these metrics, by seed."""
     config = {"benchmark": benchmark, "method": label, "changed": changed or {}, "device": device}
+    if benchmark in SPLITS and "splits" not in (changed or {}):
+        config["splits"] = "published"
     none = dict.fromkeys(("acc", "aaa", "wc_acc", "forgetting", "plasticity"))
     document = {
         "format": FORMAT,

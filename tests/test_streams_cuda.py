@@ -11,7 +11,7 @@ import ocar
 from ocar.datasets import Arrays
 from ocar.evaluate import Evaluated, Finished
 from ocar.evaluate.logistic import fit_probe
-from ocar.streams import ArrayStream, ConvexStream, DomainIncremental, TaskArrays
+from ocar.streams import ArrayStream, ClassIncremental, ConvexStream, DomainIncremental, TaskArrays
 from ocar.streams.views import Permute, Rotate
 
 pytestmark = [
@@ -55,6 +55,10 @@ def test_streams_give_the_same_batches_on_the_device() -> None:
     for host, device in (
         (ArrayStream(tasks, blurry=0.3), ArrayStream([t.to("cuda") for t in tasks], blurry=0.3)),
         (DomainIncremental(arrays), DomainIncremental(arrays.to("cuda"))),
+        (
+            ClassIncremental(arrays, tasks=2, splits="published"),
+            ClassIncremental(arrays.to("cuda"), tasks=2, splits="published"),
+        ),
         (ConvexStream(tasks=2), ConvexStream(tasks=2, device="cuda")),
     ):
         for mine, theirs in zip(host, device, strict=True):

@@ -25,6 +25,7 @@ from result_pages import (
     spectrum_sentence,
 )
 from series_pages import series_cost, series_tables
+from slow_pages import slow_table
 from source_pages import method_files, operations_table
 from tabular_pages import tables_pieces
 
@@ -57,6 +58,7 @@ def write_generated(docs: Path) -> None:
             "model-shares.md": model_shares_table(),
             "model-zoo.md": model_zoo_table(),
             "operations.md": operations_table(),
+            "slow-weights.md": slow_table(results),
             "pictures.md": pictures_table(),
             "spectrum.md": spectrum_sentence(),
             "paper-clear.md": said_by("paper", "clear", "--markdown"),

@@ -74,9 +74,9 @@ def presets_table() -> str:
     ]
     groups: dict[str, list[KeptRun]] = {}
     for run in runs:
-        if run.guarded is not None and not run.changed.keys() - {"fisher"}:
-            root = f" ({run.changed['fisher']})" if run.changed else ""
-            groups.setdefault(run.label + root, []).append(run)
+        if run.guarded is not None and not run.changed.keys() - {"fisher", "splits"}:
+            changes = ", ".join(map(str, run.changed.values()))
+            groups.setdefault(run.label + (f" ({changes})" if changes else ""), []).append(run)
     rows = [[label, *_preset_cells(group)] for label, group in sorted(groups.items())]
     head = ["method", "seeds", "evaluations", "backed off", "largest change (nats)"]
     return table(head, rows, numbers=4) if rows else MISSING

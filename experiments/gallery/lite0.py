@@ -143,7 +143,7 @@ MODELS.add("lite0", frozen)
 MODELS.add("lite0-scratch", scratch)
 ocar.register("er-adam", AdamSettings)
 for _name in NAMES:
-    _whole = get_benchmark(_name)
+    _whole = replace(get_benchmark(_name), splits="own")
     _latent = replace(_whole, memory=MEMORY, augment=None, standardize=None)
     _lite0 = replace(_latent, name=f"{_name}-lite0", model="lite0", normalize=NORMALIZE)
     _scratch = replace(_whole, model="lite0-scratch", normalize=NORMALIZE)

@@ -33,7 +33,7 @@ from ocar.prediction import Repeated, require_classes
 from ocar.rng import make_generator
 from ocar.saved import Listener, Saved
 from ocar.steps import Steps
-from ocar.structure import Given, Inputs, as_inputs, call, call_with
+from ocar.structure import Given, Inputs, as_inputs, call_each, call_with
 from ocar.synchronized import Lock, drawing, synchronized
 from ocar.undo import Undo
 
@@ -243,6 +243,7 @@ class Learner(Saved):
         begun = Begun(
             units=units,
             known=known,
+            largest=-1 if self.head is None else self.head.largest,
             step=self.steps,
             outputs=self.intake.outputs,
             samples=samples,
@@ -325,7 +326,7 @@ class Learner(Saved):
         known: dict[str, Tensor] = {}
         if self.memory.uses:
             with self.context.evaluating():
-                outputs = call(self.model, self.intake.normalize(x))
+                outputs = self.context.forward(self.intake.normalize(x))
             active = None if self.head is None else self.head.active
             targets = self.intake.standardize(y.to(self.device))
             known = self.objective.known(outputs, targets, active)
@@ -418,6 +419,7 @@ class Learner(Saved):
                 predict=self._answer_stored if changes else self._evaluate,
                 model=self.model,
                 weights=None if changes else self.weights(),
+                mirror=self.mirrors,
                 record=self._steps.graph.enabled,
             )
 
@@ -437,13 +439,18 @@ class Learner(Saved):
         with self.context.evaluating(), self.draws(keep=False):
             if self.objective.predicts:
                 return self.objective.predict(x)[None]
-            kinds = _models(prediction or self.settings.prediction)
-            slow = self.slow.values
-            parts = [
-                call_with(self.model, slow, x) if is_slow else call(self.model, x)
-                for is_slow in kinds
+            models = [
+                partial(call_with, self.model, self.slow.values)
+                if is_slow
+                else self.context.forward
+                for is_slow in _models(prediction or self.settings.prediction)
             ]
-            return parts[0][None] if len(parts) == 1 else torch.stack(parts)
+            return call_each(models, x, mirror=self.mirrors)
+
+    @property
+    def mirrors(self) -> bool:
+        """Whether the slow weights see mirror images where both predict."""
+        return self.settings.mirrors and self.latent is None  # features have no mirror image
 
     def weights(self) -> list[dict[str, Tensor]] | None:
         """The parameters and buffers by name, of each model that predicts.

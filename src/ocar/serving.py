@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn
 
 import torch
@@ -22,7 +23,7 @@ from ocar.methods.context import mean_prediction
 from ocar.models.check import copy_model
 from ocar.prediction import require_classes
 from ocar.standardize import InputScale, RunningScale
-from ocar.structure import Given, Inputs, as_inputs, call
+from ocar.structure import Given, Inputs, as_inputs, call, call_each
 from ocar.synchronized import Lock
 
 
@@ -48,6 +49,7 @@ class _Copy:
         self.models = [
             copy_model(learner.model).eval().requires_grad_(False) for _ in range(models)
         ]
+        self.mirrors = learner.mirrors
         self.inputs, self.targets = InputScale(), RunningScale()
         self.classes: tuple[int, ...] = ()
         self.batches = 0
@@ -68,7 +70,7 @@ class _Copy:
 
     def __call__(self, x: Inputs) -> Tensor:
         """Outputs of each model, ``(models, n, outputs)``."""
-        return torch.stack([call(model, x) for model in self.models])
+        return call_each([partial(call, model) for model in self.models], x, mirror=self.mirrors)
 
 
 class Serving:

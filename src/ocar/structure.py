@@ -240,6 +240,18 @@ def call_with(model: nn.Module, tensors: Mapping[str, Tensor], x: Inputs) -> Ten
     return outputs
 
 
+def call_each(
+    models: Sequence[Callable[[Inputs], Tensor]], x: Inputs, *, mirror: bool = False
+) -> Tensor:
+    """Outputs of each model, ``(models, n, outputs)``.
+
+    With ``mirror`` the last of several models sees the images left to right.
+    """
+    last = x.flip(-1) if mirror and len(models) > 1 and isinstance(x, Tensor) else x
+    parts = [*(model(x) for model in models[:-1]), models[-1](last)]
+    return parts[0][None] if len(parts) == 1 else torch.stack(parts)
+
+
 def named_part(name: str) -> str:
     """A part in a message: x, x[0] or x['ids']."""
     return "x" if not name else f"x[{name}]" if name.isdigit() else f"x[{name!r}]"

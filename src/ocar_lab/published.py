@@ -17,6 +17,9 @@ SOURCE = "Urettini & Carta, Online Curvature-Aware Replay, ICML 2025"
 METRICS = ("acc", "aaa", "wc_acc", "probe")
 """The metrics of the tables, under their names in ``ocar.evaluate.Summary``."""
 
+SPLITS = ("split-cifar100", "split-tinyimagenet")
+"""Benchmarks whose class orders and validation data are published too."""
+
 
 class Published(NamedTuple):
     """A printed number, in per cent."""

@@ -113,6 +113,7 @@ PAIRS = (
     Pair("grouped", 2, 5, 3),
     Pair("wide", 1, 66, 10, linear=True),
     Pair("one", 1, 1, 1, linear=True),
+    Pair("parted", 1, 7, 4, parts=3),
     Pair("head", 1, 33, 34, linear=True),
 )
 FEW = (Pair("conv", 1, 2, 1), Pair("head", 1, 34, 3, linear=True))
@@ -123,8 +124,9 @@ def shapes(pairs: Sequence[Pair]) -> dict[str, tuple[int, int, int]]:
     """The factors of some layers, as a buffer holds them."""
     found = {}
     for pair in pairs:
-        for name, size in zip(pair.names, (pair.d_in, pair.d_out), strict=True):
-            found[name] = (pair.groups, size, size)
+        a, g = pair.names
+        found[a] = (pair.groups * pair.parts, pair.d_in, pair.d_in)
+        found[g] = (pair.groups, pair.d_out, pair.d_out)
     return found
 
 
@@ -219,13 +221,15 @@ def reference_mix(pairs: tuple[Pair, ...], taken: tuple[Pair, ...], spoil: Spoil
             means[name, group] = float(np.trace(old[group])) / dim
     damped = []
     for pair in taken:
-        for own, other in (pair.names, pair.names[::-1]):
-            matrices = buffer.average(own).clone().numpy()
-            for group in range(pair.groups):
-                mean, partner = means[own, group], means[other, group]
-                pi = math.sqrt(mean / partner) if mean > 0 and partner > 0 else 1.0
-                matrices[group] += pi * math.sqrt(TAU) * np.eye(matrices.shape[-1])
-            damped.append(torch.from_numpy(matrices))
+        a, g = (buffer.average(name).clone().numpy() for name in pair.names)
+        for group in range(pair.groups):
+            own = range(group * pair.parts, (group + 1) * pair.parts)
+            mean_a = sum(means[pair.names[0], part] for part in own) / pair.parts
+            mean_g = means[pair.names[1], group]
+            pi = math.sqrt(mean_a / mean_g) if mean_a > 0 and mean_g > 0 else 1.0
+            a[list(own)] += pi * math.sqrt(TAU) * np.eye(pair.d_in)
+            g[group] += math.sqrt(TAU) / pi * np.eye(pair.d_out)
+        damped += [torch.from_numpy(a), torch.from_numpy(g)]
     return [torch.tensor(finite), buffer.averages, *damped]
 
 
@@ -255,7 +259,9 @@ def mix_cases() -> list[Case]:
 
 
 def gradients(pairs: Sequence[Pair]) -> list[Tensor]:
-    return [numbers(pair.groups, pair.d_out, pair.d_in, seed=pair.d_in) for pair in pairs]
+    return [
+        numbers(pair.groups * pair.parts, pair.d_out, pair.d_in, seed=pair.d_in) for pair in pairs
+    ]
 
 
 def lazily(tensors: Sequence[Tensor]) -> list[Callable[[], Tensor]]:

@@ -79,7 +79,7 @@ def test_narrow_layers_are_taken_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_factor_that_cannot_be_inverted_is_named() -> None:
     buffer = make_buffer(HOST, PAIRS)
     buffer.average("head.G").sub_(10 * torch.eye(34))
-    rates, dims = torch.zeros(8, dtype=torch.float64), torch.ones(8)
+    rates, dims = torch.zeros(10, dtype=torch.float64), torch.ones(10)
     OPERATIONS["mix_and_damp"](buffer, PAIRS, rates, dims, 0.04)
     assert int(HOST["invert"](buffer, PAIRS)) == 1
     assert buffer.derived["reason"] == (
@@ -94,7 +94,7 @@ def test_layers_that_are_not_finite_are_named() -> None:
     put("grouped.G", float("inf"))(buffer)
     put("one.A", float("nan"))(buffer)
     put("one.G", float("nan"))(buffer)
-    rates, dims = torch.ones(8, dtype=torch.float64), torch.ones(8)
+    rates, dims = torch.ones(10, dtype=torch.float64), torch.ones(10)
     assert not OPERATIONS["mix_and_damp"](buffer, PAIRS, rates, dims, 0.04)
     assert buffer.derived["infinite"] == ["grouped", "one"]
 

@@ -299,5 +299,5 @@ def test_the_representation_shows_every_setting():
         "KFAC(Sequential, damping=0.1, ema=0.2, fisher='top(3)', likelihood='categorical', "
         "variance=1.0, degrees_of_freedom=5.0, head='2', exclude=(), include=(), "
         "track_norms=False, seed=0, weighting='gradients', sharing='expand', norm_layers=False, "
-        "max_cost=1.5, damping_kind='factored')"
+        "max_cost=1.5, damping_kind='factored', factor_scale='none')"
     )

@@ -83,7 +83,7 @@ def test_the_representation_shows_every_setting() -> None:
         "KFAC(damping=0.1, ema=0.1, fisher='exact', likelihood='categorical', variance=1.0, "
         "degrees_of_freedom=5.0, head=None, exclude=(), include=(), track_norms=False, seed=0, "
         "weighting='gradients', sharing='expand', norm_layers=False, max_cost=1.5, "
-        "damping_kind='factored')"
+        "damping_kind='factored', factor_scale='none')"
     )
     assert repr(EKFAC(mlp())).startswith("EKFAC(Sequential, damping=0.001, ")
     assert repr(EKFAC(mlp())).endswith("basis_every=50)")

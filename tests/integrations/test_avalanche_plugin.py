@@ -198,6 +198,17 @@ def test_a_head_that_grows_keeps_what_was_known_of_the_layers_below() -> None:
     assert added.classes == {0, 1, 2, 3}
 
 
+@pytest.mark.parametrize(("size", "units"), [("classes", 2), ("labels", 4)])
+def test_the_head_counts_classes_or_labels(size: Any, units: int) -> None:
+    from avalanche.models import IncrementalClassifier
+
+    added = plugin(settings(head_size=size))
+    strategy = strategy_of(net(IncrementalClassifier(8, initial_out_features=6)), added)
+    strategy.train(experiences([data(10, [0, 3], 0)]))
+    (blocks,) = added.transform.curvature.blocks
+    assert int(blocks.head.active) == units
+
+
 def test_what_is_replayed_can_be_said() -> None:
     def last_two(strategy: Any) -> Tensor:
         return torch.arange(len(strategy.mb_y)) >= len(strategy.mb_y) - 2

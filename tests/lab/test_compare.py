@@ -69,6 +69,12 @@ def test_what_cannot_be_paired_is_refused(tmp_path: Path) -> None:
     mnist = kept(tmp_path, "split-mnist", "er", by_seed({0: 0.5}))
     with pytest.raises(RunError, match="of split-digits and split-mnist"):
         compare(digits, mnist)
+    published, own = (
+        kept(tmp_path, "split-cifar100", "er", by_seed({0: 0.5}), changed=changed)
+        for changed in ({}, {"splits": "own"})
+    )
+    with pytest.raises(RunError, match="have own and published splits"):
+        compare(published, own)
     with pytest.raises(RunError, match="Seed 0 is there twice"):
         compare([*digits, *digits], others)
 

@@ -49,7 +49,7 @@ ELSEWHERE: dict[str, Any] = {
 
 
 def test_every_field_either_decides_the_numbers_or_does_not() -> None:
-    known = {*OTHER, *ELSEWHERE, "seed", "benchmark", "defaults"}
+    known = {*OTHER, *ELSEWHERE, "seed", "benchmark", "defaults", "splits"}
     assert {field.name for field in fields(RunConfig)} == known
 
 
@@ -78,7 +78,7 @@ def test_two_learning_rates_never_share_a_folder(one: float, other: float) -> No
         ("convex/ngd", {}),
         ("convex/ocar", {}),
         ("convex/ocar", {"defaults": True}),
-        ("split-cifar100/ocar", {"device": "cuda"}),
+        ("split-cifar100/ocar", {"device": "cuda", "splits": "own"}),
     ],
 )
 def test_a_stored_result_is_found_again(folder: str, options: dict[str, Any]) -> None:
@@ -97,6 +97,20 @@ def test_the_defaults_of_a_method_are_another_folder_than_its_preset() -> None:
     assert defaults.hash() != small(method="ocar").hash()
     with pytest.raises(ConfigError, match=r"er has no default for lr\. Give --lr 0\.05, or"):
         small(method="er", defaults=True)
+
+
+def test_other_splits_are_another_folder() -> None:
+    published, own = (
+        RunConfig(benchmark="split-cifar100", method="er", splits=splits, device="cpu")
+        for splits in (None, "own")
+    )
+    assert published.hash() == replace(published, splits="published").hash() != own.hash()
+    assert (published.identity()["splits"], published.changed()) == ("published", {})
+    assert "splits" not in own.identity()  # as in runs of earlier versions
+    assert own.changed() == {"splits": "own"}
+    assert small(splits="own").hash() == small().hash()
+    with pytest.raises(ConfigError, match="Invalid splits='published' for split-digits"):
+        small(splits="published")
 
 
 def test_the_seed_is_a_folder_below() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -226,3 +227,22 @@ def test_a_curve_is_the_mean_and_spread_over_seeds(tmp_path: Path) -> None:
     assert found.std[-1] == pytest.approx(np.std(ends, ddof=1))
     assert curves.choose(runs, "split-digits", "er", (1,)) == [runs[1]]
     assert curves.choose(runs, "split-digits", "ocar", ()) == []
+
+
+def test_the_curves_of_a_figure_share_their_splits(tmp_path: Path) -> None:
+    name, events = "split-cifar100", history(np.random.default_rng(0), [4, 4])
+    own = write_run(tmp_path / "own", events, benchmark=name)
+    published = write_run(tmp_path / "published", events, benchmark=name, splits="published")
+    assert curves.choose([own], name, "er", ()) == []
+    assert curves.choose([own, published], name, "er", ()) == [published]
+    file = tmp_path / "curves.json"
+    assert curves.drawn(file, name) == {}
+    for settings, there in ((curves.settings_of(name), True), ({"benchmark": name}, False)):
+        document = {
+            "format": "ocar-figure",
+            "version": 1,
+            "settings": settings,
+            "parts": {"er": {}},
+        }
+        file.write_text(json.dumps(document), encoding="utf-8")
+        assert bool(curves.drawn(file, name)) == there

@@ -10,6 +10,7 @@ import pytest
 from kept_files import kept
 
 from ocar.errors import ConfigError
+from ocar_lab.paper.sheets import table_sheet
 from ocar_lab.paper.tables import Claim, check, clear_tables, deviations, table1
 from ocar_lab.paper.times import times_table
 from ocar_lab.published import FIRST_TASK_SECONDS, PUBLISHED, Published
@@ -151,6 +152,28 @@ def test_a_row_is_of_the_published_settings_and_the_most_seeds(tmp_path: Path) -
         other = table1(runs("ocar", 0.5, 3, fisher=root))
         row = next(row for row in other.rows if row.method == "ocar")
         assert (row.hash, row.seeds, len(row.left_out)) == (None, (), 1)
+
+
+def test_published_splits_come_first_and_others_are_named(tmp_path: Path) -> None:
+    def runs(seeds: int, **changed: object) -> list[KeptRun]:
+        metrics = {seed: {"acc": 0.3, "aaa": 0.4, "wc_acc": 0.1} for seed in range(seeds)}
+        return [*kept(tmp_path, "split-cifar100", "lpr", metrics, changed=changed)]
+
+    own = runs(5, splits="own")
+    assert {run.splits for run in own} == {"own"}
+    assert {tuple(run.changed) for run in own} == {("splits",)}
+    for others, seeds, left, settings, missing in (
+        ([], (0, 1, 2, 3, 4), 0, {"splits": "own"}, (0, 1, 2, 3, 4)),
+        (runs(2), (0, 1), 1, {}, (2, 3, 4)),
+    ):
+        table = table1([*own, *others])
+        row = next(row for row in table.rows if row.method == "lpr")
+        assert (row.seeds, len(row.left_out), row.settings) == (seeds, left, settings)
+        command = next(command for command in table.commands if command.method == "lpr")
+        assert command.seeds == missing
+        assert "--splits" not in command.line
+        note = "On other class orders and validation data than the published (splits=own): lpr."
+        assert (note in table_sheet(table).notes) == (not others)
 
 
 def test_where_no_settings_were_published_any_count(tmp_path: Path) -> None:

@@ -137,6 +137,9 @@ def test_a_run_that_was_interrupted_names_all_its_processes(tmp_path: Path) -> N
         short(method="gdumb"),
         short(method="gdumb", every=1),
         short(every="task"),
+        short(splits="own"),
+        RunConfig(benchmark="split-cifar100", method="er", threads=1),
+        RunConfig(benchmark="split-cifar100", method="er", splits="own", threads=1),
     ],
     ids=lambda config: config.hash(),
 )
@@ -147,6 +150,7 @@ def test_the_command_makes_the_same_configuration(config: RunConfig) -> None:
         "transform": config.transform,
         "settings": config.settings,
         "defaults": config.defaults,
+        "splits": config.splits,
     }
     line = run_command(identity, given, seeds=[3, 4], threads=config.threads)
     assert line is not None

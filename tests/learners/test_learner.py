@@ -73,6 +73,31 @@ def test_a_kept_draw_serves_all_passes() -> None:
     assert not torch.equal(seen[-1][10:], seen[-4][10:])
 
 
+@pytest.mark.parametrize("method", ["er-ace", "ocar-ace"])
+@pytest.mark.parametrize(("replay", "repeats"), [("disjoint", False), ("fresh", True)])
+def test_disjoint_draws_repeat_no_sample(
+    method: str, replay: str, repeats: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the survey's ER-ACE: its loader goes through the memory without repetition."""
+    settings = {"lr": 1e-3, "memory": 30, "replay_batch": 8, "passes": 3, "replay": replay}
+    learner = ocar.make_learner(method, convnet(), **settings)
+    drawn: list[list[int]] = []
+    gather = learner.memory.gather
+    monkeypatch.setattr(
+        learner.memory, "gather", lambda s, **o: (drawn.append(s.tolist()), gather(s, **o))[1]
+    )
+    repeated = []
+    for x, y in images(8, [0, 1]):
+        drawn.clear()
+        learner.learn(x, y)
+        if len(learner.memory) == 30:
+            slots = [slot for one in drawn if len(one) == 8 for slot in one]
+            assert len(slots) == 24
+            repeated.append(len(set(slots)) < 24)
+    assert any(repeated) == repeats
+    assert len(repeated) >= 4
+
+
 def test_normalization_and_the_scaling_of_bytes() -> None:
     inputs = []
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 4))

@@ -106,7 +106,7 @@ def test_every_shared_setting_reaches_the_curvature() -> None:
     """Each setting that OCAR has too is passed on under its name, with OCAR's default."""
     theirs = {f.name: f.default for f in fields(OCARSettings)}
     shared = [f for f in fields(NGDSettings) if f.name in theirs and f.name != "ema"]
-    assert len(shared) == 11
+    assert len(shared) == 12
     for field in shared:
         assert field.default == theirs[field.name]
     other = {

@@ -11,7 +11,7 @@ import torch
 from tolerances import EXACT
 from torch import nn
 from torch.testing import assert_close
-from toys import RAW, assert_same, convnet, everything, images, mlp, vectors
+from toys import RAW, assert_same, convnet, everything, images, mlp, never_wait, vectors
 
 import ocar
 from ocar.errors import ConfigError
@@ -303,3 +303,64 @@ def test_saved_after_the_head_has_grown_without_a_step(tmp_path) -> None:
     ours, theirs = learner.state()[0], restored.state()[0]
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+# --- the size of the head, and the scale of the factors -------------------------------------------
+
+ARRIVALS = [[0, 1], [0, 1], [3], [2], [2, 3], [7]]
+"""Labels of each batch: 3 comes before 2, and 7 before 4 to 6."""
+
+
+def head_history(size: str, **options) -> list[tuple[int, int]]:
+    """After each batch, the units that the head counts as, and the estimates in its G."""
+    learner = ocar.OCAR(mlp(units=8), head_size=size, passes=2, **SETTINGS, **options)
+    curvature, history = learner.transform.curvature, []
+    for i, labels in enumerate(ARRIVALS):
+        ((x, y),) = vectors(1, labels, seed=i)
+        learner.learn(x, y)
+        block = next(block for block in curvature.blocks if block.head is not None)
+        count = block.buffer.counts[block.buffer.index(f"{block.head.name}.G")]
+        history.append((int(block.head.active), int(count)))
+    return history
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_the_heads_curvature_starts_again_by_classes_or_by_labels(waits, monkeypatch) -> None:
+    if not waits:
+        never_wait(monkeypatch)
+    assert head_history("classes") == [(2, 1), (2, 2), (3, 1), (4, 1), (4, 2), (5, 1)]
+    assert head_history("labels") == [(2, 1), (2, 2), (4, 1), (4, 2), (4, 3), (8, 1)]
+
+
+def test_classes_that_are_given_count_by_their_labels() -> None:
+    options = {"classes": tuple(range(8)), "head": "2"}
+    assert [size for size, _ in head_history("labels", **options)] == [8] * len(ARRIVALS)
+
+
+@pytest.mark.parametrize(
+    "options", [{"head_size": "labels"}, {"factor_scale": "outputs"}], ids=["size", "scale"]
+)
+def test_an_option_of_the_authors_changes_steps_and_resumes(options, tmp_path) -> None:
+    usual = ocar.OCAR(mlp(units=8), memory=20, **SETTINGS)
+    learner = ocar.OCAR(mlp(units=8), memory=20, **options, **SETTINGS)
+    resumed = None
+    for i, labels in enumerate(ARRIVALS):
+        ((x, y),) = vectors(1, labels, seed=i)
+        usual.learn(x, y)
+        learner.learn(x, y)
+        if resumed is not None:
+            resumed.learn(x, y)
+        if i == 1:
+            same = zip(usual.model.parameters(), learner.model.parameters(), strict=True)
+            assert all(torch.allclose(one, other, rtol=1e-4, atol=1e-6) for one, other in same)
+        if i == 2:
+            learner.save(tmp_path / "learner.pt")
+            resumed = ocar.load(tmp_path / "learner.pt", mlp(units=8))
+    assert_same(everything(learner), everything(resumed))
+    moved = [own.model[2].weight.detach() for own in (usual, learner)]
+    assert float((moved[0] - moved[1]).abs().max()) > 1e-4
+
+
+def test_a_wrong_size_of_the_head_is_refused() -> None:
+    with pytest.raises(ConfigError, match="Invalid head_size='outputs'"):
+        OCARSettings(head_size="outputs")

@@ -52,6 +52,7 @@ METHODS = {
     "ocar-exact": ("ocar", OCAR | {"fisher": "exact"}),
     "ocar-every": ("ocar", OCAR | {"fisher_passes": "every"}),
     "ocar-own": ("ocar", OCAR | {"fisher_forward": "own"}),
+    "ocar-authors": ("ocar", OCAR | {"factor_scale": "outputs", "head_size": "labels"}),
     "ocar-both": ("ocar", OCAR | {"weighting": "both", "norm_layers": True}),
     "ocar-top": ("ocar", OCAR | {"fisher": "top(2)"}),
     "ocar-sampled": ("ocar", OCAR | {"fisher": "sampled(2)"}),

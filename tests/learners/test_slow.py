@@ -352,6 +352,28 @@ def test_serving_answers_as_both(tmp_path: Path) -> None:
     assert not torch.allclose(learner.predict(x), learner.predict(x, prediction="plain"))
 
 
+@pytest.mark.parametrize(("given", "mirrored"), [({}, True), ({"mirror": False}, False)])
+def test_where_images_are_mirrored_the_slow_weights_predict_the_mirror_image(
+    given: dict[str, Any], mirrored: bool
+) -> None:
+    learner = ocar.ER(convnet(), lr=0.1, **BOTH, augment=ocar.CropFlip(padding=1), **given)
+    serving = ocar.Serving(learner)
+    for x, y in pictures(3, [0, 1, 2]):
+        learner.learn(x, y)
+    seen = x.flip(-1) if mirrored else x
+    fast, slow = learner.predict(x, prediction="plain"), learner.predict(seen, prediction="slow")
+    expected = (fast.softmax(1) + slow.softmax(1)) / 2
+    assert_close(learner.predict_proba(x), expected)
+    assert_close(serving.predict(x).probabilities, expected)
+    assert_close(learner.predict_repeatedly(x)(4, lambda z: z.softmax(1)), expected[:4])
+
+
+def test_what_is_not_mirrored_in_learning_is_not_mirrored_in_predictions() -> None:
+    for augment in (None, ocar.CropFlip(padding=1, flip=False)):
+        assert not ocar.ER(convnet(), lr=0.1, **BOTH, augment=augment).mirrors
+    assert not ocar.ER(convnet(), lr=0.1, **BOTH, augment=ocar.CropFlip(), mirror=False).mirrors
+
+
 # --- logit adjustment -----------------------------------------------------------------------------
 
 

@@ -39,8 +39,9 @@ from ocar.accel.gram import gram
 from ocar.accel.graph import Graph, release_memory
 from ocar.accel.kronecker import invert, mix_and_damp, precondition
 from ocar.accel.layout import (
-    flat,
+    Scratch,
     from_weight_matrix,
+    inner,
     join_inputs,
     lay_out_,
     saved_order,
@@ -74,6 +75,7 @@ __all__ = [
     "RepeatedPrediction",
     "RowRecorder",
     "Rows",
+    "Scratch",
     "Side",
     "Snapshot",
     "Tensors",
@@ -83,13 +85,13 @@ __all__ = [
     "choose_device",
     "commit_or_rollback",
     "divergence",
-    "flat",
     "from_weight_matrix",
     "gpu_name",
     "gram",
     "half_square",
     "has_gpu",
     "host_and",
+    "inner",
     "inputs_only",
     "invert",
     "join_inputs",

@@ -30,27 +30,35 @@ _ROWS, _COLUMNS, _TERMS = 32, 64, 32  # of a tile of a product, and the terms it
 
 
 class _Matrix(NamedTuple):
-    """One square matrix of the buffer."""
+    """One square matrix of the buffer, and the numbers of those that are damped with it."""
 
     start: int
     size: int
     statistic: int
+    first: int  # A of the same group, one for each part
+    parts: int
+    g: int
 
 
 class _Plan:
     """Tables for the kernels; they cannot be made while a graph is recorded.
 
-    All layers are small enough. Matrices come in pairs: A of a layer, or of a group of it, then G.
+    All layers are small enough. The matrices of a layer, or of a group of it, are A of each part,
+    then G.
     """
 
     def __init__(self, buffer: FactorBuffer, pairs: Pairs) -> None:
         self._device = buffer.averages.device
-        self._matrices = [
-            _Matrix(buffer.start(name) + group * size**2, size, buffer.index(name))
-            for pair in pairs
-            for group in range(pair.groups)
-            for name, size in zip(pair.names, (pair.d_in, pair.d_out), strict=True)
-        ]
+        self._matrices: list[_Matrix] = []
+        for pair, group in ((p, group) for p in pairs for group in range(p.groups)):
+            first, parts = len(self._matrices), pair.parts
+            a, g = pair.names
+            shared = (first, parts, first + parts)
+            for number in range(group * parts, (group + 1) * parts):
+                start = buffer.start(a) + number * pair.d_in**2
+                self._matrices.append(_Matrix(start, pair.d_in, buffer.index(a), *shared))
+            start = buffer.start(g) + group * pair.d_out**2
+            self._matrices.append(_Matrix(start, pair.d_out, buffer.index(g), *shared))
         self.count = len(self._matrices)
         self.matrices = self._table(self._matrices)
         self.largest = max(matrix.size for matrix in self._matrices)
@@ -97,7 +105,10 @@ class _Plan:
         """Tiles of the three products of :func:`_precondition`, the longest sums first."""
         tables: tuple[list[tuple[int, ...]], ...] = ([], [], [])
         at = 0
-        for a, g in zip(self._matrices[::2], self._matrices[1::2], strict=True):
+        for number, a in enumerate(self._matrices):
+            if number == a.g:
+                continue
+            g = self._matrices[a.g]
             rows, columns = g.size, a.size
             places = product(range(-(-rows // _ROWS)), range(-(-columns // _COLUMNS)))
             for row, column in places:
@@ -122,7 +133,7 @@ def _plan(buffer: FactorBuffer, pairs: Pairs) -> _Plan:
 
 
 def _is_small(pair: Pair) -> bool:
-    return max(pair.d_in, pair.d_out) <= LARGEST and pair.parts == 1
+    return max(pair.d_in, pair.d_out) <= LARGEST
 
 
 def _split(pairs: Pairs) -> tuple[Pairs, Pairs]:
@@ -181,7 +192,7 @@ def _invert(buffer: FactorBuffer, pairs: Pairs) -> Tensor:
     launch(
         kernels.finish,
         (len(blocks),),
-        *(values, roots, bad, blocks, kronecker.inverses(buffer), total),
+        *(values, roots, bad, blocks, plan.matrices, kronecker.inverses(buffer), total),
         MATRICES=1 << (total - 1).bit_length(),
         **options,
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from ocar.accel.devices import many_images
 from ocar.accel.folded import FoldedResNet, fold
 from ocar.accel.graph import Graph
-from ocar.structure import Inputs, apply, call, cat
+from ocar.structure import Inputs, apply, call, call_each, cat
 
 T = TypeVar("T")
 
@@ -72,6 +73,7 @@ class ParallelPrediction(RepeatedPrediction):
         normalize: Callable[[Inputs], Inputs],
         model: nn.Module,
         weights: Sequence[Mapping[str, Tensor]],
+        mirror: bool = False,
     ) -> None:
         like = next(iter(weights[0].values()))
         half = torch.float16 if like.dtype == torch.float32 else like.dtype
@@ -95,7 +97,7 @@ class ParallelPrediction(RepeatedPrediction):
             return apply(self._folded[0].prepare, inputs) if self._folded else inputs
 
         def predict(x: Inputs) -> Tensor:
-            return torch.stack([call(own, x) for own in models])
+            return call_each([partial(call, own) for own in models], x, mirror=mirror)
 
         super().__init__(x, normalize=prepare, predict=predict, device=like.device)
         if not self._folded:
@@ -147,6 +149,7 @@ def repeated_prediction(
     model: nn.Module,
     weights: Sequence[Mapping[str, Tensor]] | None,
     record: bool,
+    mirror: bool = False,
 ) -> RepeatedPrediction:
     """The fastest way to predict the same samples again and again.
 
@@ -158,8 +161,9 @@ def repeated_prediction(
         weights: Parameters and buffers by name, of each model that predicts; None if ``predict`` is
             more than the model with some weights.
         record: Whether CUDA graphs may be recorded.
+        mirror: Whether the last of several models sees mirror images, as in ``predict``.
     """
     device = next(model.parameters()).device
     if weights is None or not record or device.type != "cuda":
         return RepeatedPrediction(x, normalize=normalize, predict=predict, device=device)
-    return ParallelPrediction(x, normalize=normalize, model=model, weights=weights)
+    return ParallelPrediction(x, normalize=normalize, model=model, weights=weights, mirror=mirror)

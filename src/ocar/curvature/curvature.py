@@ -91,6 +91,8 @@ class Curvature(ABC):
         ok: Whether all estimates since :meth:`begin` were finite, a scalar of bool.
         most_classes: Only this many first outputs can stand for a class; None for all. An exact
             root leaves out the columns of the others.
+        units: Units that the head counts as, a scalar, in the scale of its G and for when this
+            starts again; None for the number of outputs that stand for a class.
     """
 
     model: nn.Module = None  # type: ignore[assignment]
@@ -146,6 +148,7 @@ class Curvature(ABC):
         self.step = 0
         self.norm_ratio: Tensor | None = None
         self.most_classes: int | None = None
+        self.units: Tensor | None = None
         self._inverse_damping = 0.0  # τ of the present inverse; 0 if there is none
         if self.model is not None:
             self._start()
@@ -363,7 +366,8 @@ class Curvature(ABC):
     def renew(self, damping: Tensor | float, ema: Tensor | float) -> None:
         """Take the last estimate into the averages with weight ``ema``, and derive the inverse.
 
-        An estimate that is not finite makes :attr:`ok` false and changes nothing.
+        An estimate that is not finite makes :attr:`ok` false and changes nothing. What this reads
+        stays until :meth:`rewrite_`: a parallel backward pass must not reuse its memory.
         """
         for block in self.blocks:
             seen = {name: self._seen[name] for name in block.layers if name in self._seen}
@@ -372,7 +376,6 @@ class Curvature(ABC):
                 ok, inverted = block.renew(seen, ema, damping).unbind()
                 self.ok &= ok
                 self._not_inverted += ok & ~inverted
-        self._seen = {}
 
     def apply_(self) -> None:
         """Apply the inverse to the gradients, in place; see :meth:`rewrite_`."""
@@ -382,6 +385,7 @@ class Curvature(ABC):
     @full_precision
     def rewrite_(self) -> None:
         """:meth:`precondition_` without counting a step, which a recording could not."""
+        self._seen = {}
         if self.track_norms:
             before = self._gradient_norm()
             self.apply_()

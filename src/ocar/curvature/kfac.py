@@ -32,18 +32,25 @@ class FactorBlocks(InputBlocks):
 
     about = "Kronecker factors"
 
+    units: Tensor | None = None
+    """K, the units of the head, if A·√K and G/√K are averaged; None for A and G."""
+
     def statistics(self, layer: MatrixLayer) -> dict[str, tuple[int, ...]]:
         """A and G."""
         return layer.shapes()
 
     def estimate(self, seen: Mapping[str, Seen]) -> None:
-        """G of a batch."""
+        """G of a batch, and the scale of A and G."""
         gradients = [own.gradients(self.layers[name]) for name, own in seen.items()]
         if self.sharing == "reduce":
             gradients = [g.sum(-1, keepdim=True) for g in gradients]
         scales = [1 / (g.shape[1] * g.shape[-1]) for g in gradients]
         operands = [partial(torch.flatten, g, 0, 1) for g in gradients]
         accel.gram(operands, scales, [self.buffer.estimate(f"{name}.G") for name in seen])
+        if self.units is not None:
+            root = self.units.to(self.buffer.estimates.dtype).sqrt()
+            for key, factor in (("A", root), ("G", 1 / root)):
+                torch._foreach_mul_([self.buffer.estimate(f"{n}.{key}") for n in seen], factor)
 
     def restart_head(self, when: Tensor) -> None:
         """The head's G starts again; its A goes on."""
@@ -56,7 +63,7 @@ class FactorBlocks(InputBlocks):
         values_g, _ = linalg.eigen(self.buffer.average(f"{layer.name}.G"), name=layer.name)
         if self.head is not None and layer.name == self.head.name:
             # Spare outputs have zero curvature and come first in ascending order.
-            values_g = values_g[:, values_g.shape[1] - int(self.head.active) :]
+            values_g = values_g[:, max(0, values_g.shape[1] - int(self.head.active)) :]
         return values_a, values_g
 
 
@@ -202,9 +209,22 @@ class KFAC(LayerCurvature):
     """``"factored"`` damps A and G each, balanced by π; ``"exact"`` inverts A ⊗ G + τI in the
     eigenbases."""
 
+    factor_scale: Literal["none", "outputs"] = field(default="none", kw_only=True)
+    """``"outputs"`` averages A·√K and G/√K, with K units of the head at the time of the estimate. π
+    cancels it while K stays. nngeometry does so, on which the code of OCAR's authors builds."""
+
     def __post_init__(self) -> None:
         require_one_of("damping_kind", self.damping_kind, ("factored", "exact"))
+        require_one_of("factor_scale", self.factor_scale, ("none", "outputs"))
         super().__post_init__()
+
+    def _make_blocks(self) -> list[Blocks[Any]]:
+        blocks = super()._make_blocks()
+        if self.factor_scale == "outputs" and self._head is not None:
+            for block in blocks:
+                if isinstance(block, FactorBlocks):
+                    block.units = self._head.active
+        return blocks
 
     def kinds(self) -> Mapping[type[Layer], type[Blocks[Any]]]:
         """Kronecker factors, small matrices, a diagonal."""

@@ -172,11 +172,13 @@ class LayerCurvature(Curvature):
         return seen
 
     def _restart_head(self, active: Tensor | None) -> None:
-        """Count the active outputs; the head's G starts again if their number has changed."""
+        """Count the head's units; its G starts again if their number has changed."""
         if self._head is not None:
             layer = self.model.get_submodule(self._head.name)
             every = torch.full_like(self._head.active, len(layer.weight))  # type: ignore[arg-type]
             count = every if active is None else active.sum()
+            if self.units is not None:
+                count = torch.maximum(count, self.units.to(count.dtype))
             for block in self.blocks:
                 block.restart_head(count != self._head.active)
             self._head.active.copy_(count)

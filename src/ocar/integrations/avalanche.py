@@ -131,6 +131,8 @@ class OCARPlugin(SupervisedPlugin):
         weights = torch.ones(len(outputs), device=outputs.device)
         weights[self._replayed(strategy)] = self.transform.replay_weight
         active = active_outputs(strategy.model, outputs)
+        if self.settings.head_size == "labels":
+            curvature.units = torch.tensor(max(self.classes) + 1, device=outputs.device)
         curvature.update(outputs, weights=weights, targets=strategy.mb_y, active=active)
 
     def after_backward(self, strategy: Any, **kwargs: Any) -> None:

@@ -39,6 +39,9 @@ class Begun:
     step: int
     """Gradient steps taken so far."""
 
+    largest: int = -1
+    """The largest label so far, including those of this batch; -1 if there is none."""
+
     outputs: int = 0
     """Outputs of the model."""
 

@@ -77,6 +77,10 @@ class CurvatureSettings(TransformSettings):
     damping_kind: Literal["factored", "exact"] = "factored"
     """Damp each Kronecker factor, balanced by π (the authors' code), or A ⊗ G + τI (the text)."""
 
+    factor_scale: Literal["none", "outputs"] = "none"
+    """Average A and G, or A·√K and G/√K with K units of the head (the authors' code). The two
+    differ for a while after the head has grown. For K-FAC alone."""
+
     sharing: Literal["expand", "reduce"] = "expand"
     """How locations of a layer with shared weights count, see :mod:`ocar.curvature.blocks`."""
 
@@ -145,6 +149,10 @@ class OCARSettings(CurvatureSettings):
 
     window: int = 10
     """Stream batches over which distinct labels are counted to estimate ``n_new``."""
+
+    head_size: Literal["classes", "labels"] = "classes"
+    """Units that the head counts as: classes seen, or the largest label + 1 (the authors' code, for
+    labels 0, 1, 2 ...). The head's G starts again when this number grows."""
 
     weighting: Literal["gradients", "both"] = "gradients"
     """Sample weights enter G alone (the authors' code), or A and G."""
@@ -220,6 +228,7 @@ class OCARSettings(CurvatureSettings):
         options = (
             "fisher",
             "damping_kind",
+            "factor_scale",
             "weighting",
             "sharing",
             "norm_layers",
@@ -277,6 +286,7 @@ class OCARTransform(Transform):
         self._scale = scale
         self._numbers, self._index = torch.empty(0), 0  # of the present step
         self._why: dict[str, str] = {}
+        self._scratch = accel.Scratch()
         self._weighed = ""
         self._shared = joint and settings.fisher_forward == "shared"
         self._recent: deque[frozenset[int]] = deque(maxlen=settings.window)
@@ -287,7 +297,7 @@ class OCARTransform(Transform):
         return (self.curvature.generator,)
 
     def begin(self, batch: Begun) -> Sequence[float]:
-        """Weight of replayed samples, weight of the estimate, three of the rate, τ in each pass."""
+        """Weights of replay and estimate, three of the rate, τ in each pass, size of the head."""
         self.curvature.begin(batch.keep, Work(batch.samples, self._passes))
         self._recent.append(frozenset(batch.units))
         self._outputs = 1.0 if batch.units else float(batch.outputs)
@@ -299,7 +309,7 @@ class OCARTransform(Transform):
         own = (0.0, 0.0, 0.0) if self.rate is None else self.rate.numbers(number)
         self._why = {} if self.rate is None else self.rate.why(*own[:2])
         weight = self.replay_weight * self._scale[1]
-        return weight, self.settings.ema_of(number), *own, *taus
+        return weight, self.settings.ema_of(number), *own, *taus, batch.largest + 1
 
     def shape(self, classes: int) -> int | None:
         """The classes that an exact root has columns for; None for other roots."""
@@ -355,6 +365,8 @@ class OCARTransform(Transform):
                 outputs = forward(step.x)
         weights = outputs.new_full(outputs.shape[:1], self._scale[0], dtype=torch.float32)
         weights[step.new :] = step.numbers[0]
+        if self.settings.head_size == "labels":
+            self.curvature.units = step.numbers[-1]
         self.curvature.estimate(
             outputs,
             weights=weights,
@@ -386,11 +398,11 @@ class OCARTransform(Transform):
         if self.rate is None:
             self.curvature.rewrite_()
             return
-        before = accel.flat(self._gradients()) if self._index == 0 else None
+        before = self._scratch.flat(self._gradients()) if self._index == 0 else None
         self.curvature.rewrite_()
         grads = self._gradients()
         if before is not None:
-            self.rate.follow_(torch.dot(before, accel.flat(grads)), self._numbers[4])
+            self.rate.follow_(accel.inner(before, grads), self._numbers[4])
         torch._foreach_mul_(grads, self.rate.used.to(grads[0].dtype))
 
     def _gradients(self) -> list[Tensor]:

@@ -86,9 +86,12 @@ class LearnerSettings:
     """Whether the slow weights have running statistics of BatchNorm that follow too, or use those
     of the model."""
 
+    mirror: bool | None = None
+    """Whether the slow weights predict the mirror image where both predict: the mean is then also
+    one over two views, at no cost. By default where ``augment`` mirrors images."""
+
     distillation: float = 0.0
-    """Weight of the divergence from the predictions of the slow weights in the loss; 0 for none. On
-    a GPU the steps are then not recorded, and slower."""
+    """Weight of the divergence from the predictions of the slow weights in the loss; 0 for none."""
 
     distill_on: Literal["all", "replayed"] = "all"
     """Distil all samples of a gradient step, or the replayed ones."""
@@ -178,6 +181,12 @@ class LearnerSettings:
     def has_slow(self) -> bool:
         """Whether there are slow weights."""
         return self.prediction != "plain" or self.distillation > 0
+
+    @property
+    def mirrors(self) -> bool:
+        """Whether the slow weights see mirror images where both predict."""
+        known = bool(getattr(self.augment, "flip", False))
+        return known if self.mirror is None else self.mirror
 
     @property
     def slow_at_steps(self) -> bool:

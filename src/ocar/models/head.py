@@ -74,6 +74,11 @@ class GrowingHead:
         return list(self._unit)
 
     @property
+    def largest(self) -> int:
+        """The largest label of a unit in use; -1 without any."""
+        return max(self._unit, default=-1)
+
+    @property
     def capacity(self) -> int:
         """Units of the layer, used or not."""
         return self.layer.out_features

@@ -7,13 +7,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 from weakref import WeakValueDictionary
 
 import torch
 
 from ocar import datasets
 from ocar.augment import CropFlip, Normalize
+from ocar.config import require_one_of
 from ocar.datasets import Arrays
 from ocar.datasets.texts import WordLlamaEmbedding
 from ocar.errors import ConfigError
@@ -21,7 +22,7 @@ from ocar.registry import load_plugins, unknown
 from ocar.streams.arrays import ArrayStream
 from ocar.streams.convex import ConvexStream
 from ocar.streams.indexed import IndexedStream, View
-from ocar.streams.split import ClassIncremental, DomainIncremental
+from ocar.streams.split import ClassIncremental, DomainIncremental, Splits
 from ocar.streams.views import Permute, Rotate, in_views
 
 
@@ -56,8 +57,11 @@ class Benchmark:
     samples: int | None = None  #: Training samples of each view's task.
     by_domain: bool = False  #: Class-incremental, but the classes of a domain follow each other.
     split_seed: int | None = None  #: Seed of the validation data; by default the run's.
+    #: Usual class order and validation data; ``"published"`` if the paper has numbers of it.
+    splits: Splits = "own"
 
     def __post_init__(self) -> None:
+        require_one_of("splits", self.splits, get_args(Splits))
         if (self.loader is None) == (self.maker is None):
             raise ConfigError(
                 f"{self.name}: give either a loader of data or a maker of the stream."
@@ -77,6 +81,17 @@ class Benchmark:
     def n_new(self) -> int | None:
         """New classes in each task; None if there are none."""
         return self.classes // self.tasks if self.kind == "class-incremental" else None
+
+    def choose_splits(self, splits: Splits | None) -> Splits:
+        """The given splits, or the usual ones; raise ``ConfigError`` if it does not have them."""
+        if splits is None:
+            return self.splits
+        require_one_of("splits", splits, get_args(Splits))
+        if splits == "published" != self.splits:
+            raise ConfigError(
+                f"Invalid splits='published' for {self.name}: there are none. Must be 'own'."
+            )
+        return splits
 
     def learner_settings(self) -> dict[str, Any]:
         """The settings that it fixes for every learner."""
@@ -141,6 +156,7 @@ _SPLIT_CIFAR100 = Benchmark(
     passes=3,
     normalize=CIFAR100,
     augment=CropFlip(padding=4, flip=True),
+    splits="published",
 )
 _CLINC150 = Benchmark(
     name="clinc150",
@@ -249,6 +265,7 @@ _ALL = (
         loader=datasets.load_cifar100_superclasses,
         classes=20,
         tasks=5,
+        splits="own",
     ),
 )
 
@@ -272,6 +289,7 @@ def make_stream(
     data_root: Path | str | None = None,
     iid: bool = False,
     blurry: float = 0.0,
+    splits: Splits | None = None,
     device: torch.device | str = "cpu",
 ) -> IndexedStream:
     """The stream of a benchmark.
@@ -284,27 +302,37 @@ def make_stream(
         iid: All data in one task, the benchmark's upper reference.
         blurry: Fraction of each task's samples that are exchanged with other tasks, see
             :func:`~ocar.streams.blur.blur`.
+        splits: ``"published"`` for the class order and validation data of the paper's runs, which
+            have seeds 0 to 4, ``"own"`` for others. By default published, if the benchmark has
+            such splits: Split-CIFAR100 and Split-TinyImageNet.
         device: Where to keep the data and give the batches.
     """
     benchmark = get_benchmark(name)
+    splits = benchmark.choose_splits(splits)
     if benchmark.maker is not None:
         return benchmark.maker(seed=seed, iid=iid, blurry=blurry, device=device)
     assert benchmark.loader is not None
     root = datasets.data_root() if data_root is None else Path(data_root)
     arrays = _load(benchmark.loader, root, torch.device(device))
-    stream = stream_over(arrays, benchmark, seed=seed, iid=iid, blurry=blurry)
+    stream = stream_over(arrays, benchmark, seed=seed, iid=iid, blurry=blurry, splits=splits)
     stream.data = arrays
     return stream
 
 
 def stream_over(
-    arrays: Arrays, benchmark: Benchmark, *, seed: int = 0, iid: bool = False, blurry: float = 0.0
+    arrays: Arrays,
+    benchmark: Benchmark,
+    *,
+    seed: int = 0,
+    iid: bool = False,
+    blurry: float = 0.0,
+    splits: Splits | None = None,
 ) -> IndexedStream:
     """The stream that a benchmark makes of data, see :func:`make_stream`."""
     common: dict[str, Any] = {"seed": seed, "iid": iid, "blurry": blurry}
     common |= {"batch_size": benchmark.batch_size, "validation": benchmark.validation}
     if benchmark.kind == "class-incremental":
-        common["by_domain"] = benchmark.by_domain
+        common |= {"by_domain": benchmark.by_domain, "splits": benchmark.choose_splits(splits)}
         return ClassIncremental(arrays, tasks=benchmark.tasks, **common)
     common["split_seed"] = benchmark.split_seed
     if benchmark.views is None:

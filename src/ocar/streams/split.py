@@ -1,17 +1,28 @@
-"""Streams over one data set: its classes, a few at a time, or one domain after another."""
+"""Streams over one data set: its classes, a few at a time, or one domain after another.
+
+The rows of the paper's tables share five class orders and five sets of validation data. They come
+from one generator, seeded with the number of the run: first the order of the classes, then for each
+task in turn an order of its samples, whose end is validation data (Avalanche 0.4, as the survey of
+Soutif-Cormerais et al. calls it). ``splits="published"`` draws the same numbers.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
 
+from ocar.config import require_one_of
 from ocar.datasets.arrays import Arrays
 from ocar.errors import ConfigError, DataError
 from ocar.rng import make_generator
 from ocar.streams.arrays import TaskArrays, as_task
 from ocar.streams.indexed import IndexedStream, Part, Samples, Source
+
+Splits = Literal["own", "published"]
+"""How class order and validation data follow from the seed."""
 
 
 class ClassIncremental(IndexedStream):
@@ -30,6 +41,9 @@ class ClassIncremental(IndexedStream):
         by_domain: The classes of a domain follow each other, one domain after another; domains and
             classes within come in an order that depends on the seed. Each class must be of one
             domain.
+        splits: Draw class order and validation data from generators of this package, ``"own"``, or
+            as the runs in the paper's tables did, ``"published"``; those have seeds 0 to 4. The
+            order of the training samples is always our own.
 
     The other arguments are those of :class:`~ocar.streams.arrays.ArrayStream`.
 
@@ -48,7 +62,9 @@ class ClassIncremental(IndexedStream):
         iid: bool = False,
         blurry: float = 0.0,
         by_domain: bool = False,
+        splits: Splits = "own",
     ) -> None:
+        require_one_of("splits", splits, get_args(Splits))
         data = as_task(arrays)
         if data.y_train.is_floating_point():
             raise DataError(f"{data.name} has targets of {data.y_train.dtype}. Must have labels.")
@@ -58,11 +74,16 @@ class ClassIncremental(IndexedStream):
             raise ConfigError(
                 f"Invalid {tasks=}. Must divide the {classes} classes of {data.name}."
             )
-        order = torch.randperm(classes, generator=make_generator(seed, "class-order"))
+        draws = make_generator(seed, "class-order")
+        if splits == "published":
+            draws = torch.Generator().manual_seed(seed)
+        order = torch.randperm(classes, generator=draws)
         if by_domain:
             order = order[_by_domain(arrays, originals[order], seed)]
         self.arrays = arrays
         self.iid = iid
+        self.splits = splits
+        self._draws = draws
         self.class_order: tuple[int, ...] = tuple(originals[order].tolist())
         rank = torch.argsort(order)  # of a sorted original label, its place in the order
         n_tasks = 1 if iid else tasks
@@ -107,6 +128,21 @@ class ClassIncremental(IndexedStream):
         """The labels of ``task``, as learners see them."""
         per_task = self.classes // self.tasks
         return range(task * per_task, (task + 1) * per_task)
+
+    def _shuffled(self, members: Tensor, task: int, held_out: int) -> Tensor:
+        """The rows of a task in random order, the validation rows first."""
+        if self.splits == "own":
+            return super()._shuffled(members, task, held_out)
+        labels = self._samples.y[members.to(self._samples.y.device)].cpu()
+        # The published runs list the classes of a task as Python iterates over a set of them.
+        mine = self.task_classes(task)
+        originals = set(self.class_order[mine.start : mine.stop])
+        ranks = [self.class_order.index(original) for original in originals]
+        members = torch.cat([members[labels == rank] for rank in ranks])
+        members = members[torch.randperm(len(members), generator=self._draws)]
+        left, kept = members.tensor_split([len(members) - held_out])
+        order = make_generator(self.seed, f"order/{task}")
+        return torch.cat([kept, left[torch.randperm(len(left), generator=order)]])
 
 
 def _by_domain(arrays: Arrays | TaskArrays, labels: Tensor, seed: int) -> Tensor:

@@ -259,7 +259,7 @@ def _draw_curves(name: str, arguments: list[str], *, debug: bool) -> int:
     from ocar_lab.cli.workers import choose_workers
     from ocar_lab.drawing import save
     from ocar_lab.paper.figures import curves
-    from ocar_lab.paper.figures.store import Wanted, gather, read_document
+    from ocar_lab.paper.figures.store import Wanted, gather
 
     options = parse(curves.Options, arguments, command=f"ocar paper {name}")
     labels, benchmark = options.methods, options.benchmark
@@ -269,7 +269,7 @@ def _draw_curves(name: str, arguments: list[str], *, debug: bool) -> int:
             f"Invalid --benchmark {benchmark}: it has losses and no accuracy, and "
             "ocar paper convex draws them over time. Must be a benchmark with classes."
         )
-    kept = read_document(options.file)["parts"] if options.file.exists() else {}
+    kept = curves.drawn(options.file, benchmark)
     jobs = _missing_runs(options, kept)
     if jobs:
         workers, _ = choose_workers({}, workers=options.workers, jobs=len(jobs))

@@ -29,6 +29,7 @@ from ocar.methods.registry import (
 from ocar.methods.settings import LearnerSettings
 from ocar.methods.transform import TransformSettings
 from ocar.streams.benchmarks import get_benchmark
+from ocar.streams.split import Splits
 from ocar_lab.plugins import load_plugins, named_plugins
 from ocar_lab.runs.results import identity_hash
 
@@ -45,8 +46,11 @@ ADDED: dict[str, Any] = {
     "distill_on": "all",
     "distill_temperature": 1.0,
     "distill_curvature": False,
+    "mirror": None,
     "logit_adjustment": 0.0,
     "degrees_of_freedom": 5.0,
+    "factor_scale": "none",
+    "head_size": "classes",
 }
 """Settings that an earlier version did not have, with the value that changes none of its runs. They
 are then no part of the identity, so that the runs are found again."""
@@ -73,6 +77,10 @@ class MethodConfig:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Settings of the method and its transform, over those of the benchmark's preset. A study does
     not search them."""
+
+    splits: Splits | None = None
+    """Class order and validation data: published for those of the paper's runs, which have seeds 0
+    to 4, own for others. By default published on Split-CIFAR100 and Split-TinyImageNet."""
 
     data_root: Path | None = None
     """Folder of the data sets; by default OCAR_DATA or the user's data folder."""
@@ -148,6 +156,7 @@ class RunConfig(MethodConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         benchmark = get_benchmark(self.benchmark)
+        benchmark.choose_splits(self.splits)
         METHODS.find(self.method)
         if self.transform is not None:
             TRANSFORMS.find(self.transform)
@@ -174,6 +183,11 @@ class RunConfig(MethodConfig):
     def interval(self) -> int | Literal["task"]:
         """Evaluation interval in batches, or ``"task"``."""
         return usual_interval(self.method) if self.every is None else self.every
+
+    @property
+    def chosen_splits(self) -> Splits:
+        """The splits, by default those of the benchmark."""
+        return get_benchmark(self.benchmark).choose_splits(self.splits)
 
     def resolve(self) -> tuple[LearnerSettings, TransformSettings | None]:
         """Every setting of the method and of its transform.
@@ -239,6 +253,8 @@ class RunConfig(MethodConfig):
             "device": self.resolve_device().type if self.device == "auto" else self.device,
             # The guard changes nothing in a healthy run: only its absence is part of the identity.
             **({} if self.guard else {"guard": False}),
+            # Earlier versions had one kind of splits, without a name.
+            **({} if self.chosen_splits == "own" else {"splits": self.chosen_splits}),
         }
 
     def _base(self) -> dict[str, Any]:
@@ -260,6 +276,8 @@ class RunConfig(MethodConfig):
         others = {n: getattr(self, n) for n, v in protocol.items() if getattr(self, n) != v}
         if self.interval != usual_interval(self.method):
             others["every"] = self.interval
+        if self.chosen_splits != get_benchmark(self.benchmark).splits:
+            others["splits"] = self.chosen_splits
         return {name: plain[name] for name in names} | others
 
     def folder(self) -> Path:

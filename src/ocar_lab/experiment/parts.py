@@ -24,6 +24,7 @@ def make_config_stream(config: RunConfig, device: torch.device) -> TaskStream:
         data_root=config.data_root,
         iid=config.iid,
         blurry=config.blurry,
+        splits=config.splits,
         device=device,
     )
     if config.max_tasks is None and config.max_batches is None:

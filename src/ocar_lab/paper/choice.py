@@ -21,9 +21,9 @@ def choose(
 
     It follows the protocol and has the selected settings; any settings, where none were selected
     for the benchmark. The number of columns in the sketch of the Fisher may differ: all of them
-    estimate the paper's exact Fisher. Among several, the default Fisher comes first, then the most
-    seeds, then the most metrics. Names in ``PROTOCOL`` are ``allowed`` to differ where the metrics
-    do not depend on them.
+    estimate the paper's exact Fisher. Among several, the published splits come first, then the
+    default Fisher, then the most seeds, then the most metrics. Names in ``PROTOCOL`` are
+    ``allowed`` to differ where the metrics do not depend on them.
 
     Returns:
         The configuration, None if there is none, and the method's other configurations.
@@ -33,11 +33,12 @@ def choose(
 
     def fits(g: Group) -> bool:
         sketched = ("fisher",) if estimates_fisher(g.changed) else ()
-        differing = g.changed.keys() - {*allowed, *sketched}
+        differing = g.changed.keys() - {"splits", *allowed, *sketched}
         return not (differing if tuned else differing & PROTOCOL)
 
     def rank(g: Group) -> tuple[int, ...]:
-        return -int(estimates_fisher(g.changed)), len(g.seeds), len(set(metrics) & g.metrics.keys())
+        usual = "splits" not in g.changed, not estimates_fisher(g.changed)
+        return *usual, len(g.seeds), len(set(metrics) & g.metrics.keys())
 
     best = max(filter(fits, mine), key=rank, default=None)
     return best, [g for g in mine if g is not best]

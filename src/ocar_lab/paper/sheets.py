@@ -112,8 +112,9 @@ def verdict_text(verdict: Verdict, *, others: str = "every baseline", of: str | 
 
 
 def _choice_notes(rows: Sequence[Row]) -> list[str]:
-    ours = [row for row in rows if row.settings.keys() - {"fisher"}]
-    roots = [row for row in rows if row.settings and row not in ours]
+    ours = [row for row in rows if row.settings.keys() - {"fisher", "splits"}]
+    roots = [row for row in rows if "fisher" in row.settings and row not in ours]
+    elsewhere = [row.method for row in rows if "splits" in row.settings]
     left_out = [group for row in rows for group in row.left_out]
     others = [
         f"{describe(group)} {group.hash} with {seeds_text(group)} finished"
@@ -124,6 +125,8 @@ def _choice_notes(rows: Sequence[Row]) -> list[str]:
     notes = {
         f"No settings were published for these; ours are: {_settings(ours)}.": ours,
         f"With another Fisher than the default: {_settings(roots)}.": roots,
+        "On other class orders and validation data than the published (splits=own): "
+        f"{', '.join(elsewhere)}.": elsewhere,
         "Left out, because they have other settings than the published or fewer seeds: "
         f"{'; '.join(others)}.": others,
         f"Left out, because they saw part of the stream: {parts} configuration(s).": parts,
@@ -132,7 +135,10 @@ def _choice_notes(rows: Sequence[Row]) -> list[str]:
 
 
 def _settings(rows: Sequence[Row]) -> str:
-    given = {r.method: ", ".join(f"{n}={v}" for n, v in r.settings.items()) for r in rows}
+    given = {
+        r.method: ", ".join(f"{n}={v}" for n, v in r.settings.items() if n != "splits")
+        for r in rows
+    }
     return ", ".join(f"{method} ({text})" for method, text in given.items())
 
 

@@ -126,7 +126,7 @@ class Row:
     cells: Mapping[str, Cell]  # by metric
     seeds: tuple[int, ...]  # ours
     hash: str | None  # of the chosen configuration; None if there is none
-    settings: Mapping[str, object]  # ours, where none are published
+    settings: Mapping[str, object]  # ours, where none are published, and other splits
     left_out: tuple[Group, ...]  # other settings than the published, or fewer seeds
 
 
@@ -225,10 +225,14 @@ def _means(rows: Sequence[Row], metric: str) -> dict[str, float]:
 
 def _command(benchmark: str, row: Row, *, stand_in: bool) -> Command | None:
     """How to complete a row; None if it is complete, or empty in the paper."""
-    cells = row.cells.items()
+    cells, settings = row.cells.items(), dict(row.settings)
+    elsewhere = settings.pop("splits", None) is not None  # then all seeds are to be run anew
+    if elsewhere:
+        settings.pop("fisher", None)
     asked = [(name, cell) for name, cell in cells if stand_in or cell.paper is not None]
     missing = [name for name, cell in asked if cell.ours is None]
-    if not asked or (not missing and len(row.seeds) >= SEEDS):
+    again = bool(missing) or elsewhere
+    if not asked or (not again and len(row.seeds) >= SEEDS):
         return None
-    seeds = [seed for seed in range(SEEDS) if missing or seed not in row.seeds]
-    return make_command(benchmark, row.method, metrics=missing, seeds=seeds, settings=row.settings)
+    seeds = [seed for seed in range(SEEDS) if again or seed not in row.seeds]
+    return make_command(benchmark, row.method, metrics=missing, seeds=seeds, settings=settings)

@@ -53,6 +53,8 @@ def run_command(
         from ocar.methods.registry import usual_interval  # imports PyTorch, which takes seconds
 
         every = usual_interval(given["method"])
+    if given.get("splits") is not None:
+        words += flag_words("splits", given["splits"])
     for name, default in (PROTOCOL | {"every": every}).items():
         if config[name] != default:
             words += flag_words(name, config[name])

@@ -76,8 +76,8 @@ def compare(first: Sequence[Measured], second: Sequence[Measured]) -> Comparison
     """Compare two sets of runs, each of one configuration; unfinished runs do not count.
 
     Raises:
-        RunError: The sets are of different benchmarks, a set has a seed twice, or no seed is
-            finished in both.
+        RunError: The sets are of different benchmarks or splits, a set has a seed twice, or no seed
+            is finished in both.
     """
     sides = [_finished_seeds(runs) for runs in (first, second)]
     common = sides[0] & sides[1]
@@ -89,6 +89,12 @@ def compare(first: Sequence[Measured], second: Sequence[Measured]) -> Comparison
     benchmarks = {run.benchmark for run in (*first, *second)}
     if len(benchmarks) > 1:
         raise RunError(f"The runs are of {' and '.join(sorted(benchmarks))}. Must be one of them.")
+    splits = {run.splits for run in (*first, *second)}
+    if len(splits) > 1:
+        raise RunError(
+            f"The runs have {' and '.join(sorted(splits))} splits: a seed has another class order "
+            "and other validation data in each. Must be one of them."
+        )
     both = metrics_frame(first).join(metrics_frame(second), on="seed", suffix=" of second")
     metrics = {}
     for name in METRICS:

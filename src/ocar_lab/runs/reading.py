@@ -12,6 +12,7 @@ from typing import Any
 
 from ocar.errors import RunError
 from ocar.events import Evaluated, Summary
+from ocar_lab.published import SPLITS
 from ocar_lab.runs.columns import Columns, summary_of
 from ocar_lab.runs.folder import (
     CHECKPOINT,
@@ -36,7 +37,7 @@ class Measured:
     config: Mapping[str, Any]  #: Everything that determines the numbers, except the seed.
     label: str  #: The method's name in tables; ``er-iid`` is ER with all classes in one task.
     hash: str  #: Hash of the configuration.
-    changed: Mapping[str, Any]  #: Settings that differ from the preset.
+    changed: Mapping[str, Any]  #: Settings that differ from the preset and the protocol.
     seed: int  #: The seed.
     sessions: Sequence[Mapping[str, Any]]
     """A description of each process that worked on the run, with the batch it began at."""
@@ -54,6 +55,11 @@ class Measured:
     def key(self) -> tuple[str, str, str]:
         """Benchmark, method and hash: the same for all seeds of a configuration."""
         return self.benchmark, self.label, self.hash
+
+    @property
+    def splits(self) -> str:
+        """How class order and validation data follow from the seed."""
+        return str(self.config.get("splits", "own"))
 
     @property
     def device(self) -> str:
@@ -113,7 +119,7 @@ def read_run(path: Path) -> Run:
             config=document["config"],
             label=str(document["label"]),
             hash=str(document["hash"]),
-            changed=dict(document.get("changed", {})),
+            changed=read_changed(document),
             seed=int(document["seed"]),
             sessions=_sessions(document, status),
             state="finished" if summary is not None else _state(status),
@@ -128,6 +134,13 @@ def read_run(path: Path) -> Run:
     except DAMAGE as error:
         raise RunError(f"{path} is damaged: {type(error).__name__}: {error}.") from error
     return run
+
+
+def read_changed(document: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that differ from the preset; runs of earlier versions do not name their splits."""
+    config, changed = document["config"], dict(document.get("changed", {}))
+    own = config["benchmark"] in SPLITS and "splits" not in config
+    return changed | ({"splits": "own"} if own else {})
 
 
 def is_finished(path: Path) -> bool:

@@ -27,7 +27,7 @@ from ocar_lab.runs.columns import read_summary
 from ocar_lab.runs.command import run_command, shell_line
 from ocar_lab.runs.folder import CONFIG, DAMAGE, read_json
 from ocar_lab.runs.provenance import is_session
-from ocar_lab.runs.reading import Measured, Run
+from ocar_lab.runs.reading import Measured, Run, read_changed
 
 FORMAT = "ocar-result"
 VERSION = 1
@@ -202,7 +202,8 @@ def _read_run(run: Mapping[str, Any], document: Mapping[str, Any], path: Path) -
         raise ValueError("a session does not describe a process")
     return KeptRun(
         path=path,
-        **{name: document[name] for name in ("config", "label", "hash", "changed")},
+        **{name: document[name] for name in ("config", "label", "hash")},
+        changed=read_changed(document),
         seed=int(run["seed"]),
         sessions=run["sessions"],
         state="finished",

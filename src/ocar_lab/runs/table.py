@@ -20,10 +20,10 @@ METRICS = tuple(field.name for field in dataclasses.fields(Summary))
 """Names of the metrics."""
 
 
-PROTOCOL = frozenset({"blurry", "max_tasks", "max_batches", "every"})
+PROTOCOL = frozenset({"blurry", "max_tasks", "max_batches", "every", "splits"})
 """Settings of the protocol, as opposed to those of a method."""
 
-NEUTRAL = frozenset({"guard", "head", "track_norms"})
+NEUTRAL = frozenset({"guard", "head", "splits", "track_norms"})
 """Settings that leave the method as it is in the paper."""
 
 

@@ -131,6 +131,7 @@ class TuneConfig(MethodConfig):
     def identity(self) -> dict[str, Any]:
         """All that decides what a study finds except the number of trials, in plain values."""
         fixed = self._values(self.example())
+        run = self.run_config(self.example()).identity()
         return {
             "benchmark": self.benchmark,
             "method": self.name,
@@ -146,5 +147,6 @@ class TuneConfig(MethodConfig):
                 "pruning": RULE if self.prune else None,
                 "first": self.first or None,
             },
-            "device": self.run_config(self.example()).identity()["device"],
+            "device": run["device"],
+            **({"splits": run["splits"]} if "splits" in run else {}),
         }

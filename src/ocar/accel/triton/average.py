@@ -1,7 +1,7 @@
 """Average and damp many factors at once; see :mod:`ocar.accel.kronecker_triton`.
 
-A row of ``matrices`` is the start of a matrix, its size, and the number of its statistic. A and G
-of a layer are neighbours: matrix and matrix ^ 1.
+A row of ``matrices`` is the start of a matrix, its size, the number of its statistic, the number of
+the first A of its layer, how many A there are, and the number of its G.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import triton.language as tl
 def trace(values, estimates, matrices, traces, count, BLOCK: tl.constexpr):
     """The trace of one matrix: of its average, then of its estimate."""
     matrix = tl.program_id(0)
-    start, size = tl.load(matrices + 3 * matrix), tl.load(matrices + 3 * matrix + 1)
+    start, size = tl.load(matrices + 6 * matrix), tl.load(matrices + 6 * matrix + 1)
     inside = tl.arange(0, BLOCK)
     where, there = start + inside * (size + 1), inside < size
     tl.store(traces + matrix, tl.sum(tl.load(values + where, mask=there, other=0.0), axis=0))
@@ -32,7 +32,7 @@ def _lerp(old, new, rate):
 @triton.jit
 def _mean_trace(matrices, traces, rates, dims, ok, matrix, count):
     """Trace over dimension of the new average of a matrix, and its rate."""
-    statistic = tl.load(matrices + 3 * matrix + 2)
+    statistic = tl.load(matrices + 6 * matrix + 2)
     rate = tl.where(ok, tl.load(rates + statistic), 0.0).to(tl.float32)
     new = _lerp(tl.load(traces + matrix), tl.load(traces + count + matrix), rate)
     return new / tl.load(dims + statistic).to(tl.float32), rate
@@ -58,11 +58,18 @@ def mix(
     """
     number = tl.program_id(0)
     matrix, first = tl.load(chunks + 2 * number), tl.load(chunks + 2 * number + 1)
-    start, size = tl.load(matrices + 3 * matrix), tl.load(matrices + 3 * matrix + 1)
+    start, size = tl.load(matrices + 6 * matrix), tl.load(matrices + 6 * matrix + 1)
     taken = tl.load(ok) != 0
-    own, rate = _mean_trace(matrices, traces, rates, dims, taken, matrix, count)
-    other, _ = _mean_trace(matrices, traces, rates, dims, taken, matrix ^ 1, count)
-    ratio = tl.where((own > 0) & (other > 0), own / other, 1.0)
+    _, rate = _mean_trace(matrices, traces, rates, dims, taken, matrix, count)
+    one, parts = tl.load(matrices + 6 * matrix + 3), tl.load(matrices + 6 * matrix + 4)
+    g = tl.load(matrices + 6 * matrix + 5)
+    mean_g, _ = _mean_trace(matrices, traces, rates, dims, taken, g, count)
+    mean_a = 0.0
+    for part in range(parts):  # no part has a ratio of its own
+        mean, _ = _mean_trace(matrices, traces, rates, dims, taken, one + part, count)
+        mean_a += mean / parts
+    squared = tl.where(matrix == g, mean_g / mean_a, mean_a / mean_g)
+    ratio = tl.where((mean_a > 0) & (mean_g > 0), squared, 1.0)
     level = tl.sqrt(ratio * tl.load(damping).to(tl.float32))
     inside = first + tl.arange(0, BLOCK)
     there = inside < size * size

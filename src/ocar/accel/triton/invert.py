@@ -181,19 +181,23 @@ def finish(
     roots,
     bad,
     blocks,
-    out,
     matrices,
+    out,
+    count,
     MATRICES: tl.constexpr,
     SIDE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Write L⁻¹ of each A, the inverse of each G, unless a matrix had a bad pivot."""
+    """Write L⁻¹ of each A, the inverse of each G, unless a matrix had a bad pivot.
+
+    The last number of a row of ``matrices`` is that of its G; ``bad`` has ``count`` numbers.
+    """
     start, size, row, column, own, matrix = _read(blocks, tl.program_id(0))
     numbers = tl.arange(0, MATRICES)
-    wrong = tl.load(bad + numbers, mask=numbers < matrices, other=0)
+    wrong = tl.load(bad + numbers, mask=numbers < count, other=0)
     good = tl.sum(wrong, axis=0) == 0
     where, there = _places(row, column, size, SIDE)
-    if matrix % 2 == 0:
+    if tl.load(matrices + 6 * matrix + 5) != matrix:
         block = _inverse_block(values, roots, start, size, own, row, column, SIDE)
         tl.store(out + start + where, block, mask=there & good)
     else:

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from ocar_lab import drawing
-from ocar_lab.paper.figures.store import Wanted
+from ocar_lab.paper.figures.store import Wanted, read_document
+from ocar_lab.published import SPLITS
 from ocar_lab.runs import Run
 from ocar_lab.runs.columns import Columns
 from ocar_lab.runs.timeline import STEPS, sampled
@@ -70,10 +71,22 @@ class Options:
         return self.out / f"curves-{self.benchmark}.json"
 
 
+def settings_of(benchmark: str) -> dict[str, Any]:
+    """What all methods of a figure have in common; their splits, where there are two kinds."""
+    common = {"benchmark": benchmark, "points of each task": STEPS}
+    return common | ({"splits": "published"} if benchmark in SPLITS else {})
+
+
+def drawn(file: Path, benchmark: str) -> dict[str, Any]:
+    """The methods in the file of a figure; none if it is of other splits."""
+    document = read_document(file) if file.exists() else {}
+    return document["parts"] if document.get("settings") == settings_of(benchmark) else {}
+
+
 def wanted(benchmark: str, chosen: Mapping[str, Sequence[Run]]) -> Wanted:
     """The parts: stored runs of each method."""
     return Wanted(
-        settings={"benchmark": benchmark, "points of each task": STEPS},
+        settings=settings_of(benchmark),
         parts={
             label: {
                 "hash": runs[0].hash,
@@ -88,11 +101,14 @@ def wanted(benchmark: str, chosen: Mapping[str, Sequence[Run]]) -> Wanted:
 def choose(runs: Sequence[Run], benchmark: str, label: str, seeds: Sequence[int]) -> list[Run]:
     """The finished runs of a method: of the configuration with the most of the seeds.
 
+    Runs on other splits than the published are left out, since the curves of a figure share theirs.
     Among equals, a configuration without changed settings comes first. Without ``seeds`` all count.
     """
     together: dict[str, dict[int, Run]] = {}
     for run in runs:
         if (run.benchmark, run.label) != (benchmark, label) or run.summary is None:
+            continue
+        if "splits" in run.changed:
             continue
         if not seeds or run.seed in seeds:
             together.setdefault(run.hash, {})[run.seed] = run
