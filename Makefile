@@ -21,9 +21,9 @@ DEV_STAMP := $(VENV)/.installed-dev
 # name for both, later ones the second for the builds.
 PINNED := PIP_CONSTRAINT=$(CURDIR)/constraints.txt PIP_BUILD_CONSTRAINT=$(CURDIR)/constraints.txt
 
-# `make run TORCH=cpu`: where there is no GPU, torch without the gigabytes of CUDA.
-TORCH ?=
-CPU_WHEELS := https://download.pytorch.org/whl/cpu
+# Where torch comes from, if not from where pip looks: PyTorch's page on installing it names the index of
+# its CPU builds, which are without the gigabytes of CUDA.
+TORCH_INDEX ?=
 
 # Avalanche and what it imports, in a folder of its own: one of these is under the LGPL, and with all
 # that it asks for there would be a dozen solvers and a second array library.
@@ -49,7 +49,7 @@ $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "ocar needs Python 3.11 or newer and '$(PYTHON)' is not; try: make venv PYTHON=python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(if $(filter cpu,$(TORCH)),$(PINNED) $@ -m pip install --quiet --index-url $(CPU_WHEELS) torch)
+	$(if $(TORCH_INDEX),$(PINNED) $@ -m pip install --quiet --index-url $(TORCH_INDEX) torch)
 
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 	$(PINNED) $(BIN)/python -m pip install --quiet -e '.[demo]'
