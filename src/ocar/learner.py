@@ -292,6 +292,44 @@ class Learner(Saved):
             self._guard.end()
 
     @synchronized
+    def forget(self, x: Given = None, *, label: int | None = None) -> int:
+        """Remove samples from the memory, so that they are neither replayed nor saved again.
+
+        What was learned from them stays: weights, curvature, running mean and variance.
+
+        Args:
+            x: Raw samples, ``(n, ...)``; every stored sample that equals one of them is removed.
+            label: A class; all its stored samples are removed. Predictions still know it.
+
+        Returns:
+            How many stored samples were removed.
+
+        Raises:
+            InputError: Neither or both were given, or stored samples cannot be found by ``x``.
+        """
+        if (x is None) == (label is None):
+            raise InputError("Give either the samples to forget, x, or their class, label=...")
+        if label is not None and self.head is None:
+            raise InputError("A regression has no classes. Give the samples to forget, x.")
+        if x is not None and self.latent is not None:
+            raise InputError(
+                "The memory stores features of a frozen backbone, in which a sample cannot be "
+                "found. Forget its class: label=..."
+            )
+        self.check()
+        if x is None:
+            unit = self.classes.index(label) if label in self.classes else -1
+            found = self.memory.slots[self.memory.labels == unit]
+        else:
+            samples = as_inputs(x)
+            check_samples(samples, like=self.intake.item)
+            found = self.memory.find(samples)
+        if len(found):
+            self.memory.remove(found)
+            self.load_state(*self._state())  # drops whatever was computed from the memory
+        return len(found)
+
+    @synchronized
     def accept_scale(self) -> None:
         """Trust inputs of the scale of the last batches that the guard refused for it.
 
