@@ -7,10 +7,12 @@ the memory. The learner knows nothing of tasks, and predicts at any moment.
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, SupportsFloat
 
 import torch
@@ -18,7 +20,8 @@ from torch import Tensor, nn
 
 from ocar import accel
 from ocar.averaging import SlowWeights
-from ocar.errors import InputError
+from ocar.errors import InputError, ModelError
+from ocar.export import Frozen, write_model
 from ocar.guard import BatchGuard, Guard, GuardCounts
 from ocar.inputs import Intake, check_samples
 from ocar.methods.context import Context
@@ -26,16 +29,17 @@ from ocar.methods.objective import Begun
 from ocar.methods.settings import LearnerSettings, Prediction
 from ocar.methods.student_t import ResidualScale
 from ocar.methods.transform import Transform, TransformSettings
-from ocar.models.check import check_model, may_draw
+from ocar.models.check import check_model, copy_model, may_draw
 from ocar.models.head import GrowingHead
 from ocar.models.latent import LatentReplay, learned_part
 from ocar.prediction import Repeated, require_classes
 from ocar.rng import make_generator
 from ocar.saved import Listener, Saved
 from ocar.steps import Steps
-from ocar.structure import Given, Inputs, as_inputs, call, call_with
+from ocar.structure import Given, Inputs, as_inputs, call, call_with, parts_of
 from ocar.synchronized import Lock, drawing, synchronized
 from ocar.undo import Undo
+from ocar.version import __version__
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -482,6 +486,62 @@ class Learner(Saved):
                 for is_slow in kinds
             ]
             return parts[0][None] if len(parts) == 1 else torch.stack(parts)
+
+    @synchronized
+    def export(self, path: str | os.PathLike[str], *, x: Given = None) -> float:
+        """Write what predicts now to one file, which needs PyTorch or an ONNX runtime alone.
+
+        Normalisation, standardisation and a frozen backbone are inside: the file takes raw samples
+        ``(n, ...)`` and returns what :meth:`predict` returns. The labels of its columns are in the
+        file, as JSON under the name ``ocar.json``: ``extra_files`` of ``torch.export.load``,
+        ``metadata_props`` of ONNX.
+
+        Args:
+            path: ``.pt2`` for ``torch.export``, ``.onnx`` for ONNX.
+            x: At least two raw samples to trace the model with and to compare the file on; by
+                default samples of the memory.
+
+        Returns:
+            The largest difference between the file's predictions and :meth:`predict`.
+
+        Raises:
+            ModelError: The model cannot be traced, or more than its weights predicts (SCR, GDumb).
+            InputError: There are no samples to trace it with.
+            NumericalError: The file would predict something else; it was not written.
+        """
+        if self.objective.predicts:
+            raise ModelError("This method predicts with more than a model, and cannot be exported.")
+        samples = self._examples() if x is None else as_inputs(x)
+        check_samples(samples, like=self.intake.item)
+        if len(samples) < 2:
+            raise InputError(f"Give at least 2 samples to trace with; given {len(samples)}.")
+        own = self.on_host()
+        weights = own.weights()
+        assert weights is not None
+        models = [copy_model(own.model) for _ in weights]
+        for model, values in zip(models, weights, strict=True):
+            tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+            for name, tensor in tensors.items():
+                tensor.data.copy_(values[name])
+        frozen = Frozen(
+            own.intake,
+            models,
+            names=list(parts_of(samples)),
+            classes=None if self.head is None else len(self.classes),
+            latent=own.latent,
+        )
+        about = {"classes": self.classes, "batches": self.batches, "ocar": __version__}
+        return write_model(
+            Path(path), frozen, samples.to("cpu"), predict=self.predict, values=about
+        )
+
+    def _examples(self) -> Inputs:
+        """A few raw samples of the memory."""
+        if self.latent is not None or len(self.memory) < 2:
+            raise InputError(
+                "The memory holds no raw samples to trace the model with. Give some: x=..."
+            )
+        return self.memory.gather(self.memory.slots[:4]).x
 
     def weights(self) -> list[dict[str, Tensor]] | None:
         """The parameters and buffers by name, of each model that predicts.
