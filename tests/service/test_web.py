@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import http.client
 import json
 import shutil
 import socket
@@ -10,7 +9,6 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,75 +26,12 @@ from ocar.service import Service
 for package in ("fastapi", "prometheus_client", "uvicorn"):
     pytest.importorskip(package)
 
-import uvicorn  # noqa: E402
-from prometheus_client.parser import text_string_to_metric_families  # noqa: E402
+from web_client import Client, serving  # noqa: E402
 
-from ocar.integrations.web.app import Running, make_app  # noqa: E402
 from ocar.integrations.web.limits import Rate  # noqa: E402
 from ocar.integrations.web.payload import to_labels, to_samples, to_targets  # noqa: E402
 
 TOKEN = "a-token-that-is-long-enough"
-
-
-class Client:
-    """Asks an application that runs in a thread."""
-
-    def __init__(self, port: int, running: Running) -> None:
-        self.port, self.running = port, running
-        self.token = ""
-
-    def raw(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any, Any]:
-        if self.token:
-            headers.setdefault("Authorization", f"Bearer {self.token}")
-        with closing(http.client.HTTPConnection("127.0.0.1", self.port, timeout=30)) as connection:
-            connection.request(method, path, body, {"Content-Type": "application/json", **headers})
-            answer = connection.getresponse()
-            return answer.status, answer.read().decode(), answer.headers
-
-    def get(self, path: str) -> tuple[int, Any]:
-        status, text, _ = self.raw("GET", path)
-        return status, json.loads(text)
-
-    def post(self, path: str, **content: Any) -> tuple[int, Any]:
-        status, text, _ = self.raw("POST", path, json.dumps(content))
-        return status, json.loads(text)
-
-    def learn(self, name: int) -> tuple[int, Any]:
-        x, y = batch(name)
-        return self.post("/learn", x=x.tolist(), y=y.tolist(), key=f"key-{name}")
-
-    def values(self) -> dict[tuple[str, tuple[str, ...]], float]:
-        """All samples of /metrics by their name and labels."""
-        families = text_string_to_metric_families(self.raw("GET", "/metrics")[1])
-        samples = [sample for family in families for sample in family.samples]
-        return {(s.name, tuple(s.labels.values())): s.value for s in samples}
-
-
-@contextmanager
-def serving(opener: Callable[[], Service], **options: Any) -> Iterator[Client]:
-    """An application as a thread, until it is ready."""
-    listening = socket.create_server(("127.0.0.1", 0))
-    failed = threading.Event()
-
-    def open_observed(observe: Callable[[float], None]) -> Service:
-        service = opener()
-        service._observe = observe
-        return service
-
-    running = Running(open_observed, failed=failed.set)
-    app = make_app(running, **options)
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-    thread.start()
-    client = Client(listening.getsockname()[1], running)
-    try:
-        while client.raw("GET", "/ready")[0] != 200 and not failed.is_set():
-            time.sleep(0.02)
-        yield client
-    finally:
-        server.should_exit = True
-        thread.join()
-        listening.close()
 
 
 @pytest.fixture
@@ -142,13 +77,7 @@ def test_while_it_starts_probes_say_so(tmp_path: Path) -> None:
         begin.wait()
         return open_service(tmp_path)
 
-    listening = socket.create_server(("127.0.0.1", 0))
-    running = Running(lambda observe: opener(), failed=lambda: None)
-    server = uvicorn.Server(uvicorn.Config(make_app(running), log_level="error"))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-    thread.start()
-    client = Client(listening.getsockname()[1], running)
-    try:
+    with serving(opener, wait=False) as client:
         assert client.get("/health")[0] == 200
         status, said = client.get("/ready")
         assert (status, "is starting" in said["detail"]) == (503, True)
@@ -158,11 +87,6 @@ def test_while_it_starts_probes_say_so(tmp_path: Path) -> None:
         while client.get("/ready")[0] != 200:
             time.sleep(0.02)
         assert client.learn(1)[0] == 200
-    finally:
-        begin.set()
-        server.should_exit = True
-        thread.join()
-        listening.close()
 
 
 def test_learning_that_has_stopped_is_not_ready(client: Client) -> None:
