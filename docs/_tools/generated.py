@@ -25,6 +25,7 @@ from result_pages import (
     spectrum_sentence,
 )
 from series_pages import series_cost, series_tables
+from serving_pages import load_table
 from source_pages import method_files, operations_table
 from tabular_pages import tables_pieces
 
@@ -58,6 +59,7 @@ def write_generated(docs: Path) -> None:
             "model-zoo.md": model_zoo_table(),
             "operations.md": operations_table(),
             "pictures.md": pictures_table(),
+            "serving-load.md": load_table(),
             "spectrum.md": spectrum_sentence(),
             "paper-clear.md": said_by("paper", "clear", "--markdown"),
             "paper-table1.md": said_by("paper", "table1", "--markdown"),

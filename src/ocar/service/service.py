@@ -141,6 +141,8 @@ class Service:
                     f"The learner in {self.folder} has learned {self.learner.batches} batches of "
                     f"{self.journal.last}."
                 )
+            if self.learner.batches - self.saved >= self.every:
+                self._save()  # another kill must not make the next start longer still
         except BaseException:
             self.journal.close()
             raise
@@ -256,7 +258,6 @@ class Service:
                 if not self.failure and time.monotonic() < self._until:
                     self._learn_one(*batch)
                     if self.learner.batches - self._tried >= self.every:
-                        self._tried = self.learner.batches
                         self._save()
             except Exception as error:  # noqa: BLE001 (whatever a model raises)
                 self.failure = f"{type(error).__name__}: {error}"
@@ -282,7 +283,7 @@ class Service:
 
     def _save(self) -> None:
         """Save the learner, and drop what is older than the checkpoint before it."""
-        before, self.unsaved = self.saved, ""
+        before, self.unsaved, self._tried = self.saved, "", self.learner.batches
         try:
             self.history.save(self.learner)
             self.saved = self.learner.batches
@@ -339,7 +340,6 @@ class Service:
             if self.failure:
                 raise Refused(503, f"Learning has stopped: {self.failure}")
             removed = self.learner.forget(x, label=label)
-            self._tried = self.learner.batches
             self._save()
             try:
                 if self.unsaved:

@@ -15,6 +15,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field
 
+from ocar import accel
 from ocar.errors import InputError
 from ocar.integrations.web.limits import Limits, error
 from ocar.integrations.web.metrics import Measured, Metrics
@@ -202,14 +203,16 @@ def _add_learning(app: FastAPI, running: Running, predicting: ThreadPoolExecutor
 
 
 def _predict(service: Service, x: Any) -> Answer:
-    answer = service.predict(to_samples(x, service.item))
-    best = answer.logits.argmax(1).tolist() if answer.classes else []
-    return Answer(
-        labels=[answer.classes[column] for column in best],
-        logits=answer.logits.tolist(),
-        classes=list(answer.classes),
-        batches=answer.batches,
-    )
+    samples = to_samples(x, service.item)
+    with accel.own_stream():
+        answer = service.predict(samples)
+        best = answer.logits.argmax(1).tolist() if answer.classes else []
+        return Answer(
+            labels=[answer.classes[column] for column in best],
+            logits=answer.logits.tolist(),
+            classes=list(answer.classes),
+            batches=answer.batches,
+        )
 
 
 def _learn(service: Service, lesson: Lesson) -> Acknowledged:
