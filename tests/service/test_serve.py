@@ -383,6 +383,12 @@ def test_a_wrong_call_is_said_in_a_line(
     assert said in capfd.readouterr().err
 
 
+def test_answers_are_sent_at_once() -> None:
+    with closing(serve._listen("127.0.0.1", 0)) as listening:
+        # asyncio sets TCP_NODELAY on connections of this protocol only.
+        assert listening.proto == socket.IPPROTO_TCP
+
+
 def test_a_token_is_read_from_a_file_or_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
