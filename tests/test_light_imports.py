@@ -25,7 +25,8 @@ class Refuse:
             raise ImportError(f"{name} is not installed")
 
 OPTIONAL = {"tyro", "rich", "matplotlib", "sklearn", "tensorboard", "optuna", "ray", "plotly",
-            "jinja2", "polars", "scipy", "pandas", "nngeometry", "avalanche", "curvlinops"}
+            "jinja2", "polars", "scipy", "pandas", "nngeometry", "avalanche", "curvlinops",
+            "fastapi", "onnx", "onnxscript", "prometheus_client", "uvicorn"}
 sys.meta_path.insert(0, Refuse())
 """
 

@@ -29,6 +29,7 @@ COMMANDS = {
     "compare": ("compare", "two sets of runs side by side, paired by seed, with an interval"),
     "keep": ("keep", "keep the results of finished runs, as small files under results/"),
     "paper": ("paper", "the paper's tables with our numbers, and its figures, made where missing"),
+    "serve": ("serve", "a saved learner behind HTTP: predict, learn, metrics, rollback"),
     "methods": ("listing", "list the methods"),
     "benchmarks": ("listing", "list the benchmarks"),
     "data": ("data", "which data sets are complete and genuine; how to get the others"),
