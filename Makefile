@@ -128,8 +128,10 @@ format: dev  ## format the code and mend what ruff can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
+README_METHODS := er er-ace er-iid lpr ocar ocar-ace ocar-slow
+
 readme: venv  ## make the README's tables from results/
-	$(BIN)/ocar show results --markdown --into README.md
+	$(BIN)/ocar show results/split-cifar100 --usual --methods $(README_METHODS) --markdown --into README.md
 
 docs: dev  ## build the documentation into build/site, and look for dead links in it
 	$(BIN)/sphinx-build --quiet --fail-on-warning --keep-going -d build/doctrees docs build/site
