@@ -46,7 +46,8 @@ def classes() -> dict[tuple[str, str], Sequence[Mapping[str, float]]]:
             found[f"CLINC150, {title}", rate(who)] = gallery(name, method)
     found["CLINC150, embeddings", "streaming LDA"] = gallery("text-embedding", "lda")
     for title, name in (("Split-CIFAR100", "split-cifar100"), ("PACS", "pacs")):
-        for who, method in ((OCAR, "ocar"), ("ER", r"er lr=0\.01"), ("streaming LDA", "lda")):
+        rivals = {"ER": r"er lr=\S+", "Adam": r"er-adam lr=\S+", "streaming LDA": "lda"}
+        for who, method in {OCAR: "ocar", **rivals}.items():
             found[f"{title}, frozen features", rate(who)] = gallery(
                 "backbone", f"{name}/latent/{method}"
             )
