@@ -164,6 +164,9 @@ class Memory(ABC):
         """Learn which label each slot really holds, −1 for none; return slots to be emptied."""
         return ()
 
+    def removed(self, slots: Sequence[int]) -> None:  # noqa: B027 (a policy may need no slot list)
+        """Take notice that these slots are empty now."""
+
     # What every memory offers
 
     def add(
@@ -236,6 +239,40 @@ class Memory(ABC):
         self._labels = np.where(self._labels >= 0, held, -1)
         self._labels[list(self.relabel(self._labels.tolist()))] = -1
         self._find_slots()
+
+    def find(self, x: Inputs) -> Tensor:
+        """The occupied slots whose input equals one of ``(n, *item)``, int64 on the host."""
+        stored = parts_of(self.gather(self._slots).x)
+        found = torch.zeros(len(self), dtype=torch.bool, device=self.device)
+        for row in range(len(x) if len(self) else 0):
+            own = {name: part[row].to(self.device) for name, part in parts_of(x).items()}
+            same = [(stored[n] == part).flatten(1).all(1) for n, part in own.items()]
+            found |= torch.stack(same).all(0)
+        return self._slots[found.cpu()]
+
+    def remove(self, slots: Tensor) -> None:
+        """Empty some slots and overwrite what they held.
+
+        The policy fills an empty slot when it next chooses that slot. A memory that loses all its
+        items begins again.
+
+        Args:
+            slots: Occupied slots, int64 of shape ``(n,)``, on the host.
+        """
+        self._check_slots(slots)
+        if not len(slots):
+            return
+        self._labels[slots.numpy()] = -1
+        self._find_slots()
+        if not len(self):
+            self._columns, self.seen = {}, 0
+            self.start()
+            return
+        self.removed(slots.tolist())
+        # All empty slots: the first batch was repeated in slots that were not filled since.
+        empty = torch.from_numpy(np.flatnonzero(self._labels < 0)).to(self.device)
+        for column in self._columns.values():
+            column[empty] = column[self._slots[0]].clone()
 
     def _find_slots(self) -> None:
         self._slots = torch.from_numpy(np.flatnonzero(self._labels >= 0))

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ocar.config import require, require_options, require_range
-from ocar.errors import ConfigError
+from ocar.errors import ConfigError, MissingSettingError
 from ocar.memory import MEMORIES, Memory
 from ocar.methods.context import Context
 from ocar.methods.objective import Objective
@@ -170,9 +170,10 @@ class LearnerSettings:
     def given_lr(self) -> float:
         """The learning rate, for what cannot do without one."""
         if self.lr is None:
-            raise ConfigError(
+            raise MissingSettingError(
                 f"{type(self).__name__} needs a value for 'lr', the learning rate, such as "
-                "lr=0.05. Only OCAR chooses its own."
+                "lr=0.05. Only OCAR chooses its own.",
+                ("lr",),
             )
         return self.lr
 

@@ -15,6 +15,7 @@ from ocar_lab.cli.arguments import parse
 from ocar_lab.cli.tables import markdown_runs, print_errors, print_json, print_runs
 from ocar_lab.published import SOURCE
 from ocar_lab.runs import Group, Measured, groups, read_all, rows
+from ocar_lab.runs.find import HOW_TO_RUN
 from ocar_lab.runs.texts import papers_numbers
 
 BEGIN, END = "<!-- ocar show: begin -->", "<!-- ocar show: end -->"
@@ -57,7 +58,7 @@ def main(command: str, arguments: list[str], *, debug: bool) -> int:
     runs, errors = read_all(options.dir)
     print_errors(errors)
     if not runs and not errors:
-        raise RunError(f"There are no runs in {options.dir}.")
+        raise RunError(f"There are no runs in {options.dir}. {HOW_TO_RUN}")
     if options.into is not None:
         if errors:
             raise RunError(f"{options.into} is unchanged: some runs cannot be read.")
