@@ -88,7 +88,8 @@ class LearnerSettings:
 
     mirror: bool | None = None
     """Whether the slow weights predict the mirror image where both predict: the mean is then also
-    one over two views, at no cost. By default where ``augment`` mirrors images."""
+    one over two views, at no cost. By default where ``augment`` mirrors. Only images ``(n, c, h,
+    w)`` have a mirror image."""
 
     distillation: float = 0.0
     """Weight of the divergence from the predictions of the slow weights in the loss; 0 for none."""
