@@ -11,6 +11,7 @@ import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ocar.errors import ConfigError, MissingPackageError, ModelError, NumericalE
 from ocar.files import write_whole
 from ocar.inputs import Intake
 from ocar.methods.context import mean_prediction
+from ocar.models.check import copy_model
 from ocar.models.latent import LatentReplay
 from ocar.structure import Inputs, call, call_each, from_parts, parts_of
 
@@ -39,7 +41,8 @@ class Frozen(nn.Module):
 
     Args:
         intake: Prepares samples; its device is that of the models.
-        models: What predicts, one model or two.
+        model: The model.
+        weights: Parameters and buffers by name, of each model that predicts.
         names: The parts of a sample, in the order of the arguments.
         classes: How many classes have been seen; None in regression.
         latent: Has the frozen backbone, if there is one.
@@ -49,7 +52,8 @@ class Frozen(nn.Module):
     def __init__(
         self,
         intake: Intake,
-        models: Sequence[nn.Module],
+        model: nn.Module,
+        weights: Sequence[Mapping[str, Tensor]],
         *,
         names: Sequence[str],
         classes: int | None,
@@ -57,7 +61,10 @@ class Frozen(nn.Module):
         mirror: bool = False,
     ) -> None:
         super().__init__()
-        self.models = nn.ModuleList(models)
+        self.models = nn.ModuleList(copy_model(model) for _ in weights)
+        for own, values in zip(self.models, weights, strict=True):
+            for name, tensor in chain(own.named_parameters(), own.named_buffers()):
+                tensor.data.copy_(values[name])
         self.latent = latent  # its parameters belong to the file
         self._intake, self._names, self._classes = intake, tuple(names), classes
         self._mirror = mirror

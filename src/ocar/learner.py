@@ -29,7 +29,7 @@ from ocar.methods.objective import Begun
 from ocar.methods.settings import LearnerSettings, Prediction
 from ocar.methods.student_t import ResidualScale
 from ocar.methods.transform import Transform, TransformSettings
-from ocar.models.check import check_model, copy_model, may_draw
+from ocar.models.check import check_model, may_draw
 from ocar.models.head import GrowingHead
 from ocar.models.latent import LatentReplay, learned_part
 from ocar.prediction import Repeated, require_classes
@@ -523,16 +523,10 @@ class Learner(Saved):
         if len(samples) < 2:
             raise InputError(f"Give at least 2 samples to trace with; given {len(samples)}.")
         own = self.on_host()
-        weights = own.weights()
-        assert weights is not None
-        models = [copy_model(own.model) for _ in weights]
-        for model, values in zip(models, weights, strict=True):
-            tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-            for name, tensor in tensors.items():
-                tensor.data.copy_(values[name])
         frozen = Frozen(
             own.intake,
-            models,
+            own.model,
+            own.weights() or (),
             names=list(parts_of(samples)),
             classes=None if self.head is None else len(self.classes),
             latent=own.latent,

@@ -247,8 +247,9 @@ def call_each(
 
     With ``mirror`` the last of several models sees mirror images, if x is images ``(n, c, h, w)``.
     """
-    images = isinstance(x, Tensor) and x.dim() == 4
-    last = x.flip(-1) if images and mirror and len(models) > 1 else x
+    last = x
+    if mirror and len(models) > 1 and isinstance(x, Tensor) and x.dim() == 4:
+        last = x.flip(-1)
     parts = [*(model(x) for model in models[:-1]), models[-1](last)]
     return parts[0][None] if len(parts) == 1 else torch.stack(parts)
 
