@@ -22,7 +22,7 @@ from benchmarks.parts import measure_parts
 from benchmarks.results import SCHEMA, Breakdown, Part, Ratio, Result, Skipped, Target, document
 from benchmarks.saving import measure_saving
 from benchmarks.setup import Setup, choose_device
-from benchmarks.steps import measure_graphs, measure_guard, measure_steps
+from benchmarks.steps import measure_graphs, measure_guard, measure_slow, measure_steps
 from benchmarks.wide import measure_wide
 from ocar.errors import ConfigError
 
@@ -53,6 +53,7 @@ GROUPS: dict[str, Callable[[Setup], Iterator[Result]]] = {
     "parts": measure_parts,
     "floor": measure_floor,
     "guard": measure_guard,
+    "slow": measure_slow,
     "saving": measure_saving,
     "wide": measure_wide,
 }

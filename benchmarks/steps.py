@@ -44,6 +44,25 @@ def measure_steps(setup: Setup) -> Iterator[Result]:
     )
 
 
+def measure_slow(setup: Setup) -> Iterator[Result]:
+    """OCAR with slow weights that teach and predict over OCAR, at the most classes."""
+    classes = max(CLASSES)
+    sides = {
+        method.upper(): stream_batch(
+            slim_learner(method, classes=classes, setup=setup), classes=classes
+        )
+        for method in ("ocar", "ocar-slow")
+    }
+    yield compare(
+        "slow weights",
+        take_turns(sides, setup),
+        "OCAR-SLOW",
+        "OCAR",
+        note=f"{setup.network}, {classes} classes",
+        target=Target(relation="at most", value=1.5) if setup.usual and setup.on_gpu else None,
+    )
+
+
 def measure_graphs(setup: Setup) -> Iterator[Result]:
     """Eager steps over steps recorded as CUDA graphs, for ER and OCAR."""
     if not setup.on_gpu:

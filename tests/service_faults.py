@@ -94,15 +94,14 @@ def leave(folder: Path, names: range, tell: Tell) -> None:
     for name in names:
         service.accept(*batch(name), key=f"key {name}")
         service.flush()
-    (folder / ".learner.safetensors.1-00000000.partial").write_bytes(b"half")
+    (folder / ".checkpoint-000-000000000002.safetensors.1-00000000.partial").write_bytes(b"half")
 
 
 def recover(folder: Path, sure: list[int], unsure: list[int], tell: Tell) -> None:
     """Start again, compare, send all again, compare."""
-    left = {"learner.safetensors", "learner.safetensors.previous", ".lock"}
     service = open_service(folder)
-    others = {path.name for path in folder.iterdir()} - left
-    assert all(name.startswith("journal-000-") for name in others), others
+    others = {path.name for path in folder.iterdir()} - {".lock"}
+    assert all(name.startswith(("checkpoint-000-", "journal-000-")) for name in others), others
     kept = sure if service.learner.batches == len(sure) else sure + unsure
     offline = new_learner()
     for name in kept:

@@ -103,7 +103,7 @@ def test_settings_survive_json(settings: object) -> None:
 
 
 def test_a_plain_form_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"ERSettings has no setting rate\. It has lr, memory"):
+    with pytest.raises(ConfigError, match=r"has no setting rate\. Did you mean 'lr'\? It has lr"):
         from_plain(ERSettings, {"rate": 1.0})
     with pytest.raises(ConfigError, match=r"Invalid augment: kind 'os.system'"):
         from_plain(ERSettings, {"lr": 0.1, "augment": {"kind": "os.system"}}, kinds=(CropFlip,))

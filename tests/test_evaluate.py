@@ -102,13 +102,14 @@ def brute_summary(rows: list[tuple[list[int], list[int]]], test: float) -> dict[
     def right(row: tuple[list[int], list[int]], tasks: int) -> float:
         return sum(row[0][:tasks]) / sum(row[1][:tasks])
 
-    drops, recoveries = [], []
+    drops, recoveries, recovered = [], [], 0
     for task in range(1, len(rows[-1][0])):
         before = right([row for row in rows if len(row[0]) == task][-1], task)
         during = [right(row, task) for row in rows if len(row[0]) == task + 1]
         place = during.index(min(during))
         back = [n + 1 for n in range(place, len(during)) if during[n] >= before - 1e-12]
         drops.append(max(0.0, before - min(during)))
+        recovered += bool(back)
         recoveries.append(0 if back[:1] == [place + 1] else back[0] if back else len(during))
     acc = [[c / n for c, n in zip(*row, strict=True)] for row in rows]
     k = len(acc[-1])
@@ -126,6 +127,7 @@ def brute_summary(rows: list[tuple[list[int], list[int]]], test: float) -> dict[
         / (k - 1),
         "stability_gap": sum(drops) / (k - 1),
         "recovery": sum(recoveries) / (k - 1),
+        "recovered": recovered / (k - 1),
     }
 
 
@@ -331,6 +333,7 @@ def test_one_task_of_all_classes() -> None:
         "forgetting_mean",
         "stability_gap",
         "recovery",
+        "recovered",
         "probe",
         "online_acc",
         "l_p",
@@ -354,7 +357,9 @@ def test_a_learner_that_knows_nothing_is_always_wrong() -> None:
 
     *_, finished = evaluate(Forgetful(), make_stream())
     assert isinstance(finished, Finished)
-    assert set(summary_values(finished.summary).values()) == {0.0}
+    values = summary_values(finished.summary)
+    assert values.pop("recovered") == 1.0  # there was no fall
+    assert set(values.values()) == {0.0}
 
 
 def test_errors_name_what_is_allowed() -> None:

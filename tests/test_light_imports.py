@@ -12,6 +12,7 @@ import pytest
 from made_runs import history, write_run
 
 import ocar
+from ocar.install import install_line
 from ocar_lab.runs.command import PROTOCOL
 from ocar_lab.runs.folder import CONFIG
 
@@ -24,7 +25,8 @@ class Refuse:
             raise ImportError(f"{name} is not installed")
 
 OPTIONAL = {"tyro", "rich", "matplotlib", "sklearn", "tensorboard", "optuna", "ray", "plotly",
-            "jinja2", "polars", "scipy", "pandas", "nngeometry", "avalanche", "curvlinops"}
+            "jinja2", "polars", "scipy", "pandas", "nngeometry", "avalanche", "curvlinops",
+            "fastapi", "onnx", "onnxscript", "prometheus_client", "uvicorn"}
 sys.meta_path.insert(0, Refuse())
 """
 
@@ -36,12 +38,32 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-@pytest.mark.parametrize("words", [["methods"], ["run", "split-digits", "er"]], ids=" ".join)
+CORE_ONLY = [["methods"], ["run", "split-digits", "er"], ["tune", "--stream", "module:function"]]
+
+
+@pytest.mark.parametrize("words", CORE_ONLY, ids=" ".join)
 def test_the_core_imports_with_its_four_packages_and_says_what_is_missing(words: list[str]) -> None:
     command = [sys.executable, "-c", REFUSE + BLOCK, *words]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 1
-    assert ended.stderr == ('ocar: The command line needs tyro and rich: pip install "ocar[cli]"\n')
+    missing = "tyro, rich, polars, scipy"
+    assert ended.stderr == f"ocar: The command line needs {missing}: {install_line('cli')}\n"
+
+
+@pytest.mark.long
+def test_the_demo_needs_only_its_extra(tmp_path: Path) -> None:
+    others = """
+OPTIONAL = {"tensorboard", "optuna", "ray", "nngeometry", "avalanche", "curvlinops", "playwright",
+            "river", "fastapi", "uvicorn", "sphinx", "pytest", "mlflow", "wandb"}
+from ocar_lab.cli import main
+sys.exit(main(["demo", "--seeds", "0", "--out", sys.argv[1]]))
+"""
+    command = [sys.executable, "-c", REFUSE + others, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "not made" not in ended.stdout
+    for name in ("accuracy.png", "report.html"):
+        assert (tmp_path / name).stat().st_size > 0
 
 
 def test_every_public_name_is_there() -> None:

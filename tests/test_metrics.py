@@ -150,9 +150,12 @@ def test_stability_gaps_equal_brute_force(drawn: tuple[Rows, list[int]]) -> None
         assert metrics.mean_gap(gaps) == pytest.approx(sum(g.drop for g in gaps) / len(gaps))
         evaluations = sum(g.evaluations for g in gaps) / len(gaps)
         assert metrics.mean_recovery(gaps) == pytest.approx(evaluations)
+        share = sum(g.recovered for g in gaps) / len(gaps)
+        assert metrics.share_recovered(gaps) == pytest.approx(share)
     else:
         assert math.isnan(metrics.mean_gap(gaps))
         assert math.isnan(metrics.mean_recovery(gaps))
+        assert math.isnan(metrics.share_recovered(gaps))
 
 
 def test_a_worked_gap() -> None:
@@ -199,8 +202,8 @@ def test_running_values_equal_those_of_the_history_so_far(drawn: tuple[Rows, lis
         assert forgetting.compute() == pytest.approx(lost, abs=TOLERANCE)
         gap.update(row, sizes[: len(row)])
         gaps = metrics.stability_gaps(history, sizes=sizes[: len(row)])
-        both = (metrics.mean_gap(gaps), metrics.mean_recovery(gaps))
-        assert gap.compute() == pytest.approx(both, abs=TOLERANCE, nan_ok=True)
+        want = [f(gaps) for f in (metrics.mean_gap, metrics.mean_recovery, metrics.share_recovered)]
+        assert gap.compute() == pytest.approx(want, abs=TOLERANCE, nan_ok=True)
     with pytest.raises(InputError, match="No task may be lost"):
         worst.update(row[:-1])
 

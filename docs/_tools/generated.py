@@ -25,6 +25,8 @@ from result_pages import (
     spectrum_sentence,
 )
 from series_pages import series_cost, series_tables
+from serving_pages import load_table
+from slow_pages import slow_table
 from source_pages import method_files, operations_table
 from tabular_pages import tables_pieces
 
@@ -57,7 +59,9 @@ def write_generated(docs: Path) -> None:
             "model-shares.md": model_shares_table(),
             "model-zoo.md": model_zoo_table(),
             "operations.md": operations_table(),
+            "slow-weights.md": slow_table(results),
             "pictures.md": pictures_table(),
+            "serving-load.md": load_table(),
             "spectrum.md": spectrum_sentence(),
             "paper-clear.md": said_by("paper", "clear", "--markdown"),
             "paper-table1.md": said_by("paper", "table1", "--markdown"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,14 @@ from ocar.models.latent import learned_part
 from ocar.state import load_newest, load_state, without_prefix
 
 _KINDS = (Normalize, CropFlip, *AUGMENTATIONS)
+
+CHANGEABLE = (
+    "lr", "passes", "replay_batch", "partial_replay",
+    "divergence", "ema", "n_new", "replay_weight", "tau", "tau_step",
+    "alpha", "beta", "strength",
+)  # fmt: skip
+"""Settings that :func:`load` can change: no part of the saved state has their shape or meaning."""
+
 _MOST_UNSEEN = 1 << 22  # largest capacity of a memory that a file leaves empty
 
 
@@ -34,6 +43,7 @@ def load(
     normalize: Normalizer | None = None,
     augment: Augmenter | None = None,
     ranks: accel.Ranks | None = None,
+    **settings: Any,
 ) -> Learner:
     """The learner that :meth:`Learner.save` wrote; it goes on exactly where that one was.
 
@@ -48,21 +58,27 @@ def load(
         normalize: The learner's normalisation, needed if it was a function of your own.
         augment: The learner's augmentation, needed if it was a function of your own.
         ranks: The processes that go on together; there may have been more or fewer before.
+        **settings: Settings to change from now on, such as ``lr``; see :data:`CHANGEABLE`.
 
     Raises:
+        ConfigError: A setting cannot be changed, is not the method's, or is out of range.
         CheckpointError: The file is damaged, too new, or of another model.
         ModelError: The model has no such head as the file names.
     """
     functions = {"normalize": normalize, "augment": augment}
     given: dict[str, Any] = {name: f for name, f in functions.items() if f is not None}
-    return load_newest(path, lambda file: _load(file, model, given, ranks))
+    return load_newest(path, lambda file: _load(file, model, given, settings, ranks))
 
 
 def _load(
-    path: Path, model: nn.Module, given: Mapping[str, Any], ranks: accel.Ranks | None
+    path: Path,
+    model: nn.Module,
+    given: Mapping[str, Any],
+    changes: Mapping[str, Any],
+    ranks: accel.Ranks | None,
 ) -> Learner:
     tensors, values = load_state(path)
-    try:
+    with _described_by(path):
         # ocar 0.2.0 standardised nothing.
         plain = {"standardize": False, **values["settings"], **dict.fromkeys(given)}
         _reject_custom(plain)
@@ -75,15 +91,48 @@ def _load(
             transform = from_plain(kind, values["transform_settings"])
         _check_model(settings, tensors, model)
         guard = None if values["guard"] is None else from_plain(Guard, values["guard"])
+    settings, transform = _change(settings, transform, changes)
+    with _described_by(path):
         learner = Learner(model, settings, transform=transform, guard=guard, ranks=ranks)
         learner.load_state(tensors, values)
         if learner.ranks is not None:
             learner.ranks.require_equal("checkpoints", f"one after {learner.batches} batches")
-    except Exception as error:  # what torch, numpy and a learner's parts say of damaged values
+    return learner
+
+
+@contextmanager
+def _described_by(path: Path) -> Iterator[None]:
+    """Inside, whatever torch, numpy and a learner's parts say of damaged values is one error."""
+    try:
+        yield
+    except Exception as error:
         if isinstance(error, OcarError) and not isinstance(error, ConfigError):
             raise
         raise CheckpointError(f"{str(path)!r} does not describe a learner: {error}") from error
-    return learner
+
+
+def _change(
+    settings: LearnerSettings, transform: TransformSettings | None, changes: Mapping[str, Any]
+) -> tuple[LearnerSettings, TransformSettings | None]:
+    """Both with some settings changed.
+
+    Raises:
+        ConfigError: A setting cannot be changed, is not the method's, or is out of range.
+    """
+    own = vars(settings)
+    rewriting = {} if transform is None else vars(transform)
+    for name, value in changes.items():
+        if name not in CHANGEABLE or name not in own | rewriting:
+            can = ", ".join(n for n in CHANGEABLE if n in own | rewriting)
+            has = name in own | rewriting
+            why = "cannot be changed in a saved learner" if has else "is not one of its settings"
+            raise ConfigError(f"{name} {why}. These can be changed: {can}.")
+        if name == "lr" and (value is None) != (settings.lr is None):
+            saved = "chooses its own" if settings.lr is None else f"has lr={settings.lr}"
+            raise ConfigError(f"Invalid lr={value}. The saved learner {saved} and goes on like it.")
+    changed = replace(settings, **{n: v for n, v in changes.items() if n in own})
+    rest = {n: v for n, v in changes.items() if n not in own}
+    return changed, replace(transform, **rest) if rest and transform is not None else transform
 
 
 def _check_capacity(memory: Any, tensors: Mapping[str, Tensor]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, TypeVar
 
 from ocar.errors import ConfigError
-from ocar.registry import describe, rebuild
+from ocar.registry import closest, describe, rebuild
 
 T = TypeVar("T")
 
@@ -85,13 +85,18 @@ def _from_plain(name: str, value: Any, kinds: Mapping[str, type]) -> Any:
     return value
 
 
-def reject_unknown(cls: Any, values: Iterable[str]) -> None:
-    """Raise a ``ConfigError`` if a name is not a field of a dataclass."""
+def reject_unknown(cls: Any, values: Iterable[str], *, others: Iterable[str] = ()) -> None:
+    """Raise a ``ConfigError`` if a name is not a field of a dataclass.
+
+    ``others`` are names that may have been meant as well.
+    """
     known = [f.name for f in dataclasses.fields(cls)]
     unknown = sorted(set(values) - set(known))
     if unknown:
+        close = closest(unknown[0], [*known, *others])
+        hint = "" if close is None else f" Did you mean {close!r}?"
         raise ConfigError(
-            f"{cls.__name__} has no setting {', '.join(unknown)}. It has {', '.join(known)}."
+            f"{cls.__name__} has no setting {', '.join(unknown)}.{hint} It has {', '.join(known)}."
         )
 
 

@@ -13,6 +13,14 @@ class ConfigError(OcarError, ValueError):
     """A hyper-parameter or option is out of its range."""
 
 
+class MissingSettingError(ConfigError):
+    """Settings without a default were not given; ``names`` are theirs."""
+
+    def __init__(self, message: str, names: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.names = names
+
+
 class InputError(OcarError, ValueError):
     """A batch cannot be learned from or predicted on."""
 

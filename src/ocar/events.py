@@ -122,6 +122,9 @@ class Summary:
     #: Evaluations until that accuracy has recovered, mean over boundaries. A task that ends before
     #: counts with all of its evaluations.
     recovery: float | None = None
+    #: Share of the boundaries after which it recovered, or did not fall; None also in results of
+    #: earlier versions.
+    recovered: float | None = None
     #: Probed Acc: test accuracy of a linear classifier fitted on the features at the end.
     probe: float | None = None
     #: Accuracy on each incoming batch before it was learned, over the whole stream.

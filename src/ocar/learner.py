@@ -7,10 +7,12 @@ the memory. The learner knows nothing of tasks, and predicts at any moment.
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, SupportsFloat
 
 import torch
@@ -18,7 +20,8 @@ from torch import Tensor, nn
 
 from ocar import accel
 from ocar.averaging import SlowWeights
-from ocar.errors import InputError
+from ocar.errors import InputError, ModelError
+from ocar.export import Frozen, write_model
 from ocar.guard import BatchGuard, Guard, GuardCounts
 from ocar.inputs import Intake, check_samples
 from ocar.methods.context import Context
@@ -33,9 +36,10 @@ from ocar.prediction import Repeated, require_classes
 from ocar.rng import make_generator
 from ocar.saved import Listener, Saved
 from ocar.steps import Steps
-from ocar.structure import Given, Inputs, as_inputs, call_each, call_with
+from ocar.structure import Given, Inputs, as_inputs, call_each, call_with, parts_of
 from ocar.synchronized import Lock, drawing, synchronized
 from ocar.undo import Undo
+from ocar.version import __version__
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -311,6 +315,47 @@ class Learner(Saved):
             self._guard.end()
 
     @synchronized
+    def forget(self, x: Given = None, *, label: int | None = None) -> int:
+        """Remove samples from the memory, so that they are neither replayed nor saved again.
+
+        What was learned from them stays: weights, curvature, running mean and variance. With
+        several ranks every rank must call this with the same samples or label.
+
+        Args:
+            x: Raw samples, ``(n, ...)``; every stored sample that equals one of them is removed.
+            label: A class; all its stored samples are removed. Predictions still know it.
+
+        Returns:
+            How many stored samples were removed.
+
+        Raises:
+            InputError: Neither or both were given, or stored samples cannot be found by ``x``.
+        """
+        if (x is None) == (label is None):
+            raise InputError("Give either the samples to forget, x, or their class, label=...")
+        if label is not None and self.head is None:
+            raise InputError("A regression has no classes. Give the samples to forget, x.")
+        if x is not None and self.latent is not None:
+            raise InputError(
+                "The memory stores features of a frozen backbone, in which a sample cannot be "
+                "found. Forget its class: label=..."
+            )
+        self.check()
+        if x is None:
+            unit = self.classes.index(label) if label in self.classes else -1
+            found = self.memory.slots[self.memory.labels == unit]
+        else:
+            samples = as_inputs(x)
+            check_samples(samples, like=self.intake.item)
+            found = self.memory.find(samples)
+        if self.ranks is not None:
+            self.ranks.require_equal("samples to forget", f"those in slots {found.tolist()}")
+        if len(found):
+            self.memory.remove(found)
+            self.load_state(*self._state())  # drops whatever was computed from the memory
+        return len(found)
+
+    @synchronized
     def accept_scale(self) -> None:
         """Trust inputs of the scale of the last batches that the guard refused for it.
 
@@ -469,6 +514,57 @@ class Learner(Saved):
     def mirrors(self) -> bool:
         """Whether the slow weights see mirror images where both predict."""
         return self.settings.mirrors and self.latent is None  # features have no mirror image
+
+    @synchronized
+    def export(self, path: str | os.PathLike[str], *, x: Given = None) -> float:
+        """Write what predicts now to one file, which needs PyTorch or an ONNX runtime alone.
+
+        Normalisation, standardisation and a frozen backbone are inside: the file takes raw samples
+        ``(n, ...)`` and returns what :meth:`predict` returns. The labels of its columns are in the
+        file, as JSON under the name ``ocar.json``: ``extra_files`` of ``torch.export.load``,
+        ``metadata_props`` of ONNX.
+
+        Args:
+            path: ``.pt2`` for ``torch.export``, ``.onnx`` for ONNX.
+            x: At least two raw samples to trace the model with and to compare the file on; by
+                default samples of the memory.
+
+        Returns:
+            The largest difference between the file's predictions and :meth:`predict`.
+
+        Raises:
+            ModelError: The model cannot be traced, or more than its weights predicts (SCR, GDumb).
+            InputError: There are no samples to trace it with.
+            NumericalError: The file would predict something else; it was not written.
+        """
+        if self.objective.predicts:
+            raise ModelError("This method predicts with more than a model, and cannot be exported.")
+        samples = self._examples() if x is None else as_inputs(x)
+        check_samples(samples, like=self.intake.item)
+        if len(samples) < 2:
+            raise InputError(f"Give at least 2 samples to trace with; given {len(samples)}.")
+        own = self.on_host()
+        frozen = Frozen(
+            own.intake,
+            own.model,
+            own.weights() or (),
+            names=list(parts_of(samples)),
+            classes=None if self.head is None else len(self.classes),
+            latent=own.latent,
+            mirror=self.mirrors,
+        )
+        about = {"classes": self.classes, "batches": self.batches, "ocar": __version__}
+        return write_model(
+            Path(path), frozen, samples.to("cpu"), predict=self.predict, values=about
+        )
+
+    def _examples(self) -> Inputs:
+        """A few raw samples of the memory."""
+        if self.latent is not None or len(self.memory) < 2:
+            raise InputError(
+                "The memory holds no raw samples to trace the model with. Give some: x=..."
+            )
+        return self.memory.gather(self.memory.slots[:4]).x
 
     def weights(self) -> list[dict[str, Tensor]] | None:
         """The parameters and buffers by name, of each model that predicts.

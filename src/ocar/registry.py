@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import functools
 import importlib.metadata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from ocar.errors import CheckpointError, ConfigError
@@ -22,6 +22,17 @@ REGISTRIES: dict[str, Registry[Any]] = {}
 
 PLUGINS = "ocar.plugins"
 """The group of entry points."""
+
+
+SYNONYMS = {
+    "learning_rate": "lr", "rate": "lr", "step_size": "lr",
+    "buffer": "memory", "buffer_size": "memory", "mem_size": "memory", "memory_size": "memory",
+    "epochs": "passes", "iterations": "passes", "gradient_steps": "passes",
+    "seed": "seeds", "output": "out", "output_dir": "out", "gpu": "device", "cuda": "device",
+    "eval_every": "every", "n_trials": "trials",
+    "tensorboard": "tracker", "mlflow": "tracker", "wandb": "tracker",
+}  # fmt: skip
+"""Names that other libraries use for a setting or a flag, and ours."""
 
 
 class Registry(dict[str, T]):
@@ -42,11 +53,7 @@ class Registry(dict[str, T]):
         if name not in self:
             load_plugins()
         if name not in self:
-            close = difflib.get_close_matches(str(name), self, n=1)
-            hint = f" Did you mean {close[0]!r}?" if close else ""
-            raise ConfigError(
-                f"Unknown {self.what} {name!r}.{hint} There are {', '.join(sorted(self))}."
-            )
+            raise unknown(self.what, name, sorted(self))
         return self[name]
 
     def name_of(self, thing: object) -> str | None:
@@ -58,6 +65,25 @@ class Registry(dict[str, T]):
         if self.get(name, thing) != thing:
             raise ConfigError(f"There is another {self.what} {name!r}: {self[name]!r}.")
         self[name] = thing
+
+
+def closest(name: str, known: Iterable[str]) -> str | None:
+    """The known name that was probably meant: another word, one letter off, or a part of it."""
+    by_lower = {other.lower(): other for other in known}
+    wanted = str(name).lower()
+    if SYNONYMS.get(wanted) in by_lower:
+        return by_lower[SYNONYMS[wanted]]
+    parts = [other for other in by_lower if len(wanted) > 3 and wanted in other]
+    found = sorted(parts, key=len) or difflib.get_close_matches(wanted, by_lower, n=1)
+    return by_lower[found[0]] if found else None
+
+
+def unknown(what: str, name: str, known: Iterable[str]) -> ConfigError:
+    """The error for an unknown name: the name that was probably meant, and all names."""
+    names = list(known)
+    close = closest(name, names)
+    hint = "" if close is None else f" Did you mean {close!r}?"
+    return ConfigError(f"Unknown {what} {name!r}.{hint} There are {', '.join(names)}.")
 
 
 @functools.cache

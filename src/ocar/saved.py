@@ -189,6 +189,11 @@ class Saved(ABC):
             model = LatentReplay(self.latent.backbone, model, dtype=self.latent.dtype)
         return model, *method, self.context.record, own, values
 
+    def on_host(self) -> Self:
+        """A copy whose model, with its frozen backbone, is on the CPU."""
+        model, *others = self._parts()
+        return _make_again(type(self), copy_model(model).cpu(), *others)
+
     def __deepcopy__(self, memo: object) -> Self:
         """A learner that goes on exactly, with a model of its own, in this process alone."""
         return _make_again(type(self), *self._parts())

@@ -245,9 +245,11 @@ def call_each(
 ) -> Tensor:
     """Outputs of each model, ``(models, n, outputs)``.
 
-    With ``mirror`` the last of several models sees the images left to right.
+    With ``mirror`` the last of several models sees mirror images, if x is images ``(n, c, h, w)``.
     """
-    last = x.flip(-1) if mirror and len(models) > 1 and isinstance(x, Tensor) else x
+    last = x
+    if mirror and len(models) > 1 and isinstance(x, Tensor) and x.dim() == 4:
+        last = x.flip(-1)
     parts = [*(model(x) for model in models[:-1]), models[-1](last)]
     return parts[0][None] if len(parts) == 1 else torch.stack(parts)
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import Any, cast
 
 from ocar import registry
 from ocar.errors import ConfigError
@@ -40,6 +41,34 @@ def load_plugins(names: Iterable[str]) -> None:
                 f"Invalid plugin {name!r}: {type(error).__name__}: {error}. Must be the name of a "
                 "module, as in import MODULE, on PYTHONPATH or in the working directory."
             ) from error
+
+
+def find_function(name: str, *, flag: str) -> Callable[..., Any]:
+    """The function that ``module:function`` names.
+
+    Args:
+        name: The name; the module is on Python's path or in the working directory.
+        flag: Who asks, for the errors.
+
+    Raises:
+        ConfigError: There is no such function.
+    """
+    module, colon, function = name.partition(":")
+    if not (colon and module and function) or os.sep in name:
+        raise ConfigError(f"Invalid {flag} {name!r}. Must be MODULE:FUNCTION, as in import MODULE.")
+    here = str(Path.cwd())
+    if here not in sys.path:  # as in a console script
+        sys.path.append(here)
+    try:
+        found = getattr(importlib.import_module(module), function)
+    except Exception as error:
+        raise ConfigError(
+            f"Invalid {flag} {name}: {type(error).__name__}: {error}. Must be a function of a "
+            "module on PYTHONPATH or in the working directory."
+        ) from error
+    if not callable(found):
+        raise ConfigError(f"Invalid {flag} {name}: a {type(found).__name__}, not a function.")
+    return cast("Callable[..., Any]", found)
 
 
 def take_plugins(arguments: Sequence[str]) -> list[str]:

@@ -8,7 +8,7 @@ from implementations import on_gpu
 from torch import Tensor, nn
 
 from ocar.accel import from_weight_matrix, lay_out_, saved_order, weight_matrix
-from ocar.accel.layout import in_memory, is_channels_last, laid_out
+from ocar.accel.layout import Scratch, flat, in_memory, inner, is_channels_last, laid_out
 
 LAST = torch.channels_last
 
@@ -85,3 +85,23 @@ def test_on_a_gpu_wide_convolutions_are_channels_last() -> None:
     assert is_channels_last(wide.weight) == (torch.cuda.get_device_capability() >= (8, 0))
     assert not any(is_channels_last(conv.weight) for conv in others)
     assert all(map(torch.equal, model.parameters(), before))
+
+
+def test_scratch_memory_is_used_again_by_the_same_key() -> None:
+    scratch, tensors = Scratch(), [torch.arange(6.0).view(2, 3), torch.ones(2)]
+    first = scratch.flat(tensors)
+    assert first.tolist() == [0, 1, 2, 3, 4, 5, 1, 1]
+    other = scratch.flat(tensors[1:], key="other")
+    again = scratch.flat([2 * t for t in tensors])
+    assert again.data_ptr() == first.data_ptr() != other.data_ptr()
+    assert again.tolist() == [0, 2, 4, 6, 8, 10, 2, 2]
+    assert scratch.flat(tensors[:1]).tolist() == [0, 1, 2, 3, 4, 5]
+    assert scratch.flat([torch.ones(2, dtype=torch.float64)]).dtype == torch.float64
+
+
+def test_an_inner_product_is_that_of_the_flat_tensors() -> None:
+    kernels = torch.randn(2, 3, 2, 2, dtype=torch.float64)
+    tensors = [kernels.to(memory_format=torch.channels_last), torch.randn(4, dtype=torch.float64)]
+    others = [torch.randn_like(t) for t in tensors]
+    expected = sum((a * b).sum() for a, b in zip(tensors, others, strict=True))
+    torch.testing.assert_close(inner(flat(tensors), others), expected)

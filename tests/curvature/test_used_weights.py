@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import reference
@@ -137,6 +138,26 @@ def separate(m: Net, x: Tensor) -> Tensor:
     return m.head(m.attend(x, x[..., :3], x[..., 1:3])[0].mean(1))
 
 
+def recurrent(kind: type[nn.RNNBase], *, outputs: int = 4, **options: Any) -> nn.Module:
+    """A recurrent network, and a head on all its outputs and on its last state."""
+
+    def run(m: Net, x: Tensor) -> Tensor:
+        hidden, last = m.rnn(x if m.rnn.batch_first else x.transpose(0, 1))
+        state = last[0] if isinstance(last, tuple) else last
+        return m.head(hidden.mean(1 if m.rnn.batch_first else 0)) + m.other(state[0])
+
+    rnn = kind(4, 4, **{"batch_first": True, **options})
+    size = options.get("proj_size", 4)
+    return Net(run, rnn=rnn, head=nn.Linear(outputs, 3), other=nn.Linear(size, 3))
+
+
+def stepwise(m: Net, x: Tensor) -> Tensor:
+    state = None
+    for time in range(x.shape[1]):
+        state = m.cell(x[:, time], state)
+    return m.head(state[0] if isinstance(state, tuple) else state)
+
+
 def twice(m: Net, x: Tensor) -> Tensor:
     return m.head(m.body(torch.tanh(m.body(x))))
 
@@ -254,6 +275,24 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
             layer=nn.TransformerDecoderLayer(4, 2, 5, dropout=0.0, batch_first=True),
             head=nn.Linear(4, 3),
         ),
+        sequences,
+    ),
+    "LSTM": (lambda: recurrent(nn.LSTM), sequences),
+    "LSTM, two layers, both ways": (
+        lambda: recurrent(nn.LSTM, num_layers=2, bidirectional=True, outputs=8),
+        sequences,
+    ),
+    "LSTM, time first, projected": (
+        lambda: recurrent(nn.LSTM, proj_size=2, batch_first=False, outputs=2),
+        sequences,
+    ),
+    "GRU without bias": (lambda: recurrent(nn.GRU, bias=False), sequences),
+    "GRU, both ways": (lambda: recurrent(nn.GRU, bidirectional=True, outputs=8), sequences),
+    "Elman, relu": (lambda: recurrent(nn.RNN, nonlinearity="relu"), sequences),
+    "LSTM cell": (lambda: Net(stepwise, cell=nn.LSTMCell(4, 4), head=nn.Linear(4, 3)), sequences),
+    "GRU cell": (lambda: Net(stepwise, cell=nn.GRUCell(4, 4), head=nn.Linear(4, 3)), sequences),
+    "Elman cell": (
+        lambda: Net(stepwise, cell=nn.RNNCell(4, 4, bias=False), head=nn.Linear(4, 3)),
         sequences,
     ),
     "called twice": (
@@ -397,6 +436,25 @@ def test_output_gradients_times_inputs_are_the_gradient(case):
         if isinstance(layer, MatrixLayer):
             a, g = seen[name].inputs(layer), seen[name].gradients(layer)[0]
             assert_close(torch.einsum("ngol,ngil->goi", g, a), layer.gradient(), **EXACT)
+
+
+def test_a_network_that_is_written_out_returns_the_same():
+    model = recurrent(nn.LSTM, num_layers=2, bidirectional=True, outputs=8)
+    x, kfac = sequences(), KFAC(model, **OPTIONS)
+    with kfac.record():
+        outputs = model(x)
+    assert_close(outputs, model(x), **EXACT)
+
+
+def test_packed_sequences_have_no_curvature():
+    def run(m: Net, x: Tensor) -> Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, [3, 3, 2, 1], batch_first=True)
+        return m.head(m.rnn(packed)[1][0])
+
+    model = Net(run, rnn=nn.GRU(4, 4, batch_first=True), head=nn.Linear(4, 3))
+    kfac = KFAC(model, **OPTIONS)
+    with pytest.warns(UserWarning, match=r"No curvature for 2 layer.*rnn\.weight_ih_l0"):
+        observe(kfac, sequences())
 
 
 # --- K-FAC's whole blocks -----------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from ocar import datasets
 from ocar.datasets import Arrays, load_digits
 from ocar.errors import DataError, MissingPackageError
+from ocar.install import install_line
 
 
 def make(**changed: object) -> Arrays:
@@ -118,7 +120,7 @@ def test_digits_without_scikit_learn_give_the_install_line(
         raise ImportError(name)
 
     monkeypatch.setattr("ocar.datasets.digits.importlib.import_module", refuse)
-    with pytest.raises(MissingPackageError, match=r'pip install "ocar\[paper\]"'):
+    with pytest.raises(MissingPackageError, match=re.escape(install_line("demo"))):
         load_digits()
 
 

@@ -18,7 +18,7 @@ def load(name: str) -> ModuleType:
 
 def test_every_example_is_tested() -> None:
     tested = {"digits", "drifting_regression", "image_folder", "ocar_in_one_file"}
-    tested |= {"service", "service_load"}  # in test_service.py
+    tested |= {"serve_load", "serve_consumer"}  # in tests/service
     tested |= {path.stem for path in EXAMPLES.glob("gallery_*.py")}  # in test_gallery_*.py
     for name in (name for name in tested if name.startswith("gallery_")):
         assert (Path(__file__).parent / f"test_{name}.py").exists()

@@ -16,6 +16,7 @@ from ocar_lab.experiment import Job
 from ocar_lab.paper.commands import Command
 from ocar_lab.paper.tables import clear_tables, table1
 from ocar_lab.paper.times import ALLOWED, times_table
+from ocar_lab.runs.find import HOW_TO_RUN
 
 Captured = pytest.CaptureFixture[str]
 
@@ -122,7 +123,7 @@ def test_without_results_the_table_says_how_to_begin(
     assert main(["paper", "table1", "--benchmark", "split-tinyimagenet"]) == 0
     assert "ocar run split-tinyimagenet ocar --seeds 0 1 2 3 4" in lines(capsys)
     assert main(["paper", "table1", "--results", "nowhere"]) == 1
-    assert capsys.readouterr().err == "ocar: There is no folder nowhere.\n"
+    assert capsys.readouterr().err == f"ocar: There is no folder nowhere. {HOW_TO_RUN}\n"
 
 
 def test_a_damaged_file_does_not_hide_the_others(results: Path, capsys: Captured) -> None:
@@ -138,9 +139,9 @@ def test_wrong_calls(capsys: Captured) -> None:
     assert main(["paper"]) == 2
     said = capsys.readouterr().out
     assert all(f"ocar paper {name}" in said for name in NAMES)
-    assert main(["paper", "table9"]) == 2
+    assert main(["paper", "nothing"]) == 2
     assert capsys.readouterr().err == (
-        f"ocar: Unknown name 'table9'. There are {', '.join([*NAMES, *ALIASES])}.\n"
+        f"ocar: Unknown table or figure 'nothing'. There are {', '.join([*NAMES, *ALIASES])}.\n"
     )
     assert main(["paper", "table1", "--benchmark", "clear"]) == 2
     assert main(["paper", "clear", "--json", "--markdown"]) == 2

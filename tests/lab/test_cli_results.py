@@ -15,6 +15,7 @@ from ocar_lab.cli import main
 from ocar_lab.cli.show import BEGIN, END
 from ocar_lab.cli.tables import markdown_runs
 from ocar_lab.runs import Group, Spread, find_runs, result_files
+from ocar_lab.runs.find import HOW_TO_RUN
 from ocar_lab.runs.folder import METRICS
 
 Captured = pytest.CaptureFixture[str]
@@ -111,7 +112,7 @@ def test_one_damaged_file_does_not_hide_the_others(
 
 def test_a_folder_without_runs_has_nothing_to_keep(tmp_path: Path, capsys: Captured) -> None:
     assert main(["keep", str(tmp_path)]) == 1
-    assert capsys.readouterr().err == f"ocar: There are no runs in {tmp_path}.\n"
+    assert capsys.readouterr().err == f"ocar: There are no runs in {tmp_path}. {HOW_TO_RUN}\n"
 
 
 def test_markdown_is_a_table_with_the_paper_below_the_method() -> None:

@@ -13,6 +13,7 @@ from scipy import stats
 from ocar.errors import RunError
 from ocar_lab.cli import main
 from ocar_lab.runs import compare
+from ocar_lab.runs.find import HOW_TO_RUN
 
 Captured = pytest.CaptureFixture[str]
 
@@ -115,8 +116,8 @@ def test_words_choose_a_configuration(results: Path, capsys: Captured) -> None:
     for word in ("er", "nothing", digits[:3]):
         assert main([*call, f"{results}:{word}"]) == 2
         error = capsys.readouterr().err
-        assert f"er (lr=0.5) {digits}" in error
-        assert error.count("\n") == 2
+        assert f"{results}:{digits} (split-digits er (lr=0.5), {other})" in error
+        assert error.count("\n") == 1
 
 
 def test_a_path_may_have_a_colon(tmp_path: Path, capsys: Captured) -> None:
@@ -125,16 +126,19 @@ def test_a_path_may_have_a_colon(tmp_path: Path, capsys: Captured) -> None:
     write_kept(odd, "split-digits", "ocar", by_seed(SECOND))
     assert main(["compare", f"{odd}:er", f"{odd}:ocar"]) == 0
     assert main(["compare", str(odd), f"{odd}:ocar"]) == 2
-    assert "several configurations" in capsys.readouterr().err
+    assert f"{odd} matches 2 configurations. Name one: {odd}:" in capsys.readouterr().err
 
 
 def test_errors_are_a_line(results: Path, tmp_path: Path, capsys: Captured) -> None:
     assert main(["compare", f"{results}:er", str(tmp_path / "nowhere")]) == 1
-    assert capsys.readouterr().err == f"ocar: There is no folder {tmp_path / 'nowhere'}.\n"
+    assert (
+        capsys.readouterr().err
+        == f"ocar: There is no folder {tmp_path / 'nowhere'}. {HOW_TO_RUN}\n"
+    )
     empty = tmp_path / "empty"
     empty.mkdir()
     assert main(["compare", str(empty), f"{results}:er"]) == 1
-    assert capsys.readouterr().err == f"ocar: There are no runs in {empty}.\n"
+    assert capsys.readouterr().err == f"ocar: There are no runs in {empty}. {HOW_TO_RUN}\n"
     assert main(["compare", str(results)]) == 2
     assert "ocar compare --help" in capsys.readouterr().err
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import resource
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ import ocar
 import ocar_lab
 from ocar.errors import CheckpointError, ConfigError, MissingPackageError, NumericalError, RunError
 from ocar.events import Finished, TaskEnded
+from ocar.install import install_line
 from ocar.streams.benchmarks import make_stream
 from ocar_lab.experiment import (
     AlreadyFinished,
@@ -158,7 +160,7 @@ def test_without_polars_a_run_can_be_made_and_not_read(
 ) -> None:
     config = small(max_tasks=1)
     monkeypatch.setitem(sys.modules, "polars", None)
-    with pytest.raises(MissingPackageError, match=r'pip install "ocar\[cli\]"'):
+    with pytest.raises(MissingPackageError, match=re.escape(install_line("cli"))):
         ocar_lab.run(config, out=tmp_path)
     assert not list(tmp_path.iterdir())
     assert isinstance([*run_events(config, out=tmp_path)][-1], Finished)

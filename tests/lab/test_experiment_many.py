@@ -102,7 +102,7 @@ def test_tensorboard_gets_what_the_metrics_get(tmp_path: Path) -> None:
         "tensorboard.backend.event_processing.event_accumulator"
     )
     config = small(method="ocar", max_batches=12, probe=False)
-    job = Job(config=config, out=tmp_path, tensorboard=True)
+    job = Job(config=config, out=tmp_path, tracker="tensorboard")
     assert ends(run_many([job], stop=iter([False] * 5 + [True] * 9).__next__)) == {0: "stopped"}
     assert ends(run_many([job])) == {0: "finished"}
     run = read_run(tmp_path / config.folder())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import sys
@@ -13,8 +14,10 @@ import numpy as np
 import pytest
 from browser import chromium
 from made_runs import history, write_run
+from PIL import Image
 
 from ocar.events import Evaluated
+from ocar.install import install_line
 from ocar_lab.cli import main
 from ocar_lab.report.page import make_page
 from ocar_lab.report.sections import make_report
@@ -34,7 +37,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs")
     rng = np.random.default_rng(0)
     for seed in range(2):
-        write_run(root, history(rng, [30, 40, 30]), seed=seed)
+        write_run(root, history(rng, [30, 40 - seed, 30], every=3), seed=seed)
         events = history(rng, [30, 40, 30])
         reported = [{"tau": 0.1 + i, "replay_weight": 1.0, "norm_ratio": 0.5} for i in range(100)]
         write_run(root, events, label="ocar", seed=seed, reported=reported)
@@ -155,6 +158,74 @@ def test_on_a_phone_nothing_but_tables_is_wider_than_the_screen(opened: Any) -> 
     assert opened.locator("#accuracy-1 .plot").bounding_box()["width"] <= 390
 
 
+PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
+
+
+@pytest.mark.parametrize("opened", [PHONE], indirect=True)
+def test_on_a_phone_every_column_of_a_table_can_be_reached(opened: Any) -> None:
+    tables = opened.locator(".scroll")
+    for place in range(tables.count()):
+        table = tables.nth(place)
+        table.evaluate("t => t.scrollTo(10000, 0)")
+        last = table.locator("thead th").last.bounding_box()
+        assert last["x"] + last["width"] <= 390
+        first = table.locator("thead th").first.bounding_box()
+        assert first["x"] + first["width"] <= 0.5 * 390  # it stays, and leaves room for others
+
+
+def test_no_axis_goes_beyond_what_there_can_be(opened: Any) -> None:
+    bounds = {"accuracy": (0, 100), "gap": (-100, 100), "drop": (0, 100), "time": (0, None)}
+    for key, (low, high) in bounds.items():
+        plot = f"document.querySelector('#{key}-1 .plot')"
+        shown = opened.evaluate(f"{plot}._fullLayout.yaxis.range")
+        drawn = opened.evaluate(f"{plot}.data.flatMap(t => t.y).filter(y => y !== null)")
+        assert min(shown[0], *drawn) >= low, key
+        assert high is None or max(shown[1], *drawn) <= high, key
+        ticks = opened.locator(f"#{key}-1 .ytick text").all_text_contents()
+        numbers = [float(text.replace("−", "-")) for text in ticks]
+        assert len(numbers) > 1
+        assert min(numbers) >= low, key
+        assert high is None or max(numbers) <= high, key
+
+
+def test_tasks_and_evaluations_are_counted_in_whole_numbers(opened: Any) -> None:
+    for key in ("accuracy", "heat", "gap", "drop", "tau", "time"):
+        ticks = opened.locator(f"#{key}-1 .xtick text").all_text_contents()
+        assert len(ticks) > 1, key
+        assert all(re.fullmatch(r"[-−]?\d+", text) for text in ticks), (key, ticks)
+
+
+SCHEMES = [{"color_scheme": "light"}, {"color_scheme": "dark"}, PHONE]
+
+
+@pytest.mark.parametrize("opened", SCHEMES, ids=["light", "dark", "phone"], indirect=True)
+def test_no_stripe_goes_through_the_heat_map(opened: Any) -> None:
+    # The seeds have 99 and 100 batches, evaluated after each third.
+    paper = opened.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+    background = np.array([int(part) for part in re.findall(r"\d+", paper)[:3]])
+    opened.locator("#heat-1 select").select_option(label="er")
+    image = opened.locator("#heat-1 .heatmaplayer image")
+    image.scroll_into_view_if_needed()
+    pixels = np.asarray(Image.open(io.BytesIO(image.screenshot())).convert("RGB")).astype(int)
+    height, width = pixels.shape[:2]
+    for task in range(3):
+        row = pixels[int((task + 0.5) / 3 * height)]
+        empty = np.abs(row - background).max(axis=1) < 8
+        begun = round(task / 3 * width)
+        assert not empty[begun + 2 : -2].any(), f"task {task + 1}"
+        assert empty[2 : max(2, begun - 2)].all(), f"task {task + 1}"
+
+
+def test_the_page_begins_with_what_came_out(opened: Any) -> None:
+    headlines = opened.locator(".headline").all_inner_texts()
+    assert headlines[0].startswith("convex L_p of er ")
+    assert headlines[1].startswith("split-digits Best Acc: ")
+    table = opened.locator("#section-1 table").first
+    assert table.locator("tbody td b").count() > 0
+    said = opened.locator("#section-1 .terms").first.inner_text()
+    assert "Acc accuracy on test data after the last batch" in said
+
+
 def test_colours_follow_the_scheme(opened: Any) -> None:
     script = "document.querySelector('#accuracy-1 .plot').data.at(-1).line.color"
     light = opened.evaluate(script)
@@ -185,7 +256,7 @@ def test_without_plotly_the_error_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "plotly.offline", None)
     assert main(["report", str(folder), "--out", str(folder / "other.html")]) == 1
-    assert 'pip install "ocar[report]"' in capsys.readouterr().err
+    assert install_line("report") in capsys.readouterr().err
     assert not (folder / "other.html").exists()
 
 

@@ -261,7 +261,7 @@ def test_a_method_of_ones_own_is_run_by_its_name() -> None:
     assert (weights[0] - weights[2]).norm() > 1e-3 * weights[0].norm()
     with pytest.raises(ConfigError, match=r"Invalid gamma=-1\. Must be at least 0\."):
         ocar.make_learner("focal", mlp(), lr=0.1, gamma=-1)
-    with pytest.raises(ConfigError, match=r"FocalSettings has no setting gama\. It has lr, mem"):
+    with pytest.raises(ConfigError, match=r"has no setting gama\. Did you mean 'gamma'\? It has"):
         ocar.make_learner("focal", mlp(), lr=0.1, gama=1)
 
 

@@ -372,6 +372,11 @@ def test_what_is_not_mirrored_in_learning_is_not_mirrored_in_predictions() -> No
     for augment in (None, ocar.CropFlip(padding=1, flip=False)):
         assert not ocar.ER(convnet(), lr=0.1, **BOTH, augment=augment).mirrors
     assert not ocar.ER(convnet(), lr=0.1, **BOTH, augment=ocar.CropFlip(), mirror=False).mirrors
+    table = ocar.ER(mlp(), lr=0.1, **BOTH, mirror=True)  # features have no left and right
+    for x, y in vectors(3, [0, 1]):
+        table.learn(x, y)
+    parts = [table.predict(x, prediction=kind).softmax(1) for kind in ("plain", "slow")]
+    assert_close(table.predict_proba(x), (parts[0] + parts[1]) / 2)
 
 
 # --- logit adjustment -----------------------------------------------------------------------------

@@ -27,7 +27,7 @@ class SamePadding(nn.Conv2d):
 
 
 class Everything(nn.Module):
-    """One of each: inner padding, transposed, tokens, positions, attention, a layer used twice."""
+    """Inner padding, transposed, tokens, positions, attention, an LSTM, a layer used twice."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,6 +38,7 @@ class Everything(nn.Module):
         self.place = nn.Parameter(torch.randn(1, 5, 16) / 10)
         self.embed = nn.Embedding(6, 16)
         self.attend = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+        self.recur = nn.LSTM(16, 16, batch_first=True)
         self.twice = nn.Linear(16, 16)
         self.head = nn.Linear(16, 4)
 
@@ -45,7 +46,7 @@ class Everything(nn.Module):
         tokens = self.patch(self.up(self.down(x).relu())).flatten(2).mT
         hidden = torch.cat([self.token.expand(len(x), -1, -1), tokens], 1) + self.place
         hidden = hidden + self.embed(torch.arange(5, device=x.device).unsqueeze(0))
-        hidden = self.attend(hidden)
+        hidden = self.recur(self.attend(hidden))[0]
         return self.head(self.twice(self.twice(hidden).tanh()).mean(1))
 
 

@@ -328,3 +328,34 @@ def test_a_memory_on_a_device_agrees_with_one_on_the_host(kind: str) -> None:
         assert_same(device._columns, before)
         host.add(x, y, extras)  # takes the same slots, and draws as often
         device._columns = {name: column.cuda() for name, column in host._columns.items()}
+
+
+# --- what is removed ----------------------------------------------------------------------------
+
+
+@EVERY_MEMORY
+@PROPERTY
+@given(capacity=CAPACITIES, stream=STREAMS, data=st.data())
+def test_removed_samples_are_gone_and_the_memory_goes_on(
+    kind: str, capacity: int, stream: list[list[int]], data: st.DataObject
+) -> None:
+    memory = make(kind, capacity)
+    feed(memory, stream)
+    before = stored_ids(memory)
+    gone = data.draw(st.lists(st.sampled_from(before), unique=True)) if before else []
+    others = encode([1000])[0]  # which are not stored
+    slots = memory.find(torch.cat([encode(gone)[0].view(-1, 2), others]))
+    assert len(slots) == len(gone)
+    memory.remove(slots)
+    assert stored_ids(memory) == [i for i in before if i not in gone]
+    rows = {tuple(row) for row in memory.state_dict().get("columns.x", torch.empty(0, 2)).tolist()}
+    assert rows.isdisjoint(tuple(row) for row in encode(gone)[0].view(-1, 2).tolist())
+    again = make(kind, capacity)
+    again.load_state_dict(memory.state_dict())
+    for each in (memory, again):
+        feed(each, stream, start=100)
+    assert_same(memory.state_dict(), again.state_dict())
+    late = [label for labels in stream for label in labels]
+    ids = stored_ids(memory)
+    assert memory.labels.tolist() == [late[i % 100] for i in ids]
+    assert not set(ids) & set(gone)

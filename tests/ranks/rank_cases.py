@@ -38,6 +38,18 @@ class Attention(nn.Module):
         return self.head(self.encoder(self.tokens(ids) + self.positions).mean(1))
 
 
+class Recurrent(nn.Module):
+    """A GRU of two directions; the head sees its outputs at the last time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(3, 4, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.gru(x)[0][:, -1])
+
+
 def convolutional(norm: str) -> nn.Module:
     """A small network of two convolutions, with normalisation layers between."""
     make = {"group": lambda: nn.GroupNorm(2, 4), "batch": lambda: nn.BatchNorm2d(4)}[norm]
@@ -53,6 +65,7 @@ MODELS = {
     "groupnorm": lambda: convolutional("group"),
     "batchnorm": lambda: convolutional("batch"),
     "transformer": Attention,
+    "recurrent": Recurrent,
     "evaluated": lambda: nn.Sequential(
         nn.Flatten(), nn.Linear(64, 20), nn.ReLU(), nn.Linear(20, 2)
     ),
@@ -87,7 +100,8 @@ def make_stream(model: str, count: int, *, size: int = 10) -> Batches:
     """Batches of two classes at a time; later ones bring labels that are new."""
     generator = torch.Generator().manual_seed(1)
     labels = 6
-    shape = {"mlp": (6,), "dropout": (6,), "transformer": (6,)}.get(model, (1, 8, 8))
+    shapes = {"mlp": (6,), "dropout": (6,), "transformer": (6,), "recurrent": (4, 3)}
+    shape = shapes.get(model, (1, 8, 8))
     centres = torch.randn(labels, *shape, generator=generator, dtype=torch.float64) * 2
     words = torch.randint(0, 20, (labels, *shape), generator=generator)
     found = []
@@ -116,7 +130,13 @@ def parse(case: str) -> tuple[str, str, dict[str, Any]]:
     return method, model, settings
 
 
-def learn(learner: Learner, stream: Batches, *, uneven: bool = False) -> Learner:
+FORGETS_AFTER = 9
+"""Batches after which :func:`learn` forgets a class and two samples on request."""
+
+
+def learn(
+    learner: Learner, stream: Batches, *, uneven: bool = False, forget: bool = False
+) -> Learner:
     """Learn a stream, of each batch this rank's share.
 
     Uneven shares are all samples but two for the last rank, and one for each of two others.
@@ -131,6 +151,10 @@ def learn(learner: Learner, stream: Batches, *, uneven: bool = False) -> Learner
                 last = len(x) if ranks.rank == ranks.size - 1 else min(first + 1, 2)
             rows = slice(first, last)
         learner.learn(x[rows], y[rows])
+        if forget and learner.batches == FORGETS_AFTER:
+            assert learner.forget(label=int(y[0])) > 0
+            assert learner.forget(x[y != y[0]][:2]) > 0
+            assert torch.equal(learner.memory.find(x), learner.memory.find(x[y != y[0]][2:]))
     return learner
 
 

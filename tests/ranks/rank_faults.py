@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,11 +18,12 @@ from torch import distributed
 
 import ocar
 from ocar.errors import OcarError
+from ocar.service import Service
 
 TIMEOUT = 15.0
 
 
-def build(fault: str, ranks: ocar.Ranks, *, last: bool) -> None:
+def build(fault: str, ranks: ocar.Ranks, folder: Path, *, last: bool) -> None:
     """Make a learner that cannot be."""
     if fault == "settings":
         make_learner("er", "mlp", ranks, lr=0.2 if last else 0.1)
@@ -33,6 +35,9 @@ def build(fault: str, ranks: ocar.Ranks, *, last: bool) -> None:
         make_learner("ocar", "mlp", ranks, curvature="dense", fisher="exact")
     if fault == "norms":
         make_learner("ocar", "batchnorm", ranks, norm_layers=True)
+    if fault == "service":
+        new = partial(make_learner, "er", "mlp", ranks)
+        Service(folder / f"service {ranks.rank}", new=new, load=ocar.load)
 
 
 def save(fault: str, ranks: ocar.Ranks, folder: Path, *, last: bool) -> None:
@@ -57,6 +62,8 @@ def learn(fault: str, ranks: ocar.Ranks, folder: Path, *, last: bool) -> None:
         y = y[1:]
     if last and fault == "shape":
         x = x[:, 1:]
+    if fault == "forget":
+        learner.forget(label=9 if last else 2)
     if last and fault == "slow":
         while not (folder / "gave up").exists():
             time.sleep(0.1)
@@ -82,7 +89,7 @@ def main() -> None:
     last = ranks.rank == ranks.size - 1
     for fault in faults:
         try:
-            build(fault, ranks, last=last)
+            build(fault, ranks, folder, last=last)
             if fault in ("weights", "saved"):
                 save(fault, ranks, folder, last=last)
             learn(fault, ranks, folder, last=last)

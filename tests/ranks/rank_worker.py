@@ -23,7 +23,8 @@ def main() -> None:
     own = ocar.Ranks(timeout=100, batchnorm="own")
     for case in cases:
         method, model, settings = parse(case)
-        uneven = settings.pop("uneven", False)
+        how = {name: settings.pop(name, False) for name in ("uneven", "forget")}
+        exports = settings.pop("export", False)
         ranks = sharded if settings.pop("sharded", False) else replicated
         ranks = own if settings.pop("own", False) else ranks
         learner = make_learner(method, model, ranks, **settings)
@@ -32,9 +33,11 @@ def main() -> None:
             print(f"{case}: accuracy {end.summary.acc:.6f}")
             continue
         stream = make_stream(model, int(count))
-        learn(learner, stream[:-1], uneven=uneven)
+        learn(learner, stream[:-1], **how)
+        if exports and (ranks.rank == 0 or ranks.memory == "sharded"):
+            assert learner.export(Path(folder) / f"{ranks.memory}.{ranks.rank}.pt2") < 1e-9
         before = replace(ranks.traffic)
-        learn(learner, stream[-1:], uneven=uneven)
+        learn(learner, stream[-1:], **how)
         messages = ranks.traffic.messages - before.messages
         print(f"{case}: {messages} messages, {ranks.traffic.bytes - before.bytes} bytes")
         torch.save(learner.state(), Path(folder) / f"{case.replace(' ', '_')}.{ranks.rank}")

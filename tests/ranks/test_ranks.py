@@ -25,6 +25,9 @@ from ocar.errors import ConfigError
 ALIKE = {"rtol": 0.0, "atol": 1e-9}
 """What several ranks and one process may differ by, in float64."""
 
+HOW = ("uneven", "sharded", "forget", "export")
+"""Options of a case that are no settings of a learner."""
+
 REQUIRED = ("er", "ocar", "ocar-ace", "der++")
 NETWORKS = ("mlp", "groupnorm", "batchnorm", "transformer")
 VARIANTS = (
@@ -50,8 +53,10 @@ def check(folder: Path, size: int, batches: int, cases: list[str]) -> None:
     finish(start_ranks(size, [str(folder), str(batches), *cases]))
     for case in cases:
         method, model, settings = parse(case)
-        settings = {n: v for n, v in settings.items() if n not in ("uneven", "sharded")}
-        one = learn(make_learner(method, model, None, **settings), make_stream(model, batches))
+        forget = settings.get("forget", False)
+        settings = {n: v for n, v in settings.items() if n not in HOW}
+        learner = make_learner(method, model, None, **settings)
+        one = learn(learner, make_stream(model, batches), forget=forget)
         tensors, values = one.state()
         many = [torch.load(folder / f"{case.replace(' ', '_')}.{rank}") for rank in range(size)]
         for found, plain in many:
@@ -67,6 +72,17 @@ def test_two_ranks_learn_as_one_process_does(tmp_path):
     cases = ["er mlp", "ocar groupnorm", "ocar-ace mlp", "der++ batchnorm", "ocar batchnorm"]
     cases += ["ocar transformer", "ocar mlp uneven=True", "der++ mlp sharded=True memory=7"]
     check(tmp_path, 2, 24, cases)
+
+
+def test_recurrent_layers_slow_weights_and_a_memory_that_forgets_are_shared_too(tmp_path):
+    cases = ["ocar recurrent", "ocar-slow batchnorm", "ocar mlp forget=True"]
+    check(tmp_path, 2, 12, [*cases, "der++ mlp forget=True sharded=True memory=31"])
+
+
+def test_ranks_export_the_model_alone_or_with_a_sharded_memory_together(tmp_path):
+    check(tmp_path, 2, 4, ["er mlp export=True", "er mlp export=True sharded=True"])
+    names = ["replicated.0", "sharded.0", "sharded.1"]
+    assert sorted(path.stem for path in tmp_path.glob("*.pt2")) == names
 
 
 def test_four_ranks_learn_as_one_process_does(tmp_path):

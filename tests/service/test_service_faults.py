@@ -30,6 +30,22 @@ def test_a_sample_of_all_faults() -> None:
     assert found["killed"] > 0
 
 
+@pytest.mark.parametrize("how", ["rollback", "forget"])
+def test_a_sample_of_all_faults_in_a_change(how: str) -> None:
+    found = sweep("service_change_faults.py", how, "--step", "100", "--offset", "25")
+    assert found["points"] == len(KINDS)
+    assert found["killed"] > 0
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("how", ["rollback", "forget"])
+def test_a_fault_at_every_call_of_a_change(how: str) -> None:
+    found = sweep("service_change_faults.py", how)
+    assert found["points"] == found["calls"] * len(KINDS)
+    assert 0 < found["done"] < found["changed"] < found["points"]
+
+
 @pytest.mark.long
 def test_a_service_that_does_not_sync_its_folder_is_found_out() -> None:
     with pytest.raises(AssertionError, match="in recover"):

@@ -26,7 +26,7 @@ from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_s
 from service_faults import batch, digest, new_learner, open_service
 
 from ocar.errors import CheckpointError, DataError, RunError
-from ocar.service import Refused, Service, repair
+from ocar.service import Refused, Service, repair, roll_back
 from ocar.service.records import MARKS_AT, Mark, read_head, read_marks, whole_records
 from ocar.state import load_state
 
@@ -44,6 +44,7 @@ class ServiceModel(RuleBasedStateMachine):
         self.places = 0
         self.folder = self.base / "0"
         self.learned: list[tuple[int, str]] = []  # batches in order, with their keys
+        self.forgotten: dict[int, list[int]] = {}  # classes, by the batches learned before
         self.names = 0
         self.oracle = new_learner()
         self.service: Service | None = self.open()
@@ -67,6 +68,14 @@ class ServiceModel(RuleBasedStateMachine):
     def acknowledged(self, name: int, key: str) -> None:
         self.learned.append((name, key))
         self.oracle.learn(*batch(name))
+
+    def learn_again(self) -> None:
+        self.oracle = new_learner()
+        for number in range(len(self.learned) + 1):
+            if number:
+                self.oracle.learn(*batch(self.learned[number - 1][0]))
+            for label in self.forgotten.get(number, ()):
+                self.oracle.forget(label=label)
 
     def remembered(self) -> list[tuple[int, int, str]]:
         keyed = [(n, name, key) for n, (name, key) in enumerate(self.learned, start=1) if key]
@@ -119,6 +128,47 @@ class ServiceModel(RuleBasedStateMachine):
         with pytest.raises(Refused, match="at most 6 are allowed") as refused:
             self.service.accept(x.repeat(3, 1, 1, 1), y.repeat(3) + 100 * (y.repeat(3).cumsum(0)))
         assert refused.value.status == 422
+
+    # What operators do
+
+    @rule(data=st.data(), running=st.booleans())
+    def roll_back(self, data: st.DataObject, running: bool) -> None:
+        taken["rollback"] += 1
+        if self.service is None:
+            self.start()
+        assert self.service is not None
+        self.service.flush()
+        service = self.service
+        if not running:
+            self.end()
+        to = data.draw(st.sampled_from(service.checkpoints()))
+        if running:
+            with pytest.raises(Refused, match=f"no checkpoint after {to + 99} batches") as refused:
+                service.roll_back(to + 99)
+            assert refused.value.status == 404
+            service.roll_back(to)
+        else:
+            roll_back(self.folder, to)
+        keys = {key for _, _, key in self.remembered()}
+        self.learned = [(name, key if key in keys else "") for name, key in self.learned[:to]]
+        self.learn_again()
+        if not running:
+            self.start()
+        self.compare()
+        assert max(self.service.checkpoints()) == to
+
+    @precondition(lambda self: self.service is not None)
+    @rule(label=st.integers(0, 4))
+    def forget(self, label: int) -> None:
+        taken["forget"] += 1
+        assert self.service is not None
+        held = self.oracle.forget(label=label)
+        assert self.service.forget(label=label) == held
+        self.forgotten.setdefault(len(self.learned), []).append(label)
+        self.compare()
+        assert self.service.checkpoints() == [len(self.learned)]
+        (journal,) = self.folder.glob("journal-*")
+        assert not list(whole_records(journal.read_bytes()))
 
     # What disks do
 
@@ -185,6 +235,11 @@ class ServiceModel(RuleBasedStateMachine):
     def journal(self) -> Path:
         return max(self.folder.glob("journal-*"))
 
+    def checkpoints(self) -> list[Path]:
+        """Those of this generation, newest first."""
+        generation = self.journal().name[8:11]
+        return sorted(self.folder.glob(f"checkpoint-{generation}-*"), reverse=True)
+
     @precondition(lambda self: self.service is None)
     @rule(tail=st.binary(max_size=300), zeros=st.integers(0, 5000))
     def an_end_that_was_never_acknowledged(self, tail: bytes, zeros: int) -> None:
@@ -217,7 +272,7 @@ class ServiceModel(RuleBasedStateMachine):
         with pytest.raises(DataError, match=f"ocar.service repair {self.folder}"):
             self.open()
         # The newest checkpoint may be damaged; then the one before it is used.
-        held = saved_batches(self.folder) or saved_batches(self.folder, ".previous") or 0
+        held = next(n for n in map(saved_batches, self.checkpoints()) if n is not None)
         lost = [n for n in hit if n > held]
         kept, said = repair(self.folder)
         if not whole_marks(spoiled):  # nobody knows of batches that are gone from the end
@@ -228,16 +283,14 @@ class ServiceModel(RuleBasedStateMachine):
             self.learned = [(name, "") for name, _ in self.learned]  # keys are lost with the head
         self.learned = [b for n, b in enumerate(self.learned, start=1) if n not in lost]
         assert kept == len(self.learned) - held
-        self.oracle = new_learner()
-        for name, _ in self.learned:
-            self.oracle.learn(*batch(name))
+        self.learn_again()
         self.start()
 
     @precondition(lambda self: self.service is None)
     @rule(data=st.data())
     def damage_the_checkpoint(self, data: st.DataObject) -> None:
-        path = self.folder / "learner.safetensors"
-        before = saved_batches(self.folder, ".previous")
+        path, *others = self.checkpoints()
+        before = saved_batches(others[0]) if others else None
         newest = self.journal().name[:11]
         reaches = min(int(p.name[12:]) for p in self.folder.glob(f"{newest}*")) - 1
         if before is None or before < reaches:
@@ -253,10 +306,10 @@ def whole_marks(data: bytes) -> set[Mark]:
     return {mark for mark in read_marks(data) if mark}
 
 
-def saved_batches(folder: Path, suffix: str = "") -> int | None:
-    """Batches in a checkpoint; None if there is none, or a damaged one."""
+def saved_batches(path: Path) -> int | None:
+    """Batches in a checkpoint; None if it is damaged."""
     try:
-        return int(load_state(folder / f"learner.safetensors{suffix}")[1]["batches"])
+        return int(load_state(path)[1]["batches"])
     except CheckpointError:
         return None
 
@@ -286,4 +339,4 @@ def test_a_hundred_steps() -> None:
 def test_ten_thousand_steps() -> None:
     explore(60, 250)
     assert sum(taken.values()) >= 10_000
-    assert len(taken) == 12  # every rule was used
+    assert len(taken) == 14  # every rule was used

@@ -86,5 +86,5 @@ def test_another_structure_is_refused(tmp_path: Path) -> None:
             service.accept(wrong, y)
         with pytest.raises(InputError, match=r"x.* must"):
             service.predict(wrong)
-    assert service.health()["accepted"] == 0
+    assert service.status()["accepted"] == 0
     service.close()

@@ -77,7 +77,7 @@ def test_every_benchmark_is_in_order() -> None:
         learner = ocar.make_learner("er", model_of(benchmark), lr=0.01, **settings)
         assert learner.settings.likelihood == benchmark.likelihood
         assert learner.settings.augment == benchmark.augment
-    with pytest.raises(ConfigError, match=r"Invalid benchmark 'x'. Must be one of split-digits"):
+    with pytest.raises(ConfigError, match=r"Unknown benchmark 'x'. There are split-digits"):
         get_benchmark("x")
     with pytest.raises(ConfigError, match="either a loader of data or a maker of the stream"):
         replace(BENCHMARKS["convex"], loader=lambda root: made_up(BENCHMARKS["pacs"]))

@@ -47,8 +47,9 @@ from ocar.accel.gram import gram
 from ocar.accel.graph import Graph, release_memory
 from ocar.accel.kronecker import invert, mix_and_damp, precondition
 from ocar.accel.layout import (
-    flat,
+    Scratch,
     from_weight_matrix,
+    inner,
     join_inputs,
     lay_out_,
     saved_order,
@@ -86,6 +87,7 @@ __all__ = [
     "RepeatedPrediction",
     "RowRecorder",
     "Rows",
+    "Scratch",
     "Shards",
     "Share",
     "SharedModel",
@@ -99,7 +101,6 @@ __all__ = [
     "choose_device",
     "commit_or_rollback",
     "divergence",
-    "flat",
     "from_weight_matrix",
     "frozen_statistics",
     "gpu_name",
@@ -107,6 +108,7 @@ __all__ = [
     "half_square",
     "has_gpu",
     "host_and",
+    "inner",
     "inputs_only",
     "invert",
     "join_inputs",

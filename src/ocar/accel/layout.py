@@ -8,7 +8,7 @@ copy is needed. Only what is saved is in one fixed order, channels first.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -50,6 +50,32 @@ def is_dense(t: Tensor) -> bool:
 def flat(tensors: Sequence[Tensor]) -> Tensor:
     """All numbers in a row, those of each tensor in the order of memory."""
     return torch.cat([in_memory(t.detach()).reshape(-1) for t in tensors])
+
+
+class Scratch:
+    """Memory that is used again and again: on a CPU fresh memory takes longer than the copy."""
+
+    def __init__(self) -> None:
+        self._places: dict[Hashable, Tensor] = {}
+
+    def flat(self, tensors: Sequence[Tensor], *, key: Hashable = None) -> Tensor:
+        """:func:`flat`, valid until the next call with the same key."""
+        if not all(t.is_cpu for t in tensors):
+            return flat(tensors)
+        numbers = [in_memory(t.detach()).reshape(-1) for t in tensors]
+        place = self._places.get(key)
+        if place is None or place.dtype != numbers[0].dtype:
+            place = self._places[key] = numbers[0].new_empty(0)
+        return torch.cat(numbers, out=place.resize_(sum(map(len, numbers))))
+
+
+def inner(row: Tensor, tensors: Sequence[Tensor]) -> Tensor:
+    """The inner product of what :func:`flat` gave for some tensors with others of their shapes."""
+    if not row.is_cpu:  # there a launch costs more than a copy
+        return torch.dot(row, flat(tensors))
+    pieces = row.split([t.numel() for t in tensors])
+    parts = zip(pieces, tensors, strict=True)
+    return torch.stack([torch.dot(p, in_memory(t).reshape(-1)) for p, t in parts]).sum()
 
 
 def has_square_kernel(conv: nn.Conv2d) -> bool:

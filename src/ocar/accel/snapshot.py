@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ocar.accel.layout import flat, from_weight_matrix, is_dense
+from ocar.accel.layout import Scratch, flat, from_weight_matrix, is_dense
 from ocar.accel.operation import has_triton, launch, operation
 from ocar.accel.streams import is_recording
 
@@ -57,15 +57,22 @@ class Tensors:
 class Snapshot:
     """A copy of tensors, in one piece for each type.
 
+    Args:
+        tensors: What to copy.
+        scratch: Memory for it on a CPU.
+
     Attributes:
         is_recorded: Whether it is part of a recording: nothing has been copied yet, nor changed.
     """
 
-    def __init__(self, tensors: Tensors) -> None:
+    def __init__(self, tensors: Tensors, scratch: Scratch | None = None) -> None:
         self.is_recorded = is_recording()
-        groups = ((tensors.weights, True), (tensors.statistics, False), (tensors.others, False))
+        scratch = scratch or Scratch()
+        groups = (tensors.weights, tensors.statistics, tensors.others)
         self._parts = [
-            (same, flat(same), shortens) for group, shortens in groups for same in _by_dtype(group)
+            (same, scratch.flat(same, key=(number, same[0].dtype)), number == 0)
+            for number, group in enumerate(groups)
+            for same in _by_dtype(group)
         ]
         self._checked = [*tensors.weights, *tensors.statistics]
 
@@ -102,9 +109,9 @@ def _by_dtype(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 @operation
-def snapshot(tensors: Tensors) -> Snapshot:
-    """Copy what a step changes."""
-    return Snapshot(tensors)
+def snapshot(tensors: Tensors, scratch: Scratch | None = None) -> Snapshot:
+    """Copy what a step changes; a later copy with the same scratch memory overwrites it."""
+    return Snapshot(tensors, scratch)
 
 
 @operation
@@ -187,10 +194,11 @@ class TableSnapshot(Snapshot):
     Args:
         table: Where the tensors lie that the kernels know.
         tensors: The others.
+        scratch: Memory for them.
     """
 
-    def __init__(self, table: _Table, tensors: Tensors) -> None:
-        super().__init__(tensors)
+    def __init__(self, table: _Table, tensors: Tensors, scratch: Scratch | None) -> None:
+        super().__init__(tensors, scratch)
         from ocar.accel.triton import snapshot as kernels
 
         self._table, self._kernels = table, kernels
@@ -243,7 +251,7 @@ def _is_known(t: Tensor, device: torch.device) -> bool:
     return t.device == device and t.dtype == torch.float32 and is_dense(t) and t.numel() > 0
 
 
-def _has_table(tensors: Tensors) -> bool:
+def _has_table(tensors: Tensors, scratch: Scratch | None = None) -> bool:
     checked = [*tensors.weights, *tensors.statistics]
     if not tensors.weights or not has_triton(*checked):
         return False
@@ -251,7 +259,7 @@ def _has_table(tensors: Tensors) -> bool:
 
 
 @snapshot.implementation("triton", when=_has_table)
-def _snapshot_by_kernel(tensors: Tensors) -> Snapshot:
+def _snapshot_by_kernel(tensors: Tensors, scratch: Scratch | None = None) -> Snapshot:
     device = tensors.weights[0].device
     groups = zip((2, 1, 0), (tensors.weights, tensors.statistics, tensors.others), strict=True)
     places = tuple(
@@ -261,7 +269,7 @@ def _snapshot_by_kernel(tensors: Tensors) -> Snapshot:
         if _is_known(t, device)
     )
     unknown = [t for t in tensors.others if not _is_known(t, device)]
-    return TableSnapshot(_table(places, device), Tensors(weights=(), others=unknown))
+    return TableSnapshot(_table(places, device), Tensors(weights=(), others=unknown), scratch)
 
 
 @commit_or_rollback.implementation(

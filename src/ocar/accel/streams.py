@@ -3,6 +3,14 @@
 The batches are small: one kernel leaves most of a GPU idle. Work that does not depend on each
 other is recorded on several streams, so that the graph runs it at the same time. Outside a
 recording the host cannot launch kernels fast enough for that, and the jobs run one after another.
+
+PyTorch gives freed memory to the next who asks on the stream that it was made on, in the order of
+the host's calls, whatever other streams still read. Three rules make this safe:
+
+* Parallel work is recorded before what the current stream does next, so that it cannot get memory
+  that this frees.
+* A job frees nothing that it did not make itself.
+* Streams that were used inside a job are free for others only after the job has joined.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What functions such as ``functional.linear`` are given, during a forward pass.
 
 The call of a module does not always show what its weight is multiplied with: a convolution may pad
-inside its own ``forward``, attention has three projections, positions are a parameter that is
-added. There the weight itself is followed: :class:`Functions` sees every function of PyTorch that
-is called with a weight, and emits the input of those that it knows.
+inside its own ``forward``, attention has three projections, an LSTM is one function, positions are
+a parameter that is added. There the weight itself is followed: :class:`Functions` sees every
+function of PyTorch that is called with a weight, and emits the input of those that it knows.
 
 A weight that is used in another way has no curvature, because a part of its gradient would be
 missing.
@@ -22,6 +22,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from ocar import accel
+from ocar.curvature import recurrent
 from ocar.curvature.layers import AddedLayer, EmbeddingLayer, Layer, MatrixLayer, ReversedLayer, Use
 
 Emit = Callable[[str, Tensor, Tensor, Use], None]
@@ -110,6 +111,9 @@ class Functions(TorchFunctionMode):
         kwargs = kwargs or {}
         if func is functional.multi_head_attention_forward:
             return self._see_attention(*args, **kwargs)
+        if recurrent.is_written_out(func, args):
+            with self:
+                return recurrent.run(func, args)
         result = func(*args, **kwargs)
         found = [self._followed[id(t)] for t in _tensors(args, kwargs) if id(t) in self._followed]
         given = {**dict(zip(_ARGUMENTS.get(func, ()), args, strict=False)), **kwargs}

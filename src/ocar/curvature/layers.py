@@ -579,6 +579,12 @@ def make_layers(name: str, module: nn.Module) -> list[Layer]:
             for key in ("in_proj", "q_proj", "k_proj", "v_proj")
             if f"{key}_weight" in own
         ]
+    if isinstance(module, (nn.RNNBase, nn.RNNCellBase)):
+        weights = (key for key in own if key.startswith("weight"))
+        return [
+            MatrixLayer(prefix + key, module, weight=key, bias=f"bias{key[6:]}", by_function=True)
+            for key in weights
+        ]
     if type(module).__module__.startswith("torch.nn."):
         return []
     return [

@@ -12,9 +12,8 @@ import torch
 from ocar.datasets.arrays import Arrays, from_numpy
 from ocar.datasets.base import DataSet
 from ocar.errors import MissingPackageError
+from ocar.install import install_line
 from ocar.rng import make_generator, random_kept
-
-INSTALL = 'pip install "ocar[paper]"'
 
 
 def load_digits() -> Arrays:
@@ -27,7 +26,8 @@ def load_digits() -> Arrays:
             bunch = importlib.import_module("sklearn.datasets").load_digits()
     except ImportError as error:
         raise MissingPackageError(
-            "The digits data set comes with scikit-learn, which is not installed: " + INSTALL
+            "The digits data set comes with scikit-learn, which is not installed: "
+            + install_line("demo")
         ) from error
     x = np.rint(bunch.images * (255 / 16)).astype(np.uint8)[:, None]
     y = bunch.target.astype(np.int64)
@@ -44,7 +44,7 @@ class Digits(DataSet):
     """The digits, wherever scikit-learn is installed."""
 
     name = "digits"
-    how_to_get = f"It comes with scikit-learn: {INSTALL}"
+    how_to_get = "It comes with scikit-learn: pip install scikit-learn"
     counts = (1438, 359)
 
     def load(self, root: Path) -> Arrays:

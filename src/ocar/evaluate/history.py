@@ -106,9 +106,10 @@ class History:
             history.anytime = AnytimeAccuracy(*state["anytime"])
             history.worst_case = WorstCaseAccuracy(*map(tuple, state["worst_case"]))
             history.forgetting = Forgetting(*map(tuple, state["forgetting"]))
-            latest, drops, recoveries, gap = state["gaps"]
+            latest, drops, recoveries, gap, *added = state["gaps"]  # ocar 0.2 had four
             gap = None if gap is None else OpenGap(*gap)
-            history.gaps = StabilityGap(tuple(latest), Mean(*drops), Mean(*recoveries), gap)
+            means = Mean(*drops), Mean(*recoveries)
+            history.gaps = StabilityGap(tuple(latest), *means, gap, *(Mean(*m) for m in added))
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise CheckpointError(f"The state is not of a history: {error!r}.") from error
         return history

@@ -78,6 +78,7 @@ class BatchGuard:
         self._is_random = any(isinstance(m, _DropoutNd) for m in modules)
         self._is_coupled = any(isinstance(m, _BatchNorm) for m in modules)
         self._snapshot: accel.Snapshot | None = None
+        self._scratch = accel.Scratch()
         self._divergences: Callable[[], Tensor | None] = _nobody_asked
         self._copied: Tensor | None = None
         self._before: tuple[list[int], float, tuple[Tensor, Tensor, Tensor]] | None = None
@@ -166,7 +167,7 @@ class BatchGuard:
         self._divergences, self._copied = _nobody_asked, self._copies(new)
         if self.settings is not None:
             tensors = accel.Tensors(weights=weights, statistics=statistics, others=others)
-            self._snapshot = accel.snapshot(tensors)
+            self._snapshot = accel.snapshot(tensors, self._scratch)
 
     def ask(
         self, x: Inputs, outputs: Tensor | None, *, replayed: int, active: Tensor | None

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from ocar.curvature import Curvature
 from ocar.errors import InputError, MissingPackageError, ModelError
+from ocar.install import install_line
 from ocar.methods.objective import Begun
 from ocar.methods.ocar import OCARSettings, OCARTransform
 
@@ -26,7 +27,7 @@ try:
     from avalanche.training.plugins import SupervisedPlugin
 except ImportError as error:
     raise MissingPackageError(
-        f"The plugin needs Avalanche, and {error}: pip install 'ocar[avalanche]'"
+        f"The plugin needs Avalanche, and {error}: {install_line('avalanche')}"
     ) from error
 
 __all__ = ["OCARPlugin", "OCARSettings", "replayed_by_loader"]

@@ -9,13 +9,14 @@ import numpy as np
 
 from ocar.config import require
 from ocar.errors import InputError, MissingPackageError
+from ocar.install import install_line
 from ocar.integrations.tabular import ModelFactory, Rows, TabularLearner
 
 try:
     from river.base import Classifier
 except ImportError as error:
     raise MissingPackageError(
-        f"The classifier needs river, and {error}: pip install 'ocar[river]'"
+        f"The classifier needs river, and {error}: {install_line('river')}"
     ) from error
 
 __all__ = ["RiverClassifier"]

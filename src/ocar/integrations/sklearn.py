@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ocar.errors import InputError, MissingPackageError
+from ocar.install import install_line
 from ocar.integrations.tabular import ModelFactory, Rows, TabularLearner
 from ocar.rng import random_kept
 
@@ -20,7 +21,7 @@ try:
         from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 except ImportError as error:
     raise MissingPackageError(
-        f"The classifier needs scikit-learn 1.6 or newer, and {error}: pip install 'ocar[sklearn]'"
+        f"The classifier needs scikit-learn 1.6 or newer, and {error}: {install_line('sklearn')}"
     ) from error
 
 __all__ = ["OnlineClassifier"]

@@ -69,6 +69,14 @@ class ClassBalancedMemory(Memory):
             self._heaps.setdefault(labels[item[1]], []).append(item)
         return self._share_out(())
 
+    def removed(self, slots: Sequence[int]) -> None:
+        """Give the slots back to the free ones; each class keeps its share."""
+        gone = set(slots)
+        for label, heap in self._heaps.items():
+            self._heaps[label] = [item for item in heap if item[1] not in gone]
+            heapq.heapify(self._heaps[label])
+        self._free = sorted([*self._free, *gone])
+
     def policy_state(self) -> dict[str, Tensor]:
         """Classes in order of appearance, and the priority in each slot, −1 for an empty one."""
         priorities = [-1.0] * self.capacity

@@ -146,7 +146,8 @@ class Memory(ABC):
         """Spread the slots of an empty memory over ranks; the samples of a slot are on one rank.
 
         Policies, draws and labels stay the same on all ranks, which must offer the same samples.
-        Every rank must call :meth:`sample`, :meth:`gather` and :meth:`state_dict` then.
+        Every rank must call :meth:`sample`, :meth:`gather`, :meth:`find`, :meth:`remove` and
+        :meth:`state_dict` then.
         """
         assert not self._columns
         self._shards = accel.Shards(ranks, self.capacity)
@@ -173,6 +174,9 @@ class Memory(ABC):
     def relabel(self, labels: list[int]) -> Sequence[int]:
         """Learn which label each slot really holds, −1 for none; return slots to be emptied."""
         return ()
+
+    def removed(self, slots: Sequence[int]) -> None:  # noqa: B027 (a policy may need no slot list)
+        """Take notice that these slots are empty now."""
 
     # What every memory offers
 
@@ -244,9 +248,8 @@ class Memory(ABC):
         """Rows of the columns here for slots, and what they get of ``rows``."""
         return (list(slots), list(rows)) if self._shards is None else self._shards.own(slots, rows)
 
-    def _whole(self, name: str) -> Tensor:
+    def _whole(self, column: Tensor) -> Tensor:
         """A column with all slots, on whichever rank they are."""
-        column = self._columns[name]
         return column if self._shards is None else self._shards.whole(column)
 
     def reconcile(self) -> None:
@@ -256,10 +259,45 @@ class Memory(ABC):
         """
         if not self._columns or self._columns["y"].is_floating_point():
             return
-        held = self._whole("y").cpu().numpy()
+        held = self._whole(self._columns["y"]).cpu().numpy()
         self._labels = np.where(self._labels >= 0, held, -1)
         self._labels[list(self.relabel(self._labels.tolist()))] = -1
         self._find_slots()
+
+    def find(self, x: Inputs) -> Tensor:
+        """The occupied slots whose input equals one of ``(n, *item)``, int64 on the host."""
+        stored = without_name("x", self._columns)
+        found = torch.zeros(len(self._held()), dtype=torch.bool, device=self.device)
+        for row in range(len(x) if stored else 0):
+            own = {name: part[row].to(self.device) for name, part in parts_of(x).items()}
+            same = [(stored[n] == part).flatten(1).all(1) for n, part in own.items()]
+            found |= torch.stack(same).all(0)
+        return self._slots[self._whole(found).cpu()[self._slots]]
+
+    def remove(self, slots: Tensor) -> None:
+        """Empty some slots and overwrite what they held.
+
+        The policy fills an empty slot when it next chooses that slot. A memory that loses all its
+        items begins again.
+
+        Args:
+            slots: Occupied slots, int64 of shape ``(n,)``, on the host.
+        """
+        self._check_slots(slots)
+        if not len(slots):
+            return
+        self._labels[slots.numpy()] = -1
+        self._find_slots()
+        if not len(self):
+            self._columns, self.seen = {}, 0
+            self.start()
+            return
+        self.removed(slots.tolist())
+        # All empty slots: the first batch was repeated in slots that were not filled since.
+        empty = np.flatnonzero(self._labels[self._held().numpy()] < 0)
+        first = self._items(self._slots[:1].to(self.device))
+        for name, column in self._columns.items():
+            column[torch.from_numpy(empty).to(self.device)] = first[name]
 
     def _find_slots(self) -> None:
         self._slots = torch.from_numpy(np.flatnonzero(self._labels >= 0))
@@ -285,13 +323,16 @@ class Memory(ABC):
         if not columns:
             dtypes = {"x": None, "y": torch.int64, **dict.fromkeys(self.extras)}
             columns = {k: torch.empty(0, dtype=d, device=self.device) for k, d in dtypes.items()}
-        if self._shards is not None and self._columns:
-            items = self._shards.gather(columns, index)
-        else:
-            items = {name: column.index_select(0, index) for name, column in columns.items()}
+        items = self._items(index) if self._columns else columns
         x = from_parts(without_name("x", items))
         extras = {name: items[name] for name in self.extras}
         return Batch(x, items["y"], extras=extras, indices=slots)
+
+    def _items(self, index: Tensor) -> dict[str, Tensor]:
+        """What slots on the memory's device hold in each column, on whichever rank they are."""
+        if self._shards is not None:
+            return self._shards.gather(self._columns, index)
+        return {name: column.index_select(0, index) for name, column in self._columns.items()}
 
     def set_extras(self, slots: Tensor, extras: Mapping[str, Tensor]) -> None:
         """Rewrite some of the declared extras, each ``(n, *item)``, in n distinct slots."""
@@ -358,7 +399,7 @@ class Memory(ABC):
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything that a restored memory needs to go on exactly: copies, on the host."""
-        columns = {name: self._whole(name).to("cpu", copy=True) for name in self._columns}
+        columns = {n: self._whole(c).to("cpu", copy=True) for n, c in self._columns.items()}
         return self._bookkeeping() | with_prefix("columns", columns)
 
     def _bookkeeping(self) -> dict[str, Tensor]:

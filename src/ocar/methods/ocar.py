@@ -287,6 +287,7 @@ class OCARTransform(Transform):
         self._scale = scale
         self._numbers, self._index = torch.empty(0), 0  # of the present step
         self._why: dict[str, str] = {}
+        self._scratch = accel.Scratch()
         self._weighed = ""
         self._shared = joint and settings.fisher_forward == "shared"
         self._recent: deque[frozenset[int]] = deque(maxlen=settings.window)
@@ -398,11 +399,11 @@ class OCARTransform(Transform):
         if self.rate is None:
             self.curvature.rewrite_()
             return
-        before = accel.flat(self._gradients()) if self._index == 0 else None
+        before = self._scratch.flat(self._gradients()) if self._index == 0 else None
         self.curvature.rewrite_()
         grads = self._gradients()
         if before is not None:
-            self.rate.follow_(torch.dot(before, accel.flat(grads)), self._numbers[4])
+            self.rate.follow_(accel.inner(before, grads), self._numbers[4])
         torch._foreach_mul_(grads, self.rate.used.to(grads[0].dtype))
 
     def _gradients(self) -> list[Tensor]:

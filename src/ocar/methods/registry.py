@@ -7,11 +7,11 @@ write a file with its settings and add an entry here, or call ``ocar.register`` 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, Literal
 
 from ocar.config import reject_unknown, to_plain
-from ocar.errors import CheckpointError, ConfigError
+from ocar.errors import CheckpointError, ConfigError, MissingSettingError
 from ocar.guard import Guard
 from ocar.methods.agem import AGEMLearnerSettings, AGEMSettings
 from ocar.methods.der import DERPlusPlusSettings, DERSettings
@@ -155,7 +155,7 @@ def make_settings(
     names = {f.name for f in fields(chosen.settings)}
     own = {name: value for name, value in settings.items() if name in names}
     rest = {name: value for name, value in settings.items() if name not in names}
-    reject_unknown(kind or chosen.settings, rest)
+    reject_unknown(kind or chosen.settings, rest, others=names)
     made = _make(chosen.settings, own)
     rewriting = None if kind is None else _make(kind, rest)
     made.check_transform(rewriting)
@@ -166,8 +166,12 @@ def _make(cls: Any, values: Mapping[str, Any]) -> Any:
     try:
         return cls(**values)
     except TypeError as error:
-        missing = str(error).rpartition("argument")[2].lstrip("s: ")
-        raise ConfigError(f"{cls.__name__} needs a value for {missing}.") from error
+        needed = [f.name for f in fields(cls) if f.default is f.default_factory is MISSING]
+        missing = tuple(name for name in needed if name not in values)
+        if not missing:
+            raise ConfigError(f"{cls.__name__} does not take these settings: {error}") from error
+        named = " and ".join(map(repr, missing))
+        raise MissingSettingError(f"{cls.__name__} needs a value for {named}.", missing) from error
 
 
 def preset_settings(benchmark: str, method: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ocar import accel
 from ocar.config import require, require_options, require_range
-from ocar.errors import ConfigError
+from ocar.errors import ConfigError, MissingSettingError
 from ocar.memory import MEMORIES, Memory
 from ocar.methods.context import Context
 from ocar.methods.objective import Objective
@@ -90,7 +90,8 @@ class LearnerSettings:
 
     mirror: bool | None = None
     """Whether the slow weights predict the mirror image where both predict: the mean is then also
-    one over two views, at no cost. By default where ``augment`` mirrors images."""
+    one over two views, at no cost. By default where ``augment`` mirrors. Only images ``(n, c, h,
+    w)`` have a mirror image."""
 
     distillation: float = 0.0
     """Weight of the divergence from the predictions of the slow weights in the loss; 0 for none."""
@@ -175,9 +176,10 @@ class LearnerSettings:
     def given_lr(self) -> float:
         """The learning rate, for what cannot do without one."""
         if self.lr is None:
-            raise ConfigError(
+            raise MissingSettingError(
                 f"{type(self).__name__} needs a value for 'lr', the learning rate, such as "
-                "lr=0.05. Only OCAR chooses its own."
+                "lr=0.05. Only OCAR chooses its own.",
+                ("lr",),
             )
         return self.lr
 

@@ -17,7 +17,13 @@ from ocar.metrics.accuracy import (
 from ocar.metrics.detection import auroc, false_positive_rate
 from ocar.metrics.forecast import PrequentialError, column_errors, mase, naive_scale
 from ocar.metrics.running import AnytimeAccuracy, Forgetting, StabilityGap, WorstCaseAccuracy
-from ocar.metrics.stability import Gap, mean_gap, mean_recovery, stability_gaps
+from ocar.metrics.stability import (
+    Gap,
+    mean_gap,
+    mean_recovery,
+    share_recovered,
+    stability_gaps,
+)
 
 __all__ = [
     "AnytimeAccuracy",
@@ -40,6 +46,7 @@ __all__ = [
     "mean_gap",
     "mean_recovery",
     "naive_scale",
+    "share_recovered",
     "stability_gaps",
     "task_forgetting",
     "worst_case_accuracy",

@@ -94,12 +94,12 @@ class OpenGap:
         elif self.back is None and recovered:
             self.back = place
 
-    def compute(self) -> tuple[float, int]:
-        """The drop and the evaluations to recover, if the gap ended now."""
+    def compute(self) -> tuple[float, int, bool]:
+        """The drop, the evaluations to recover, whether it recovered, if the gap ended now."""
         count = self.evaluations if self.back is None else self.back + 1
         if self.back == self.fell:  # even the lowest is no fall
             count = 0
-        return max(0.0, self.before - self.lowest), count
+        return max(0.0, self.before - self.lowest), count, self.back is not None
 
 
 @dataclass
@@ -110,33 +110,35 @@ class StabilityGap:
     drops: Mean = field(default_factory=Mean)  #: Drops at all boundaries but the last.
     recoveries: Mean = field(default_factory=Mean)  #: Evaluations to recover from these.
     gap: OpenGap | None = None  #: The gap at the last boundary.
+    recovered: Mean = field(default_factory=Mean)  #: Whether each of these recovered.
 
     def update(self, accuracies: Sequence[float], sizes: Sequence[int]) -> None:
         """Add the accuracy on each task up to the current one, and the samples of each."""
         _check_growing(self.latest, accuracies)
         earlier = len(self.latest)
         if len(accuracies) > earlier > 0:  # a boundary
-            self.drops, self.recoveries = self._closed()
+            self.drops, self.recoveries, self.recovered = self._closed()
             self.gap = OpenGap(tasks=earlier, before=_pooled(self.latest, sizes[:earlier]))
         if self.gap is not None:
             tasks = self.gap.tasks
             self.gap.update(_pooled(accuracies[:tasks], sizes[:tasks]))
         self.latest = tuple(accuracies)
 
-    def compute(self) -> tuple[float, float]:
-        """Mean drop and mean evaluations to recover; NaN before the first boundary."""
-        drops, recoveries = self._closed()
-        return drops.compute(), recoveries.compute()
+    def compute(self) -> tuple[float, float, float]:
+        """Mean drop, mean evaluations to recover, share recovered; NaN before a boundary."""
+        drops, recoveries, recovered = self._closed()
+        return drops.compute(), recoveries.compute(), recovered.compute()
 
-    def _closed(self) -> tuple[Mean, Mean]:
+    def _closed(self) -> tuple[Mean, Mean, Mean]:
         """The means with the gap at the last boundary."""
+        means = self.drops, self.recoveries, self.recovered
         if self.gap is None:
-            return self.drops, self.recoveries
-        drop, count = self.gap.compute()
-        return (
-            Mean(self.drops.total + drop, self.drops.number + 1),
-            Mean(self.recoveries.total + count, self.recoveries.number + 1),
+            return means
+        drop, count, recovered = (
+            Mean(mean.total + value, mean.number + 1)
+            for mean, value in zip(means, self.gap.compute(), strict=True)
         )
+        return drop, count, recovered
 
 
 def _pooled(accuracies: Sequence[float], sizes: Sequence[int]) -> float:

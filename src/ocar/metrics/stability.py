@@ -67,3 +67,8 @@ def mean_recovery(gaps: Sequence[Gap]) -> float:
     If a task does not recover it counts with all its evaluations, so this is a lower bound.
     """
     return float(np.mean([gap.evaluations for gap in gaps])) if gaps else float("nan")
+
+
+def share_recovered(gaps: Sequence[Gap]) -> float:
+    """Share of the boundaries after which the accuracy recovered; NaN without any."""
+    return float(np.mean([gap.recovered for gap in gaps])) if gaps else float("nan")

@@ -17,6 +17,7 @@ NAMES = (
     "plasticity",
     "stability_gap",
     "recovery",
+    "recovered",
 )
 """Their names, in order."""
 
@@ -35,6 +36,7 @@ def validation_metrics(
             accuracy.last_task_accuracy(history),
             stability.mean_gap(gaps),
             stability.mean_recovery(gaps),
+            stability.share_recovered(gaps),
         )
     )
 

@@ -23,6 +23,10 @@ def check_model(model: nn.Module) -> nn.Parameter:
         ModelError: The model could not learn, or not be saved; nothing has changed.
     """
     kind = type(model).__name__
+    given: object = model
+    if not isinstance(given, nn.Module):
+        what = f"the class {given.__name__}" if isinstance(given, type) else f"a {kind}"
+        raise ModelError(f"A model must be an nn.Module, such as nn.Linear(4, 2); given {what}.")
     tensors = dict(chain(model.named_parameters(), model.named_buffers()))
     for name, tensor in tensors.items():
         if is_lazy(tensor):

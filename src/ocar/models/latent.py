@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ocar.errors import ConfigError, ModelError
 from ocar.models.cut import cut
-from ocar.structure import Inputs, apply, call
+from ocar.structure import Inputs, apply, call, parts_of
 
 TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 """Types in which features can be stored."""
@@ -84,7 +84,8 @@ class LatentReplay(nn.Module):
         if like is not None:
             x = apply(lambda part: part.to(like.dtype) if part.is_floating_point() else part, x)
         features = call(self.backbone, x)
-        if not isinstance(features, Tensor) or len(features) != len(x):
+        rows = next(iter(parts_of(x).values())).shape[:1]  # not len(x), which fixes n in a trace
+        if not isinstance(features, Tensor) or features.shape[:1] != rows:
             given = tuple(features.shape) if isinstance(features, Tensor) else type(features)
             raise ModelError(
                 f"The backbone must return one tensor ({len(x)}, ...) for {len(x)} samples; given "

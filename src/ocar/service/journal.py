@@ -51,6 +51,7 @@ class Journal:
 
     Attributes:
         last: Number of the last batch; batches count from 1.
+        generation: How often a repair or a rollback has begun the journal anew.
         failure: Why nothing can be appended until the journal is opened again; empty if it can.
 
     Raises:
@@ -60,10 +61,10 @@ class Journal:
     def __init__(self, folder: Path, *, after: int, keys: int = KEYS) -> None:
         self.folder, self.failure = folder, ""
         self._lock, self._most = threading.Lock(), keys
-        self._repairs, found = _files(folder)
+        self.generation, found = files(folder)
         if not found:
             self._write_new(after + 1, {})
-            _, found = _files(folder)
+            _, found = files(folder)
         needed = [path for path, first in found if first > after]
         begun = [path for path, first in found if first <= after + 1]
         self._read(dict.fromkeys([*begun[-1:], *needed]), after)
@@ -171,7 +172,7 @@ class Journal:
                 raise OSError(errno.EIO, self.failure)
             if self.last >= self._first:
                 self._begin_file()
-            for (path, _), (_, following) in pairwise(_files(self.folder)[1]):
+            for (path, _), (_, following) in pairwise(files(self.folder)[1]):
                 if following <= needed:
                     path.unlink()
 
@@ -195,8 +196,13 @@ class Journal:
         """Close the file."""
         self._file.close()
 
+    def clear(self) -> None:
+        """Drop all batches, once they are in a checkpoint; their keys stay."""
+        self.trim(needed=self.last + 1)
+        remove_others(self.folder)
+
     def _name(self, first: int) -> Path:
-        return self.folder / f"journal-{self._repairs:03d}-{first:012d}"
+        return _name(self.folder, self.generation, first)
 
     def _write_new(self, first: int, keys: dict[str, Known]) -> Mark:
         data = pack_file(first, keys, [])
@@ -219,6 +225,34 @@ class Repaired(NamedTuple):
     """Numbers of those that could not be read."""
 
 
+def roll_back(folder: Path, *, to: int) -> int:
+    """Begin a new journal after an earlier batch; the keys of later batches are forgotten.
+
+    Args:
+        folder: Where the journal is; nobody else writes there.
+        to: Number of the last batch that stays.
+
+    Returns:
+        The new generation.
+    """
+    generation, found = files(folder)
+    keys: dict[str, Known] = {}
+    if found:
+        _, keys, records, *_ = _contents(found[-1][0])
+        keys |= {record.key: record.known for record in records if record.key}
+    keys = {key: known for key, known in keys.items() if known.number <= to}
+    write_whole(_name(folder, generation + 1, to + 1), pack_file(to + 1, keys, []))
+    return generation + 1
+
+
+def remove_others(folder: Path) -> None:
+    """Remove the files of earlier generations."""
+    kept = {path for path, _ in files(folder)[1]}
+    for path in set(folder.glob("journal-*")) - kept:
+        path.unlink()
+    sync_folder(folder)
+
+
 def repair(folder: Path, *, after: int) -> Repaired:
     """Begin a new journal with all batches after the checkpoint that can be read.
 
@@ -228,11 +262,11 @@ def repair(folder: Path, *, after: int) -> Repaired:
         folder: Where the journal is; nobody else writes there.
         after: Number of the last batch in the checkpoint.
     """
-    repairs, files = _files(folder)
+    generation, old = files(folder)
     found: dict[int, Record] = {}
     keys: dict[str, Known] = {}
     last = after
-    for path, _ in files:
+    for path, _ in old:
         data = read_file(path)
         head, marks = read_head(data), [mark for mark in read_marks(data) if mark]
         keys |= {} if head is None else head[1]
@@ -252,23 +286,23 @@ def repair(folder: Path, *, after: int) -> Repaired:
         first -= 1
     all_kept = [*(found[number] for number in range(first, after + 1)), *kept]
     data = pack_file(first, keys, [(record.key, record.batch) for record in all_kept])
-    write_whole(folder / f"journal-{repairs + 1:03d}-{first:012d}", data)
+    write_whole(_name(folder, generation + 1, first), data)
     return Repaired(len(kept), [n for n in range(after + 1, last + 1) if n not in found])
 
 
-def _files(folder: Path) -> tuple[int, list[tuple[Path, int]]]:
-    """How often it was repaired; the files since then and their first batches, in order."""
-    pattern = re.compile(r"journal-(?:(\d{3})-)?(\d{12})")
+def files(folder: Path) -> tuple[int, list[tuple[Path, int]]]:
+    """The newest generation; its files and their first batches, in order."""
+    pattern = re.compile(r"journal-(?:(\d{3,})-)?(\d{12})")
     names = {path: pattern.fullmatch(path.name) for path in folder.iterdir()}
-    found = sorted((match[1] or "", int(match[2]), path) for path, match in names.items() if match)
-    old = [path for repairs, _, path in found if not repairs and path.stat().st_size]
+    found = sorted((int(m[1] or -1), int(m[2]), path) for path, m in names.items() if m)
+    old = [path for generation, _, path in found if generation < 0 and path.stat().st_size]
     if old:
         raise DataError(
             f"{old[0]} is of an older version, which has to learn its batches: start that version "
             "once more, end it by SIGTERM, and remove the file."
         )
-    newest = max((repairs for repairs, _, _ in found if repairs), default="000")
-    return int(newest), [(path, first) for repairs, first, path in found if repairs == newest]
+    newest = max([0, *(generation for generation, _, _ in found)])
+    return newest, [(path, first) for generation, first, path in found if generation == newest]
 
 
 def _contents(
@@ -298,6 +332,10 @@ def _contents(
         what = f"{ranges(lost)} cannot be read" if lost else "there are bytes between them"
         raise _damaged(path, f"of batches {first} to {mark.number}, {what}")
     return first, keys, records, mark, marks
+
+
+def _name(folder: Path, generation: int, first: int) -> Path:
+    return folder / f"journal-{generation:03d}-{first:012d}"
 
 
 def ranges(numbers: list[int]) -> str:

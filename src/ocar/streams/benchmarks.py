@@ -18,7 +18,7 @@ from ocar.config import require_one_of
 from ocar.datasets import Arrays
 from ocar.datasets.texts import WordLlamaEmbedding
 from ocar.errors import ConfigError
-from ocar.registry import load_plugins
+from ocar.registry import load_plugins, unknown
 from ocar.streams.arrays import ArrayStream
 from ocar.streams.convex import ConvexStream
 from ocar.streams.indexed import IndexedStream, View
@@ -278,7 +278,7 @@ def get_benchmark(name: str) -> Benchmark:
     if name not in BENCHMARKS:
         load_plugins()
     if name not in BENCHMARKS:
-        raise ConfigError(f"Invalid benchmark {name!r}. Must be one of {', '.join(BENCHMARKS)}.")
+        raise unknown("benchmark", name, BENCHMARKS)
     return BENCHMARKS[name]
 
 

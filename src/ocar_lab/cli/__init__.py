@@ -15,11 +15,13 @@ from collections.abc import Sequence
 
 from ocar.errors import ConfigError, OcarError
 from ocar.files import printable
+from ocar.registry import unknown
 from ocar.version import __version__
+from ocar_lab.optional import require_packages
 from ocar_lab.plugins import take_plugins
 
 COMMANDS = {
-    "demo": ("demo", "ER and OCAR on bundled digits: a table and a report, in under 2 minutes"),
+    "demo": ("demo", "ER and OCAR on bundled digits: a table and a report, in half a minute"),
     "run": ("run", "methods on a benchmark; the same command resumes what was interrupted"),
     "tune": ("tune", "search for the settings of a method; the same command resumes"),
     "show": ("show", "mean ± std of every metric of stored runs, and the paper's numbers"),
@@ -27,6 +29,7 @@ COMMANDS = {
     "compare": ("compare", "two sets of runs side by side, paired by seed, with an interval"),
     "keep": ("keep", "keep the results of finished runs, as small files under results/"),
     "paper": ("paper", "the paper's tables with our numbers, and its figures, made where missing"),
+    "serve": ("serve", "a saved learner behind HTTP: predict, learn, metrics, rollback"),
     "methods": ("listing", "list the methods"),
     "benchmarks": ("listing", "list the benchmarks"),
     "data": ("data", "which data sets are complete and genuine; how to get the others"),
@@ -94,7 +97,8 @@ def _dispatch(arguments: list[str], *, debug: bool) -> int:
         return 0
     name, *rest = arguments
     if name not in COMMANDS:
-        raise ConfigError(f"Unknown command {name!r}. There are {', '.join(COMMANDS)}.")
+        raise unknown("command", name, COMMANDS)
+    require_packages("The command line", "tyro", "rich", "polars", "scipy", extra="cli")
     module = importlib.import_module(f"ocar_lab.cli.{COMMANDS[name][0]}")
     code: int = module.main(name, rest, debug=debug)
     sys.stdout.flush()

@@ -10,18 +10,19 @@ import contextlib
 import dataclasses
 import inspect
 import io
+import itertools
 import re
 import shlex
 import textwrap
 import types
 import typing
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import MISSING, dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, Required, TypedDict, TypeVar
 
 from ocar.errors import ConfigError
-from ocar_lab.optional import needed
+from ocar.registry import closest
 from ocar_lab.plugins import plugin_words
 
 T = TypeVar("T")
@@ -129,15 +130,22 @@ def parse(kind: type[T], arguments: Sequence[str], *, command: str) -> T:
 
     Raises:
         ConfigError: The arguments are wrong.
-        MissingPackageError: tyro is not installed.
     """
     return parse_groups(kind, arguments, command=command, groups={})[0]
 
 
 def parse_groups(
-    kind: type[T], arguments: Sequence[str], *, command: str, groups: Mapping[str, Any]
+    kind: type[T],
+    arguments: Sequence[str],
+    *,
+    command: str,
+    groups: Mapping[str, Any],
+    about_unknown: Callable[[str], str] = lambda _: "",
 ) -> tuple[T, dict[str, Given]]:
-    """The dataclass as in :func:`parse`, and the flags of further groups that were given."""
+    """The dataclass as in :func:`parse`, and the flags of further groups that were given.
+
+    ``about_unknown`` returns a sentence on a flag that is none of them; empty for no comment.
+    """
     hints = {name: _option(flag) for name, flag in flags(kind).items()}
     import tyro
 
@@ -152,15 +160,71 @@ def parse_groups(
     except SystemExit as ending:
         if ending.code in (0, None):
             raise
-        raise ConfigError(f"{unbox(errors.getvalue())}\n      See: {command} --help") from None
+        known = dict(hints)
+        for group in groups.values():
+            known |= typing.get_args(group)[0].__annotations__
+        said = (
+            _unknown_flag(arguments, known, about_unknown)
+            or _invalid_value(arguments, known, errors.getvalue())
+            or unbox(errors.getvalue())
+        )
+        raise ConfigError(f"{said} See: {command} --help") from None
     found = {name: given.pop(name, {}) for name in groups}
     return kind(**given), found
 
 
+def _unknown_flag(
+    arguments: Sequence[str], known: Collection[str], about: Callable[[str], str]
+) -> str:
+    """A line on the first flag that is not known, with the flag that was meant; empty if none."""
+    for argument in arguments:
+        if not re.match(r"--?[A-Za-z]", argument) or argument in ("-h", "--help"):
+            continue
+        name = argument.partition("=")[0].lstrip("-").replace("-", "_")
+        if name in known or name.removeprefix("no_") in known:
+            continue
+        close = closest(name, known)
+        meant = "" if close is None else f"Did you mean --{close.replace('_', '-')}?"
+        said = about(name) or meant
+        return f"Unknown flag {argument.partition('=')[0]}.{' ' * bool(said)}{said}"
+    return ""
+
+
+def _invalid_value(arguments: Sequence[str], hints: Mapping[str, Any], error: str) -> str:
+    """A line on the value that tyro could not parse as numbers; empty for another error."""
+    found = re.search(r"Error parsing --([a-z-]+)", error)
+    kind = _plain_type(hints.get(found[1].replace("-", "_"))) if found else None
+    if found is None or kind not in WORDS:
+        return ""
+    words = [word for argument in arguments for word in argument.split("=", 1)]
+    rest = words[words.index(f"--{found[1]}") + 1 :] if f"--{found[1]}" in words else []
+    given = " ".join(itertools.takewhile(lambda word: not word.startswith("--"), rest))
+    return f"Invalid --{found[1]} {given}. Must be {WORDS[kind]}."
+
+
+WORDS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    tuple[int, ...]: "whole numbers, separated by spaces",
+    int | Literal["task"]: "a whole number, or task",
+}
+"""Types of flags in words."""
+
+
+def _plain_type(hint: Any) -> Any:
+    """The type of a flag, without None and without what tyro is told."""
+    while typing.get_origin(hint) in (Annotated, Required):
+        hint = typing.get_args(hint)[0]
+    if typing.get_origin(hint) not in (types.UnionType, typing.Union):
+        return hint
+    parts = tuple(part for part in typing.get_args(hint) if part is not type(None))
+    return typing.Union[parts]  # noqa: UP007
+
+
 def _option(flag: Flag) -> Any:
     """A flag for tyro. Where the default is None the help does not offer None as a value."""
-    with needed("The command line", "tyro and rich", extra="cli"):  # the first use of tyro
-        from tyro.conf import DisallowNone, arg
+    from tyro.conf import DisallowNone, arg
+
     if flag.default is MISSING:
         return Required[Annotated[flag.kind, arg(help=flag.about)]]
     if flag.default is None:
@@ -209,7 +273,7 @@ def command_line(command: str, arguments: Sequence[str]) -> str:
 
 
 def unbox(text: str) -> str:
-    """The first paragraph of an error that tyro prints in a frame, and its suggestion.
+    """The first paragraph of an error that tyro prints in a frame, as a sentence.
 
     The text is a title, then paragraphs with rules between them. The title is part of the frame
     where frames can be drawn; elsewhere it is a paragraph.
@@ -223,8 +287,4 @@ def unbox(text: str) -> str:
         else:
             paragraphs[-1].append(line)
     body = paragraphs[0 if framed or len(paragraphs) == 1 else 1]
-    message = " ".join(body).strip()
-    if "Perhaps you meant:" in lines:
-        suggested = lines[lines.index("Perhaps you meant:") + 1].split(",")[0].split()[0]
-        message = f"{message}. Perhaps you meant {suggested}?"
-    return message
+    return " ".join(body).strip().rstrip(".") + "."

@@ -13,6 +13,7 @@ from ocar.errors import ConfigError, RunError
 from ocar_lab.cli.arguments import parse
 from ocar_lab.cli.tables import print_errors, print_json, print_table
 from ocar_lab.runs import Comparison, Group, Measured, Paired, compare, groups, read_all
+from ocar_lab.runs.find import HOW_TO_RUN
 from ocar_lab.runs.paired import listed
 from ocar_lab.runs.texts import ABSOLUTE, TITLES, describe, spread_text
 
@@ -69,17 +70,21 @@ def select(text: str) -> tuple[list[Measured], list[str]]:
         words.append(word)
     runs, errors = read_all(Path(path))
     if not runs:
-        raise RunError("\n      ".join(errors) or f"There are no runs in {path}.")
+        raise RunError("\n      ".join(errors) or f"There are no runs in {path}. {HOW_TO_RUN}")
     chosen = [group for group in groups(runs) if all(_matches(word, group) for word in words)]
     if len(chosen) != 1:
-        there = [f"{g.benchmark} {describe(g)} {g.hash}" for g in chosen or groups(runs)]
-        more = f"; {len(there) - MOST_NAMED} more" if len(there) > MOST_NAMED else ""
-        raise ConfigError(
-            f"{text} selects {'several configurations' if chosen else 'none of these'}: "
-            f"{'; '.join(there[:MOST_NAMED])}{more}.\n"
-            "      Select by PATH:METHOD or PATH:HASH."
-        )
+        there = [f"{path}:{_choice(group, runs)}" for group in chosen or groups(runs)]
+        more = f", or {len(there) - MOST_NAMED} more" if len(there) > MOST_NAMED else ""
+        matches = f"matches {len(chosen)} configurations" if chosen else "matches nothing"
+        raise ConfigError(f"{text} {matches}. Name one: {', '.join(there[:MOST_NAMED])}{more}.")
     return [run for run in runs if run.key == chosen[0].key], errors
+
+
+def _choice(group: Group, runs: Sequence[Measured]) -> str:
+    """The hash that selects a configuration, and in words what it is and where."""
+    first = next(run.path for run in runs if run.key == group.key)
+    folder = first if first.is_file() else first.parent  # that of all its seeds
+    return f"{group.hash} ({group.benchmark} {describe(group)}, {folder})"
 
 
 def _matches(word: str, group: Group) -> bool:

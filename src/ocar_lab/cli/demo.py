@@ -13,6 +13,7 @@ from ocar_lab.cli.arguments import command_line, parse
 from ocar_lab.cli.report import NAME, write_report
 from ocar_lab.cli.tables import print_runs
 from ocar_lab.cli.workers import choose_workers
+from ocar_lab.optional import require_packages
 from ocar_lab.report.curves import draw_accuracy
 
 BENCHMARK, METHODS = "split-digits", ("er", "ocar")
@@ -32,16 +33,17 @@ class Options:
     seeds: tuple[int, ...] = (0, 1, 2)
     """Seeds; one run each of both methods."""
 
-    out: Path = Path("runs/demo")
-    """Folder for the runs, the picture and the report."""
+    out: Path = Path("demo")
+    """Folder for the runs, the picture and the report; not runs, where ocar run writes."""
 
-    workers: int | None = None
-    """Runs at a time, each in a process; by default one for each core."""
+    workers: int = 1
+    """Runs at a time. More than 1 are processes, each of which takes longer to start than a run."""
 
 
 def main(command: str, arguments: list[str], *, debug: bool) -> int:
     """Run the demonstration."""
     options = parse(Options, arguments, command=f"ocar {command}")
+    require_packages("The demo", "sklearn", extra="demo")
     sys.stderr.write(ABOUT)
     jobs_count = len(METHODS) * len(options.seeds)
     workers, config = choose_workers(

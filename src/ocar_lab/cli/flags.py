@@ -12,7 +12,8 @@ from typing import Any, Generic, TypeVar
 
 from ocar.errors import ConfigError
 from ocar.methods.registry import METHODS, TRANSFORMS
-from ocar.streams.benchmarks import BENCHMARKS
+from ocar.registry import unknown
+from ocar.streams.benchmarks import BENCHMARKS, get_benchmark
 from ocar_lab.cli.arguments import Flags, Given, flags, option_group, parse_groups, shared_group
 from ocar_lab.experiment.config import base_settings
 
@@ -69,10 +70,13 @@ def parse_call(
     own = {method: method_settings(method, transform, benchmark) for method in methods}
     groups["settings"] = shared_group(own, about=about(benchmark, methods[0], transform))
     called = " ".join([command, *names])
-    try:
-        options, given = parse_groups(kind, rest, command=called, groups=groups)
-    except ConfigError as error:
-        raise ConfigError(f"{_owners(rest, own)}{error}") from None
+    options, given = parse_groups(
+        kind,
+        rest,
+        command=called,
+        groups=groups,
+        about_unknown=lambda name: setting_owners(name, methods),
+    )
     settings = {
         method: {name: value for name, value in given["settings"].items() if name in has}
         for method, has in own.items()
@@ -99,12 +103,23 @@ def method_settings(
 
 
 def check_names(benchmark: str, methods: Sequence[str]) -> None:
-    """Raise if a name is unknown, or a method is named twice."""
-    if benchmark not in BENCHMARKS:
-        raise ConfigError(f"Unknown benchmark {benchmark!r}. There are {', '.join(BENCHMARKS)}.")
+    """Raise if a name is unknown, out of order, or a method is named twice."""
+    swapped = [name for name in methods if name in BENCHMARKS]
+    if benchmark in METHODS and swapped:
+        others = [benchmark, *(name for name in methods if name in METHODS)]
+        raise ConfigError(
+            f"{benchmark!r} is a method, {swapped[0]!r} a benchmark. The benchmark comes first: "
+            f"{' '.join([swapped[0], *others])}"
+        )
+    if swapped:
+        raise ConfigError(f"{swapped[0]!r} is a benchmark, not a method. Run one at a time.")
+    get_benchmark(benchmark)
     for method in methods:
+        if "," in method:
+            parts = " ".join(filter(None, method.split(",")))
+            raise ConfigError(f"Invalid method {method!r}. Separate methods by spaces: {parts}")
         if method not in METHODS:
-            raise ConfigError(f"Unknown method {method!r}. There are {', '.join(METHODS)}.")
+            raise unknown("method", method, METHODS)
     if len(set(methods)) < len(methods):
         raise ConfigError(f"Invalid methods {' '.join(methods)}. Each can be named once.")
 
@@ -116,17 +131,15 @@ def _find_transform(arguments: Sequence[str]) -> str | None:
         if name == "--transform":
             transform = value if equals else "".join(arguments[index + 1 : index + 2])
             if transform not in TRANSFORMS:
-                known = ", ".join(TRANSFORMS)
-                raise ConfigError(f"Unknown transform {transform!r}. There are {known}.")
+                raise unknown("transform", transform, TRANSFORMS)
             return transform
     return None
 
 
-def _owners(arguments: Sequence[str], known: dict[str, Flags]) -> str:
-    """A sentence on a flag that belongs to methods that were not named, if there is one."""
-    for argument in arguments:
-        name = argument.partition("=")[0].removeprefix("--").replace("-", "_")
-        owners = [method for method in METHODS if name in method_settings(method)]
-        if argument.startswith("--") and owners and not any(name in own for own in known.values()):
-            return f"--{name.replace('_', '-')} is a setting of {', '.join(owners)}. "
-    return ""
+def setting_owners(name: str, methods: Sequence[str]) -> str:
+    """A sentence on a setting of methods that were not named; empty if no method has it."""
+    owners = [method for method in METHODS if name in method_settings(method)]
+    if not owners:
+        return ""
+    verb = "do not" if len(methods) > 1 else "does not"
+    return f"It is a setting of {', '.join(owners)}; {', '.join(methods)} {verb} have it."

@@ -9,6 +9,7 @@ from ocar.errors import OcarError, RunError
 from ocar_lab.cli.arguments import parse
 from ocar_lab.cli.tables import print_errors, print_text
 from ocar_lab.runs import keep, read_folders, run_folders
+from ocar_lab.runs.find import HOW_TO_RUN
 from ocar_lab.runs.paired import listed
 from ocar_lab.runs.table import by_configuration
 
@@ -33,7 +34,7 @@ def main(command: str, arguments: list[str], *, debug: bool) -> int:
     options = parse(Options, arguments, command=f"ocar {command}")
     folders = run_folders(options.runs)
     if not folders:
-        raise RunError(f"There are no runs in {options.runs}.")
+        raise RunError(f"There are no runs in {options.runs}. {HOW_TO_RUN}")
     runs, errors = read_folders(folders)
     errors += [
         f"{run.path} is left out: it is not finished but {run.state}. The same `ocar run` goes on."

@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from ocar.errors import ConfigError, RunError
+from ocar.install import find_source
+from ocar.registry import unknown
 from ocar_lab.cli.arguments import parse
 from ocar_lab.cli.tables import markdown_sheets, print_errors, print_json, print_sheets
 from ocar_lab.published import SOURCE
@@ -79,7 +81,7 @@ def main(command: str, arguments: list[str], *, debug: bool) -> int:
     given, *rest = arguments
     name = ALIASES.get(given, given)
     if name not in NAMES:
-        raise ConfigError(f"Unknown name {given!r}. There are {', '.join([*NAMES, *ALIASES])}.")
+        raise unknown("table or figure", given, [*NAMES, *ALIASES])
     if name in TABLES:
         return _show_table(name, rest)
     return _draw_curves(name, rest, debug=debug) if name in CURVES else _draw_figure(name, rest)
@@ -153,6 +155,8 @@ def _show_table(name: str, arguments: list[str]) -> int:
     options = parse(kinds[name], arguments, command=f"ocar paper {name}")
     # Before there are any results, the table shows the commands that make them.
     begun = options.results.exists() or options.results != RESULTS
+    if not begun:
+        sys.stderr.write(_where_results_are())
     runs, errors = read_all(options.results) if begun else ([], [])
     print_errors(errors)
 
@@ -175,6 +179,15 @@ def _show_table(name: str, arguments: list[str]) -> int:
     else:
         print_sheets(shown)
     return 1 if errors else 0
+
+
+def _where_results_are() -> str:
+    clone, _ = find_source()
+    there = "FOLDER" if clone is None else clone / RESULTS
+    return (
+        f"Our numbers are missing: there is no folder {RESULTS} here. Run this in a clone of ocar, "
+        f"or give --results {there}, or a folder of runs.\n"
+    )
 
 
 # Figures

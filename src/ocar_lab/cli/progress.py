@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from ocar.files import printable
+from ocar_lab.cli.time_left import TimeLeft, time_text
 from ocar_lab.experiment import Ended, Message, Progress
-from ocar_lab.optional import needed
 
 LINE_SECONDS = 60.0
 """Without a terminal, the least time between two lines about one run."""
@@ -34,8 +34,7 @@ class Display:
     """Bars or lines on standard error; used in a ``with`` statement.
 
     Args:
-        columns: Columns of the bars after label, bar and count: texts with fields of a bar, or
-            names of rich's columns.
+        columns: Columns of the bars after label, bar and count: names of fields of a bar.
         terminal: Whether to draw bars; by default if standard error is a terminal.
 
     Attributes:
@@ -48,9 +47,9 @@ class Display:
         self.room = 0
         if not (sys.stderr.isatty() if terminal is None else terminal):
             return
-        with needed("The command line", "tyro and rich", extra="cli"):
-            from rich import progress
-            from rich.console import Console
+        from rich import progress
+        from rich.console import Console
+
         console = Console(stderr=True, highlight=False)
         bar = max(8, min(24, console.width - 95))
         self.room = console.width - bar - 12
@@ -59,9 +58,7 @@ class Display:
             progress.BarColumn(bar_width=bar),
             progress.MofNCompleteColumn(),
             *(
-                progress.TimeRemainingColumn(compact=True)
-                if column == "left"
-                else progress.TextColumn(f"{{task.fields[{column}]}}", markup=False)
+                progress.TextColumn(f"{{task.fields[{column}]}}", markup=False)
                 for column in columns
             ),
             console=console,
@@ -87,30 +84,54 @@ class Display:
 
 
 class RunDisplay(Display):
-    """A bar for each run with rate, time left and live metrics, or a line now and then."""
+    """A bar for each run with rate, time left and live metrics, or a line now and then.
 
-    def __init__(self, labels: Sequence[str]) -> None:
-        super().__init__("rate", "left", "live")
-        self.labels = labels
+    Args:
+        labels: The name of each run.
+        left: What estimates the time left; it has followed each message that is shown.
+        terminal: Whether to draw bars; by default if standard error is a terminal.
+    """
+
+    def __init__(
+        self, labels: Sequence[str], left: TimeLeft, *, terminal: bool | None = None
+    ) -> None:
+        super().__init__("rate", "left", "live", terminal=terminal)
+        self.labels, self.left = labels, left
         self._began: dict[int, tuple[float, int]] = {}
         self._said: dict[int, float] = {}
-        self._room = self.room - max(map(len, labels)) - 15  # "100/s", "1:02:03" and spaces
+        self._finished = 0
+        self._room = self.room - max(map(len, labels)) - 20  # "100/s", "1:02:03 left" and spaces
         for label in labels if self.bars is not None else ():
             # All at once, since a worker takes seconds to begin.
             self.bars.add_task(
-                label, total=None, rate="", live="waiting", visible=len(labels) <= MOST_BARS
+                label,
+                total=None,
+                rate="",
+                left="",
+                live="waiting",
+                visible=len(labels) <= MOST_BARS,
+            )
+        if self.bars is not None and len(labels) > 1:
+            self._all = self.bars.add_task(
+                "all", total=len(labels), rate="", left="", live="runs finished"
             )
 
     def show(self, message: Message) -> None:
         """Show a message."""
         if self.bars is None:
             self._show_line(message)
-        elif isinstance(message, Ended):
+            return
+        if isinstance(message, Ended):
+            self._finished += message.state in ("finished", "already finished")
+        if len(self.labels) > 1:
+            left = self._left_text(self.left.of_all())
+            self.bars.update(self._all, completed=self._finished, left=left)
+        if isinstance(message, Ended):
             bar = self.bars.tasks[message.job]
             if message.state in ("finished", "already finished"):
                 self.bars.update(bar.id, completed=bar.total or 1, total=bar.total or 1)
             visible = len(self.labels) <= MOST_BARS
-            self.bars.update(bar.id, live=end_text(message), visible=visible)
+            self.bars.update(bar.id, left="", live=end_text(message), visible=visible)
             self.bars.stop_task(bar.id)
         else:
             now, begun = self._began.setdefault(message.job, (time.monotonic(), message.done))
@@ -120,6 +141,7 @@ class RunDisplay(Display):
                 completed=message.done,
                 total=message.batches or None,
                 rate=f"{(message.done - begun) / passed:.0f}/s" if passed > 0.5 else "",
+                left=self._left_text(self.left.of_run(message.job)),
                 live=live_text(message, width=self._room),
                 visible=True,
             )
@@ -135,7 +157,16 @@ class RunDisplay(Display):
             self.note(f"{label}: {begun}, {message.batches or '?'} batches")
         elif time.monotonic() - self._said[message.job] >= LINE_SECONDS:
             self._said[message.job] = time.monotonic()
-            self.note(f"{label}: {message.done}/{message.batches or '?'}  {live_text(message)}")
+            left = {"": self.left.of_run(message.job), "all runs ": self.left.of_all()}
+            if len(self.labels) == 1:
+                del left["all runs "]
+            times = [f"{of}{self._left_text(s)}" for of, s in left.items() if s is not None]
+            texts = [f"{message.done}/{message.batches or '?'}", ", ".join(times)]
+            self.note(f"{label}: {'  '.join([*filter(None, texts), live_text(message)])}")
+
+    @staticmethod
+    def _left_text(seconds: float | None) -> str:
+        return "" if seconds is None else f"{time_text(seconds)} left"
 
 
 def live_text(message: Progress, *, width: int = 1000) -> str:

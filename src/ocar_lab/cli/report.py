@@ -14,6 +14,7 @@ from ocar_lab.cli.tables import print_errors, print_text
 from ocar_lab.report.page import make_page
 from ocar_lab.report.sections import make_report, plain
 from ocar_lab.runs import Measured, read_all
+from ocar_lab.runs.find import HOW_TO_RUN
 from ocar_lab.runs.provenance import now
 
 NAME = "report.html"
@@ -47,7 +48,7 @@ def main(command: str, arguments: list[str], *, debug: bool) -> int:
     runs, errors = read_all(options.dir)
     print_errors(errors)
     if not runs:
-        raise RunError(f"There are no runs in {options.dir}.")
+        raise RunError(f"There are no runs in {options.dir}. {HOW_TO_RUN}")
     title = options.dir.resolve().name or str(options.dir)
     if options.json:
         report = make_report(runs, title=title, created=now(), errors=errors)

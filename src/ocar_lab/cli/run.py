@@ -8,16 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ocar.config import require
 from ocar.errors import ConfigError
 from ocar_lab.cli.arguments import command_line
 from ocar_lab.cli.flags import Call, parse_call
 from ocar_lab.cli.progress import RunDisplay
 from ocar_lab.cli.stopping import StopRequest
 from ocar_lab.cli.tables import print_runs
+from ocar_lab.cli.time_left import TimeLeft
 from ocar_lab.cli.workers import choose_workers
-from ocar_lab.experiment import Ended, Job, RunConfig, run_many
+from ocar_lab.experiment import Ended, Job, Progress, RunConfig, run_many
 from ocar_lab.experiment.config import method_name
 from ocar_lab.experiment.executors import Workers
+from ocar_lab.experiment.trackers import TrackerName
 from ocar_lab.runs import Run, read_run
 from ocar_lab.runs.folder import CONFIG
 from ocar_lab.tune.preset import read_preset
@@ -54,8 +57,14 @@ class Options:
     gpus_per_run: float = 0.0
     """GPUs of the Ray cluster for each run; fractions are allowed."""
 
-    tensorboard: bool = False
-    """Also write TensorBoard files to each run's folder."""
+    tracker: TrackerName | None = None
+    """Also write to TensorBoard (tensorboard/ in each run's folder), MLflow (mlflow.db beside the
+    runs, or the server of MLFLOW_TRACKING_URI), or Weights & Biases (wandb/ in each run's
+    folder, offline unless WANDB_MODE says otherwise)."""
+
+    def __post_init__(self) -> None:
+        distinct = len(set(self.seeds)) == len(self.seeds) > 0
+        require("seeds", self.seeds, distinct, "one or more different numbers")
 
 
 def main(command: str, arguments: list[str], *, debug: bool) -> int:
@@ -94,7 +103,7 @@ def plan(arguments: Sequence[str]) -> tuple[list[Job], Workers, list[str]]:
         seeds=options.seeds,
         out=options.out if options.ray is None else options.out.absolute(),
         settings=settings,
-        tensorboard=options.tensorboard,
+        tracker=options.tracker,
         **config,
     )
     if options.ray is None:
@@ -109,7 +118,7 @@ def make_jobs(
     seeds: Sequence[int],
     out: Path,
     settings: Mapping[str, Mapping[str, Any]] | None = None,
-    tensorboard: bool = False,
+    tracker: TrackerName | None = None,
     **config: Any,
 ) -> list[Job]:
     """One job for each seed and method."""
@@ -124,7 +133,7 @@ def make_jobs(
                 **config,
             ),
             out=out,
-            tensorboard=tensorboard,
+            tracker=tracker,
         )
         for seed in seeds
         for method in methods
@@ -163,10 +172,18 @@ def do_runs(jobs: Sequence[Job], *, workers: Workers, again: str, debug: bool) -
     """Do some runs and show their progress; 0 if every run is finished, else 1."""
     width = max(len(job.config.label) for job in jobs)
     labels = [f"{job.config.label:{width}} seed {job.config.seed}" for job in jobs]
-    finished, announced = 0, False
-    with RunDisplay(labels) as display, StopRequest() as stop:
+    finished, announced, suggested = 0, False, False
+    left = TimeLeft([job.config.label for job in jobs], workers=workers.count)
+    with RunDisplay(labels, left) as display, StopRequest() as stop:
         for message in run_many(jobs, workers=workers, stop=stop):
+            left.follow(message)
             display.show(message)
+            if isinstance(message, Progress) and not suggested:
+                every = jobs[message.job].config.interval
+                hint = "" if every == "task" else left.suggest_every(message, every)
+                suggested = bool(hint)
+                if hint:
+                    display.note(hint)
             if isinstance(message, Ended):
                 finished += message.state in ("finished", "already finished")
                 if message.state == "failed":

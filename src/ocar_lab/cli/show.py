@@ -9,16 +9,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ocar.config import require_one_of
 from ocar.errors import ConfigError, RunError
 from ocar.files import write_whole
 from ocar_lab.cli.arguments import parse
 from ocar_lab.cli.tables import markdown_runs, print_errors, print_json, print_runs
 from ocar_lab.published import SOURCE
 from ocar_lab.runs import Group, Measured, groups, read_all, rows
+from ocar_lab.runs.find import HOW_TO_RUN
 from ocar_lab.runs.texts import papers_numbers
 
 BEGIN, END = "<!-- ocar show: begin -->", "<!-- ocar show: end -->"
 """The lines of a document that enclose its tables."""
+
+_USUAL = {"splits", "fisher"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +38,13 @@ class Options:
 
     dir: Path
     """A folder that contains runs or kept results, at any depth."""
+
+    methods: tuple[str, ...] = ()
+    """Show these methods only."""
+
+    usual: bool = False
+    """Show only whole runs with the preset's settings, on any splits and with any number of columns
+    in the sketch of the Fisher."""
 
     json: bool = False
     """Print JSON: each run, each group of seeds with mean and std, the paper's numbers."""
@@ -57,7 +68,12 @@ def main(command: str, arguments: list[str], *, debug: bool) -> int:
     runs, errors = read_all(options.dir)
     print_errors(errors)
     if not runs and not errors:
-        raise RunError(f"There are no runs in {options.dir}.")
+        raise RunError(f"There are no runs in {options.dir}. {HOW_TO_RUN}")
+    labels = list(dict.fromkeys(run.label for run in runs))
+    for name in options.methods:
+        require_one_of("methods", name, labels)
+    runs = [run for run in runs if not options.methods or run.label in options.methods]
+    runs = [run for run in runs if not options.usual or not run.changed.keys() - _USUAL]
     if options.into is not None:
         if errors:
             raise RunError(f"{options.into} is unchanged: some runs cannot be read.")

@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ocar.files import printable
-from ocar_lab.optional import needed
 from ocar_lab.runs import Group, Measured, groups
 from ocar_lab.runs.texts import Sheet, group_rows, main_metrics, other_metrics
 
@@ -45,10 +44,10 @@ def print_table(
 
     With ``numbers`` all columns but the first are aligned to the right.
     """
-    with needed("The command line", "tyro and rich", extra="cli"):
-        from rich import box
-        from rich.console import Console
-        from rich.table import Table
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
     terminal = sys.stdout.isatty()
     width = None if terminal else 1000
     console = Console(

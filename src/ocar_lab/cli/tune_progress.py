@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ocar_lab.cli.progress import LINE_SECONDS, Display
+from ocar_lab.cli.time_left import time_text
 from ocar_lab.tune import Ended, SearchEvent, Study, TuneConfig
 
 
@@ -83,10 +84,3 @@ def settings_text(settings: Mapping[str, Any], *, bare: bool = False) -> str:
     """Settings in a line, perhaps without their names."""
     texts = {n: f"{v:.3g}" if isinstance(v, float) else str(v) for n, v in settings.items()}
     return "  ".join(text if bare else f"{name} {text}" for name, text in texts.items())
-
-
-def time_text(seconds: float) -> str:
-    """A time in hours, minutes and seconds."""
-    whole = round(seconds)
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"

@@ -18,7 +18,7 @@ from ocar.structure import describe
 from ocar.suggest import suggest
 from ocar.suggest.recorded import labelled
 from ocar_lab.cli.arguments import parse_groups, shared_group
-from ocar_lab.cli.flags import method_settings
+from ocar_lab.cli.flags import method_settings, setting_owners
 from ocar_lab.cli.tables import print_text
 from ocar_lab.tune.own_stream import Batches, open_stream
 
@@ -82,7 +82,13 @@ def main(arguments: Sequence[str]) -> int:
     about = f"Settings of the method that are not searched then. Searched: {searched}."
     own = {method: method_settings(method)}
     groups = {"settings": shared_group(own, about=about)}
-    options, given = parse_groups(Options, arguments, command=COMMAND, groups=groups)
+    options, given = parse_groups(
+        Options,
+        arguments,
+        command=COMMAND,
+        groups=groups,
+        about_unknown=lambda name: setting_owners(name, [method]),
+    )
     if options.stream is None:
         raise ConfigError(f"A stream is needed: {COMMAND}")
     model, batches = open_stream(

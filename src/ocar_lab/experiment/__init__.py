@@ -5,12 +5,13 @@ from ocar_lab.experiment.events import AlreadyFinished, Recorded, RunEvent, Save
 from ocar_lab.experiment.loop import run, run_events
 from ocar_lab.experiment.many import Ended, Job, Message, Progress, run_many
 from ocar_lab.experiment.session import Session
-from ocar_lab.experiment.tensorboard import TensorBoard
+from ocar_lab.experiment.trackers import MLflow, TensorBoard, WeightsAndBiases
 
 __all__ = [
     "AlreadyFinished",
     "Ended",
     "Job",
+    "MLflow",
     "Message",
     "Progress",
     "Recorded",
@@ -21,6 +22,7 @@ __all__ = [
     "Started",
     "Stopped",
     "TensorBoard",
+    "WeightsAndBiases",
     "run",
     "run_events",
     "run_many",

@@ -17,7 +17,7 @@ import torch
 
 from ocar import accel
 from ocar.config import CUSTOM, require, require_one_of, to_plain
-from ocar.errors import ConfigError
+from ocar.errors import ConfigError, MissingSettingError
 from ocar.methods.presets import PRESETS
 from ocar.methods.registry import (
     METHODS,
@@ -54,6 +54,10 @@ ADDED: dict[str, Any] = {
 }
 """Settings that an earlier version did not have, with the value that changes none of its runs. They
 are then no part of the identity, so that the runs are found again."""
+
+
+EXAMPLES = {"lr": "0.05", "damping": "0.1", "ema": "0.1", "strength": "1"}
+"""A value of each setting that has no default, for a message."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +130,8 @@ class RunConfig(MethodConfig):
     """At the end, also fit a linear classifier on the features (Probed Acc); not in regression."""
 
     max_tasks: int | None = None
-    """Stop after this many tasks; test data covers these tasks only."""
+    """Stop after this many tasks; test data covers these tasks only. As many as the benchmark has,
+    or more, means all."""
 
     max_batches: int | None = None
     """Stop after this many batches; test data covers the tasks that have begun."""
@@ -150,10 +155,11 @@ class RunConfig(MethodConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        get_benchmark(self.benchmark).choose_splits(self.splits)
-        require_one_of("method", self.method, METHODS)
+        benchmark = get_benchmark(self.benchmark)
+        benchmark.choose_splits(self.splits)
+        METHODS.find(self.method)
         if self.transform is not None:
-            require_one_of("transform", self.transform, TRANSFORMS)
+            TRANSFORMS.find(self.transform)
         require("seed", self.seed, self.seed >= 0, "at least 0")
         require("blurry", self.blurry, 0 <= self.blurry <= 1, "in [0, 1]")
         valid = self.every in (None, "task") or (isinstance(self.every, int) and self.every >= 1)
@@ -161,6 +167,8 @@ class RunConfig(MethodConfig):
         for name in ("max_tasks", "max_batches", "threads", "checkpoint_every"):
             value = getattr(self, name)
             require(name, value, value is None or value >= 1, "at least 1, or None")
+        if (self.max_tasks or 0) >= benchmark.tasks:  # all of them: the same configuration
+            object.__setattr__(self, "max_tasks", None)
         require_one_of("device", self.device, ("auto", "cpu", "cuda"))
         if "seed" in self.settings:
             raise ConfigError("Invalid settings: seed. It is a field of the configuration.")
@@ -189,7 +197,10 @@ class RunConfig(MethodConfig):
         """
         values = self._base()
         values |= {**self.settings, "seed": self.seed}
-        own, transform = make_settings(self.method, transform=self.transform, **values)
+        try:
+            own, transform = make_settings(self.method, transform=self.transform, **values)
+        except MissingSettingError as error:
+            raise self._missing(error.names) from None
         plain = to_plain(own).items()
         custom = [n for n, v in plain if isinstance(v, Mapping) and v.get("kind") == CUSTOM]
         if custom:
@@ -198,6 +209,19 @@ class RunConfig(MethodConfig):
                 "ocar.Normalize and ocar.CropFlip, or ocar.evaluate with a learner of your own."
             )
         return own, transform
+
+    def _missing(self, names: tuple[str, ...]) -> MissingSettingError:
+        """The error for settings that neither the benchmark nor the method has a value for."""
+        flags = [f"--{name.replace('_', '-')} {EXAMPLES.get(name, 'VALUE')}" for name in names]
+        with_transform = "" if self.transform is None else f" --transform {self.transform}"
+        search = f"search: ocar tune {self.benchmark} {self.method}{with_transform}"
+        selected = self.defaults and self.name in PRESETS.get(self.benchmark, {})
+        return MissingSettingError(
+            f"{self.name} has no default for {' and '.join(names)}"
+            + ("" if selected else f", and no settings were selected for it on {self.benchmark}")
+            + f". Give {' '.join(flags)}, or {'leave out --defaults.' if selected else search}",
+            names,
+        )
 
     def resolve_device(self) -> torch.device:
         """The device to use; raises ``ConfigError`` if there is no such device."""

@@ -23,7 +23,7 @@ from ocar_lab.experiment.events import AlreadyFinished, Recorded, RunEvent, Star
 from ocar_lab.experiment.executors import INTERVAL, Executor, Stop, WorkError, Workers, do_all
 from ocar_lab.experiment.executors.base import never
 from ocar_lab.experiment.loop import run_events
-from ocar_lab.experiment.tensorboard import TensorBoard
+from ocar_lab.experiment.trackers import TrackerName, make_tracker, prepare_tracker
 from ocar_lab.runs import is_finished
 
 
@@ -33,7 +33,7 @@ class Job:
 
     config: RunConfig
     out: Path  #: Folder of all runs.
-    tensorboard: bool = False  #: Also write TensorBoard files.
+    tracker: TrackerName | None = None  #: Also write to it.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +46,7 @@ class Progress:
     resumed: int  #: Batches that were done when this process began.
     accuracy: float | None = None  #: Now, on all tasks so far; None in regression.
     aaa: float | None = None  #: Mean of that accuracy over time.
+    evaluating: float = 0.0  #: Share of the time since it began that was not training.
     reported: Mapping[str, float] = field(default_factory=dict)  #: ``loss``, ``classes``, ...
 
 
@@ -86,6 +87,9 @@ def run_many(
     left = {number: job for number, job in enumerate(jobs) if number not in finished}
     if not left:
         return
+    for tracker, out, benchmark in {(j.tracker, j.out, j.config.benchmark) for j in left.values()}:
+        if tracker is not None:
+            prepare_tracker(tracker, out, benchmark)
     chosen = Workers(count=workers) if isinstance(workers, int) else workers
     if chosen.ray is None and len(left) == 1:
         chosen = Workers()
@@ -135,10 +139,15 @@ class _Follow:
 
     def __call__(self, stop: Stop) -> Iterator[Message]:
         job = self.job
-        listeners = [TensorBoard()] if job.tensorboard else []
+        tracker = None if job.tracker is None else make_tracker(job.tracker, job.out)
+        listeners = [] if tracker is None else [tracker]
         events = run_events(job.config, out=job.out, stop=stop, others=self.others)
         with closing(events):  # the folder is left before the next run begins
-            yield from as_messages(self.number, events, listeners)
+            try:
+                yield from as_messages(self.number, events, listeners)
+            finally:
+                if tracker is not None:
+                    tracker.close()
 
 
 def as_messages(
@@ -146,6 +155,7 @@ def as_messages(
 ) -> Iterator[Message]:
     """The events of one run as messages; progress at most every tenth of a second."""
     progress, sent = Progress(job=job, done=0, batches=0, resumed=0), 0.0
+    began: tuple[float, float] | None = None  # time and training seconds at the first evaluation
     for event in events:
         for listener in listeners:
             listener(event)
@@ -157,6 +167,9 @@ def as_messages(
             yield progress
         elif isinstance(event, Recorded) and time.monotonic() - sent >= INTERVAL:
             evaluated = event.evaluated
+            began = began or (time.monotonic(), evaluated.seconds)
+            passed = time.monotonic() - began[0]
+            trained = (evaluated.seconds - began[1]) / passed if passed > 0 else 1.0
             losses = {"l_p": evaluated.l_p, "l_s": evaluated.l_s}
             reported = {name: value for name, value in losses.items() if value is not None}
             yield replace(
@@ -164,6 +177,7 @@ def as_messages(
                 done=evaluated.index + 1,
                 accuracy=_defined(evaluated.accuracy),
                 aaa=_defined(event.aaa),
+                evaluating=max(0.0, 1 - trained),
                 reported=reported | dict(event.reported),
             )
             sent = time.monotonic()

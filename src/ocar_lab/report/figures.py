@@ -68,6 +68,9 @@ class Figure:
     y: str  # title of the vertical axis
     choices: tuple[Choice, ...]
     tasks: int = 0  # number of tasks, if x is time in tasks
+    low: Number = None  # least value that there can be; bands and axis end there
+    high: Number = None  # largest value that there can be
+    top: Number = None  # where the axis ends at first, if a few values are far above the others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,6 +225,16 @@ def time_lines(methods: Methods, tasks: int) -> tuple[Line, ...]:
     return lines(bands(methods, series))
 
 
+def usual_top(drawn: Sequence[Line]) -> Number:
+    """The end of an axis on which nearly all values lie; None if all lie near it."""
+    pairs = [pair for line in drawn for pair in zip(line.mean, line.std, strict=True)]
+    values = np.array([mean + (std or 0.0) for mean, std in pairs if mean is not None])
+    if not len(values):
+        return None
+    usual = 1.25 * float(np.quantile(values, 0.97))
+    return usual if 0 < 2 * usual < values.max() else None
+
+
 def heats(on_tasks: Sequence[Mapping[int, Band]]) -> tuple[Heat, ...]:
     """Accuracy on each task over time, of each method that has been through several tasks."""
     tasks = len(on_tasks)
@@ -232,16 +245,18 @@ def heats(on_tasks: Sequence[Mapping[int, Band]]) -> tuple[Heat, ...]:
     for method in on_tasks[1] if tasks > 1 else ():
         own = [found[method] for found in on_tasks if method in found]
         means = [per_stretch(b.times, b.mean, each=each, count=count, how="mean") for b in own]
-        rows = tuple(numbers(np.round(_without_gaps(mean), 1)) for mean in means)
+        filled = [_without_gaps(mean, begin=task * each) for task, mean in enumerate(means)]
+        rows = tuple(numbers(np.round(mean, 1)) for mean in filled)
         maps.append(Heat(method=method, x=x, rows=rows))
     return tuple(maps)
 
 
-def _without_gaps(values: Floats) -> Floats:
-    """Fill each gap with the number before it; the ends stay as they are."""
+def _without_gaps(values: Floats, *, begin: int) -> Floats:
+    """Fill each gap with the number before it, and from ``begin`` on with the first number."""
     there = np.flatnonzero(~np.isnan(values))
     filled = values.copy()
     if len(there):
-        places = np.arange(there[0], there[-1])
-        filled[places] = values[there[np.searchsorted(there, places, side="right") - 1]]
+        places = np.arange(begin, there[-1])
+        before = np.searchsorted(there, places, side="right") - 1
+        filled[places] = values[there[np.maximum(before, 0)]]
     return filled

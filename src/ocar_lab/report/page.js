@@ -24,21 +24,23 @@
     return `rgba(${value >> 16}, ${(value >> 8) & 255}, ${value & 255}, 0.18)`;
   }
 
-  function band(line, colour) {
+  function band(line, colour, figure) {
     const there = line.x.map((_, i) => i).filter((i) => line.std[i] !== null && line.mean[i] !== null);
     const back = there.slice().reverse();
+    const inside = (y) => Math.min(Math.max(y, figure.low ?? -Infinity), figure.high ?? Infinity);
     return {
       x: there.concat(back).map((i) => line.x[i]),
-      y: there.map((i) => line.mean[i] + line.std[i]).concat(back.map((i) => line.mean[i] - line.std[i])),
+      y: there.map((i) => line.mean[i] + line.std[i]).concat(back.map((i) => line.mean[i] - line.std[i])).map(inside),
       mode: "lines", line: { width: 0 }, fill: "toself", fillcolor: faint(colour),
       hoverinfo: "skip", showlegend: false,
     };
   }
 
-  function lineTrace(line, section) {
+  function lineTrace(line, section, figure) {
     const look = style(section, line.method);
     const several = Math.max(...line.seeds) > 1;
     return {
+      cliponaxis: figure.top !== null,  // a line along the edge, as at 100 %, has its whole width
       x: line.x, y: line.mean, name: escaped(short(section.methods[line.method])), mode: "lines+markers",
       line: { color: look.colour, dash: look.dashes.map((n) => n + "px").join() || "solid", width: WIDTH },
       marker: { color: look.colour, symbol: look.symbol, size: 8, maxdisplayed: 12 },
@@ -47,6 +49,20 @@
       ]),
       hovertemplate: "%{y:.4~g}%{customdata[0]}" + (several ? " (%{customdata[1]} seeds)" : ""),
     };
+  }
+
+  function wholeStep(values) {
+    const span = Math.max(...values) - Math.min(...values);
+    let step = 1;
+    while (step < span / (narrow.matches ? 5 : 10)) step *= /^2/.test(step) ? 2.5 : 2;
+    return step;
+  }
+
+  function vertical(figure) {
+    const ends = {};
+    if (figure.low !== null) ends.minallowed = figure.low;
+    if (figure.high !== null) ends.maxallowed = figure.high;
+    return figure.top !== null ? { minallowed: figure.low, range: [figure.low, figure.top] } : ends;
   }
 
   function layout(x, y, tasks) {
@@ -94,9 +110,14 @@
     const choice = node.querySelector("select");
     return function () {
       const shown = figure.choices[choice ? Number(choice.value) : 0].lines.filter((l) => chosen().has(l.method));
-      const traces = shown.map((l) => band(l, style(section, l.method).colour)).concat(
-        shown.map((l) => lineTrace(l, section)));
-      return Plotly.react(plot, traces, layout(figure.x, figure.y, figure.tasks), config);
+      const traces = shown.map((l) => band(l, style(section, l.method).colour, figure)).concat(
+        shown.map((l) => lineTrace(l, section, figure)));
+      const look = layout(figure.x, figure.y, figure.tasks);
+      Object.assign(look.yaxis, vertical(figure));
+      if (!figure.tasks && shown.length) {
+        Object.assign(look.xaxis, { tick0: 0, dtick: wholeStep(shown.flatMap((l) => l.x)) });
+      }
+      return Plotly.react(plot, traces, look, config);
     };
   }
 

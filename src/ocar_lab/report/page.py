@@ -85,6 +85,9 @@ def _drawn(report: Report) -> dict[str, Any]:
                         "x": figure.x,
                         "y": figure.y,
                         "tasks": figure.tasks,
+                        "low": figure.low,
+                        "high": figure.high,
+                        "top": figure.top,
                         "choices": [{"lines": [*map(vars, c.lines)]} for c in figure.choices],
                     }
                     for figure in section.figures

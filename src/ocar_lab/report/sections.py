@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ocar.errors import RunError
 from ocar_lab.published import SOURCE
 from ocar_lab.report.boundaries import drop_lines, gap_lines
 from ocar_lab.report.figures import (
@@ -21,11 +22,25 @@ from ocar_lab.report.figures import (
     task_bands,
     time_lines,
     timed,
+    usual_top,
     value_lines,
 )
 from ocar_lab.report.methods import Method, describe_method
 from ocar_lab.runs import Group, Measured, Run, groups
-from ocar_lab.runs.texts import group_rows, main_metrics, other_metrics
+from ocar_lab.runs.paired import compare
+from ocar_lab.runs.texts import (
+    ABSOLUTE,
+    EXPLAINED,
+    HIGHER_IS_BETTER,
+    TITLES,
+    best_groups,
+    comparable,
+    describe,
+    group_rows,
+    main_metrics,
+    other_metrics,
+    spread_text,
+)
 from ocar_lab.runs.timeline import Band
 
 
@@ -36,6 +51,8 @@ class Table:
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     printed: tuple[int, ...]  # places of the paper's rows
+    best: tuple[tuple[int, int], ...]  # row and column of the best of each metric
+    explained: tuple[tuple[str, str], ...]  # each metric's title, and what it is
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,6 +60,7 @@ class Section:
     """The report on one benchmark."""
 
     benchmark: str
+    headline: str  # which method is best, and by how much; empty if no run is finished
     methods: tuple[Method, ...]
     tables: tuple[Table, ...]  # the metrics that the paper compares, then the others
     figures: tuple[Figure, ...]
@@ -100,6 +118,7 @@ def _section(benchmark: str, here: Sequence[Group], runs: Sequence[Measured]) ->
     metrics = (main_metrics(here), other_metrics(here))
     return Section(
         benchmark=benchmark,
+        headline=headline(here, members),
         methods=tuple(describe_method(*pair) for pair in zip(here, members, strict=True)),
         tables=tuple(_table(benchmark, here, columns) for columns in metrics if columns),
         figures=_figures(methods, tasks, on_tasks),
@@ -111,10 +130,49 @@ def _section(benchmark: str, here: Sequence[Group], runs: Sequence[Measured]) ->
 
 def _table(benchmark: str, here: Sequence[Group], columns: Mapping[str, str]) -> Table:
     rows = group_rows(benchmark, here, columns)
+    ours = [place for place, (group, _) in enumerate(rows) if group is not None]
     return Table(
         header=("method", "seeds", *columns.values()),
         rows=tuple(tuple(text.strip() for text in texts) for _, texts in rows),
         printed=tuple(place for place, (group, _) in enumerate(rows) if group is None),
+        best=tuple(
+            (ours[place], column)
+            for column, name in enumerate(columns, start=2)
+            for place in sorted(best_groups(name, here))
+        ),
+        explained=tuple((title, EXPLAINED[n]) for n, title in columns.items() if n in EXPLAINED),
+    )
+
+
+def headline(here: Sequence[Group], members: Sequence[Sequence[Measured]]) -> str:
+    """One sentence or two: the best method by the main metric, and how clear that is."""
+    name = next((n for n in ("acc", "l_p") if any(n in g.metrics for g in here)), "")
+    compared = comparable(here)
+    order = sorted(
+        (place for place, group in enumerate(here) if group in compared and name in group.metrics),
+        key=lambda place: here[place].metrics[name].mean,
+        reverse=name in HIGHER_IS_BETTER,
+    )
+    if not order:
+        return ""
+    texts = [f"{describe(here[p])} {spread_text(name, here[p].metrics[name])}" for p in order]
+    unit = "" if name in ABSOLUTE else " %"
+    if len(order) == 1:
+        return f"{TITLES[name]} of {texts[0]}{unit}."
+    said = f"Best {TITLES[name]}: {texts[0]}{unit}, then {texts[1]}{unit}."
+    try:
+        pair = compare(members[order[1]], members[order[0]]).metrics[name]
+    except (RunError, KeyError):  # no seed in common
+        return said
+    if pair.interval is None:
+        return f"{said} With one seed of both, that may be chance."
+    scale = 1 if name in ABSOLUTE else 100
+    low, high = (scale * end for end in pair.interval)
+    clear = "" if pair.clear else " It may be chance: the interval includes 0."
+    difference = f"{scale * pair.difference:+.1f}{'' if name in ABSOLUTE else ' points'}"
+    return (
+        f"{said} The difference is {difference}, with a 95 % interval of {low:+.1f} to {high:+.1f} "
+        f"over {pair.pairs} seeds.{clear}"
     )
 
 
@@ -144,12 +202,15 @@ def _figures(
     methods: Methods, tasks: int, on_tasks: Sequence[Mapping[int, Band]]
 ) -> tuple[Figure, ...]:
     """The figures that have a line."""
+    spent = time_lines(methods, tasks)
     figures = [
         Figure(
             key="accuracy",
             title="Accuracy at any time",
             caption="Accuracy on validation data after every evaluation.",
             y="accuracy (%)",
+            low=0.0,
+            high=100.0,
             choices=accuracy_choices(methods, on_tasks),
         ),
         Figure(
@@ -157,6 +218,7 @@ def _figures(
             title="Cumulative loss",
             caption="Losses summed since the stream began; lower is better.",
             y="summed loss",
+            low=0.0,
             choices=(
                 Choice(title="L_p, on each incoming batch", lines=value_lines(methods, "l_p")),
                 Choice(title="L_s, on all data so far", lines=value_lines(methods, "l_s")),
@@ -169,6 +231,8 @@ def _figures(
             "evaluation before a new task began; mean over boundaries.",
             x="evaluations since the boundary",
             y="change (points)",
+            low=-100.0,
+            high=100.0,
             choices=(Choice(title="All boundaries", lines=gap_lines(methods)),),
         ),
         Figure(
@@ -178,6 +242,8 @@ def _figures(
             "learned.",
             x="task that begins",
             y="drop (points)",
+            low=0.0,
+            high=100.0,
             choices=(Choice(title="Each boundary", lines=drop_lines(methods)),),
         ),
         *(
@@ -186,6 +252,7 @@ def _figures(
                 title=title,
                 caption="As the learner reported it, over the stream.",
                 y=axis,
+                low=0.0,
                 choices=(Choice(title=title, lines=value_lines(methods, name)),),
             )
             for name, (title, axis) in REPORTED.items()
@@ -193,9 +260,12 @@ def _figures(
         Figure(
             key="time",
             title="Time of a batch",
-            caption="Training without evaluation; the median of each stretch of the stream.",
+            caption="Training without evaluation; the median of each stretch of the stream. "
+            "Batches that take far longer, such as the first, can lie above the figure.",
             y="milliseconds",
-            choices=(Choice(title="Time of a batch", lines=time_lines(methods, tasks)),),
+            low=0.0,
+            top=usual_top(spent),
+            choices=(Choice(title="Time of a batch", lines=spent),),
         ),
     ]
     spread = "Lines are means over seeds, bands ± one standard deviation."

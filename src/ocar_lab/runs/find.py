@@ -20,6 +20,9 @@ FILE_NAME = re.compile(r".+-[0-9a-f]{10}\.json")
 """The name of a result file, as opposed to other files in the same folder."""
 
 
+HOW_TO_RUN = "Runs are written by ocar run, by default to runs, and by ocar demo, to demo."
+
+
 def run_folders(root: Path) -> list[Path]:
     """Every run folder below a folder, sorted.
 
@@ -42,7 +45,7 @@ def result_files(root: Path) -> list[Path]:
 
 def _existing(root: Path) -> Path:
     if not root.is_dir():
-        raise RunError(f"There is no folder {root}.")
+        raise RunError(f"There is no folder {root}. {HOW_TO_RUN}")
     return root
 
 

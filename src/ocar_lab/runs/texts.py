@@ -38,11 +38,34 @@ DETAILS = {
     "plasticity": "Plasticity",
     "stability_gap": "Gap",
     "recovery": "Recovery",
+    "recovered": "Recovered",
     "first_task_seconds": "Task 1 s",
 }
 """Titles of the other metrics; a metric without a title follows under its own name."""
 
 TITLES = MAIN | DETAILS
+
+EXPLAINED = {
+    "acc": "accuracy on test data after the last batch",
+    "aaa": "mean over time of the accuracy on all tasks so far",
+    "wc_acc": "worst case: the lowest accuracy of each earlier task, and the last one's at the end",
+    "probe": "test accuracy of a linear classifier on the final features",
+    "online_acc": "accuracy on each batch before it is learned",
+    "l_p": "summed loss on each batch before it is learned",
+    "l_s": "summed loss on all data so far",
+    "seconds": "seconds of training, without evaluation",
+    "forgetting": "accuracy lost on the first task since it ended",
+    "forgetting_mean": "the same, mean over all tasks but the last",
+    "plasticity": "accuracy on the last task at the end",
+    "stability_gap": "drop of the accuracy on earlier tasks when a task begins",
+    "recovery": "evaluations until that accuracy is back; never if it does not come back",
+    "recovered": "share of task boundaries after which it came back",
+    "first_task_seconds": "seconds of training on the first task",
+}
+"""Each metric in a few words."""
+
+HIGHER_IS_BETTER = {"acc", "aaa", "wc_acc", "probe", "online_acc", "plasticity", "recovered"}
+"""Of the other metrics, the lowest is the best."""
 
 ABSOLUTE = {"recovery", "l_p", "l_s", "seconds", "first_task_seconds"}
 """Metrics that are no fractions, and so are not shown in per cent."""
@@ -72,7 +95,7 @@ def group_rows(
     names = list(metrics)
     for group in together:
         own = group.metrics
-        texts = [spread_text(name, own[name]) if name in own else "" for name in names]
+        texts = [metric_text(name, own) if name in own else "" for name in names]
         rows.append((group, [describe(group), seeds_text(group), *texts]))
         printed = papers_numbers(group)
         numbers = [printed.get(name) for name in names]
@@ -100,10 +123,43 @@ def settings_text(settings: Mapping[str, object]) -> str:
 
 
 def seeds_text(group: Group) -> str:
-    """The number of finished seeds, and the states of the others."""
+    """The number of finished seeds; if there are others, of how many, and their states."""
     states = list(group.unfinished.values())
+    if not states:
+        return str(len(group.seeds))
     others = [f"{states.count(state)} {state}" for state in dict.fromkeys(states)]
-    return ", ".join([str(len(group.seeds)), *others])
+    return f"{len(group.seeds)} of {len(group.seeds) + len(states)} ({', '.join(others)})"
+
+
+def metric_text(name: str, metrics: Mapping[str, Spread]) -> str:
+    """Mean ± std of one metric; for a recovery that is only a lower bound, that too."""
+    recovered = metrics["recovered"].mean if "recovered" in metrics else 1.0
+    if name == "recovery" and recovered == 0:
+        return "never"
+    bound = "≥ " if name == "recovery" and recovered < 1 else ""
+    return bound + spread_text(name, metrics[name])
+
+
+def comparable(together: Sequence[Group]) -> list[Group]:
+    """The groups that compete: whole streams if there are any, without i.i.d. references."""
+    competing = [group for group in together if not group.label.endswith("-iid")]
+    return [group for group in competing if not group.is_part] or competing
+
+
+def best_groups(name: str, together: Sequence[Group]) -> set[int]:
+    """Places of the groups with the best mean of a metric, as shown; none for fewer than two."""
+    compared = comparable(together)
+    shown = {
+        place: round(group.metrics[name].mean, 1 if name in ABSOLUTE else 3)
+        for place, group in enumerate(together)
+        if name in group.metrics
+        and group in compared
+        and metric_text(name, group.metrics) != "never"
+    }
+    if len(shown) < 2:
+        return set()
+    best = (max if name in HIGHER_IS_BETTER else min)(shown.values())
+    return {place for place, mean in shown.items() if mean == best}
 
 
 def spread_text(name: str, value: Spread) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,7 @@ from ocar.datasets import load_classes, load_domains
 from ocar.datasets.pictures import is_picture
 from ocar.errors import ConfigError
 from ocar.streams import ArrayStream, DomainIncremental, TaskArrays
+from ocar_lab.plugins import find_function
 
 Batches = Iterable[tuple[Any, Any]]
 
@@ -43,24 +42,12 @@ def open_stream(
             f"Invalid --stream {name!r}. Must be MODULE:FUNCTION, as in import MODULE, or a folder "
             "of images."
         )
-    return _call(module, function)
+    return _call(name, function)
 
 
-def _call(module: str, function: str) -> tuple[nn.Module | None, Batches]:
+def _call(name: str, function: str) -> tuple[nn.Module | None, Batches]:
     """What a function of a module returns."""
-    here = str(Path.cwd())
-    if here not in sys.path:  # as in a console script
-        sys.path.append(here)
-    name = f"{module}:{function}"
-    try:
-        found = getattr(importlib.import_module(module), function)
-    except Exception as error:
-        raise ConfigError(
-            f"Invalid --stream {name}: {type(error).__name__}: {error}. Must be a function of a "
-            "module on PYTHONPATH or in the working directory."
-        ) from error
-    if not callable(found):
-        raise ConfigError(f"Invalid --stream {name}: a {type(found).__name__}, not a function.")
+    found = find_function(name, flag="--stream")
     try:
         made = found()
     except Exception as error:

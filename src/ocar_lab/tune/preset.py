@@ -72,6 +72,10 @@ def read_preset(path: Path) -> Preset:
     """
     try:
         document = printable_values(json.loads(read_file(path, most=MOST_JSON)))
+    except FileNotFoundError as error:
+        raise ConfigError(
+            f"Invalid preset: {path} does not exist. ocar tune writes one."
+        ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"Invalid preset: {path} cannot be read: {error}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:

@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 
+from ocar.install import install_line
 from ocar_lab.cli import main
-from ocar_lab.cli.tune_progress import TuneDisplay, settings_text, time_text
+from ocar_lab.cli.time_left import time_text
+from ocar_lab.cli.tune_progress import TuneDisplay, settings_text
 from ocar_lab.runs import find_runs
 from ocar_lab.tune import Ended, Moved, Study, Trial, TuneConfig
 from ocar_lab.tune.study import JOURNAL
@@ -89,7 +91,7 @@ def test_a_search_that_is_asked_to_stop_says_how_to_go_on(tmp_path: Path) -> Non
 
 
 WRONG: list[tuple[str | None, str]] = [
-    (None, "cannot be read"),
+    (None, "does not exist. ocar tune writes one."),
     ("no JSON", "cannot be read"),
     ("[1]", "is not a file that ocar tune wrote"),
     ('{"format": "other"}', "is not a file that ocar tune wrote"),
@@ -179,8 +181,8 @@ def test_missing_packages_are_named(tmp_path: Path) -> None:
         [sys.executable, "-c", BLOCKED, str(tmp_path)], capture_output=True, text=True, check=False
     )
     assert ended.returncode == 1
-    assert ended.stdout == 'A Ray cluster needs ray: pip install "ocar[ray]"\n'
-    assert ended.stderr == 'ocar: Tuning needs Optuna: pip install "ocar[tune]"\n'
+    assert ended.stdout == f"A Ray cluster needs ray: {install_line('ray')}\n"
+    assert ended.stderr == f"ocar: Tuning needs Optuna: {install_line('tune')}\n"
 
 
 # --- how it is watched ---

@@ -151,7 +151,7 @@ WRONG = [
     (["my_recording:recorded", "--model", "nonsense"], "Unknown model 'nonsense'"),
     (["my_recording:recorded", "--method", "nonsense"], "Unknown method 'nonsense'"),
     (["my_recording:recorded", "--method"], "Unknown method ''"),
-    (["my_recording:recorded", "--method", "er", "--ema", "1"], "Unrecognized options: --ema"),
+    (["my_recording:recorded", "--method", "er", "--ema", "1"], "--ema. It is a setting of"),
     (["my_recording:recorded", "--minutes", "0"], "Invalid minutes=0.0. Must be larger than 0"),
     (["my_recording:recorded", "--method", "er", "--lr", "1"], "Nothing to search"),
 ]

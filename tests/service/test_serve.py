@@ -1,4 +1,4 @@
-"""The service: run as a process, asked, taught, killed and started again."""
+"""``ocar serve`` as a process, asked, taught, killed and started again; its service under load."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import errno
 import http.client
 import itertools
 import json
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -20,21 +22,31 @@ from typing import Any
 
 import pytest
 import torch
+from scripts import ROOT
 from torch import Tensor
 
-from ocar.errors import RunError
-from ocar.service import Refused
+from ocar.datasets import data_root
+from ocar.errors import ConfigError, RunError
+from ocar.inputs import Item
+from ocar.service import Refused, Service, opened
 from ocar.state import load_state
+from ocar_lab.cli import main, serve
 
-pytest.importorskip("fastapi")
-pytest.importorskip("uvicorn")
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
-sys.path.insert(0, str(EXAMPLES))
+for package in ("fastapi", "prometheus_client", "sklearn", "tyro", "uvicorn"):
+    pytest.importorskip(package)
+sys.path.insert(0, str(ROOT / "examples"))
 
-import service  # noqa: E402
-import service_load  # noqa: E402
+import serve_load  # noqa: E402
 
-ITEM = service.ITEM
+ITEM = (1, 8, 8)
+
+
+def open_service(folder: Path, **options: int) -> Service:
+    checkpoint = folder.parent / f"{folder.name}.safetensors"
+    if not checkpoint.exists():
+        serve_load.new_learner("digits").save(checkpoint)
+    item = Item(torch.Size(ITEM), torch.uint8)
+    return opened.open_service(checkpoint, folder, model=serve_load.mlp, item=item, **options)
 
 
 def batch(seed: int, size: int = 3) -> tuple[Tensor, Tensor]:
@@ -47,14 +59,13 @@ def lesson(x: Tensor, y: Tensor) -> dict[str, object]:
     return {"x": x.flatten(1).tolist(), "y": y.tolist()}
 
 
-def post(server: service_load.Server, path: str, content: object) -> tuple[int, Any]:
-    with closing(service_load.Connection(server.port)) as connection:
-        return connection.ask("POST", path, json.dumps(content).encode())
+def post(server: Any, path: str, content: object) -> tuple[int, Any]:
+    return server.ask("POST", path, content)
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[service_load.Server]:
-    server = service_load.Server(tmp_path / "state", "--every", "4")
+def server(tmp_path: Path) -> Iterator[Any]:
+    server = serve_load.Server(tmp_path, "digits", "--every", "4")
     yield server
     if server.process is not None and server.process.poll() is None:
         server.end(signal.SIGKILL)
@@ -65,7 +76,12 @@ BAD = {
     "a grey level of 256": {"x": [[0] * 63 + [256]], "y": [1]},
     "a fraction": {"x": [[0] * 63 + [0.5]], "y": [1]},
     "no sample": {"x": [], "y": []},
-    "too many samples": {"x": [[0] * 64] * 257, "y": [1] * 257},
+    "samples of different lengths": {"x": [[0] * 64, [0] * 63], "y": [1, 1]},
+    "a text": {"x": ["0" * 64], "y": [1]},
+    "true and false": {"x": [[True] * 64], "y": [1]},
+    "parts": {"x": {"a": [[0] * 64]}, "y": [1]},
+    "a label of 2 ** 31": {"x": [[0] * 64], "y": [2**31]},
+    "a label that is a fraction": {"x": [[0] * 64], "y": [1.5]},
     "a negative label": {"x": [[0] * 64], "y": [-1]},
     "two labels for one sample": {"x": [[0] * 64], "y": [1, 2]},
     "no label": {"x": [[0] * 64]},
@@ -93,7 +109,7 @@ HOSTILE = {
 }
 
 
-def check_hostile(server: service_load.Server) -> None:
+def check_hostile(server: Any) -> None:
     """What JSON does not know is the client's fault: 400 or 422, and nothing is accepted."""
     pixels = b", ".join([b"0"] * 64)
     for what, body in HOSTILE.items():
@@ -109,12 +125,12 @@ def check_hostile(server: service_load.Server) -> None:
                 said = json.loads(answer.read())
             assert answer.status in (400, 422), (what, path, kind, said)
             assert said["detail"]
-    assert server.health()["accepted"] == 0
+    assert server.status()["accepted"] == 0
 
 
-def test_it_answers_learns_and_goes_on_after_a_restart(server: service_load.Server) -> None:
+def test_it_answers_learns_and_goes_on_after_a_restart(server: Any) -> None:
     server.start()
-    ask, offline = partial(post, server), service.new_learner()
+    ask, offline = partial(post, server), serve_load.new_learner("digits")
     x, _ = batch(100, 5)
     question = {"x": x.flatten(1).tolist()}
     status, said = ask("/predict", question)
@@ -130,30 +146,43 @@ def test_it_answers_learns_and_goes_on_after_a_restart(server: service_load.Serv
         409,
         {"detail": "The next batch is number 8."},
     )
-    while server.health()["batches"] != 7:
+    while server.status()["batches"] != 7:
         time.sleep(0.02)
     for how in (None, signal.SIGTERM, signal.SIGKILL):
         if how is not None:
             server.end(how)
             server.start()
-        health, (status, said) = server.health(), ask("/predict", question)
+        status, (_, said) = server.status(), ask("/predict", question)
         logits = offline.predict(x)
-        assert (health["batches"], health["accepted"], health["failure"]) == (7, 7, "")
-        assert health["guard"] == asdict(offline.guarded)
+        assert (status["batches"], status["accepted"], status["failure"]) == (7, 7, "")
+        assert status["guard"] == asdict(offline.guarded)
         assert (said["batches"], tuple(said["classes"])) == (7, offline.classes)
         assert said["logits"] == logits.tolist()
         for number in (1, 7):  # a client's own batch, sent again
             own = lesson(*batch(number)) | {"key": f"a-{number}"}
             assert ask("/learn", own) == (200, {"number": number, "repeated": True})
-        status, said_so = ask("/learn", lesson(*batch(1)) | {"key": "a-2"})
-        assert (status, "came with another batch" in said_so["detail"]) == (422, True)
+        code, said_so = ask("/learn", lesson(*batch(1)) | {"key": "a-2"})
+        assert (code, "came with another batch" in said_so["detail"]) == (422, True)
         assert said["labels"] == [offline.classes[i] for i in logits.argmax(1).tolist()]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("kills", "seconds"), [(2, 0.5), (10, 5)])
-def test_killed_under_load_it_loses_nothing(tmp_path: Path, kills: int, seconds: float) -> None:
-    result = service_load.run(tmp_path, seconds=seconds, clients=2, kills=kills, seed=kills)
+@pytest.mark.parametrize(
+    ("case", "kills", "seconds"),
+    [
+        ("digits", 2, 0.5),
+        ("digits", 10, 5),
+        pytest.param("cifar100", 2, 5, marks=pytest.mark.data),
+    ],
+)
+def test_killed_under_load_it_loses_nothing(
+    tmp_path: Path, case: str, kills: int, seconds: float
+) -> None:
+    if case == "cifar100" and not (data_root() / "cifar-100-python").is_dir():
+        pytest.skip("CIFAR-100 is not there")
+    options = () if case == "digits" else ("--waiting", "4", "--every", "4")
+    load = {"seconds": seconds, "clients": 2, "kills": kills, "seed": kills}
+    result = serve_load.run(tmp_path, case, *options, **load)
     assert result["errors"] == result["inconsistent answers"] == 0
     assert result["batches learned in the end"] == result["batches acknowledged"] > 0
     assert result["the saved learner is the same"]
@@ -161,7 +190,7 @@ def test_killed_under_load_it_loses_nothing(tmp_path: Path, kills: int, seconds:
 
 
 def test_when_learning_cannot_follow_it_says_when_to_come_back(tmp_path: Path) -> None:
-    held = service.open_service(tmp_path, waiting=2)
+    held = open_service(tmp_path, waiting=2)
     with held.learner.lock:  # the learning waits here
         accepted = held.accept(*batch(1)).number
         while not held._queue.full():  # one may be at the learner already
@@ -174,20 +203,20 @@ def test_when_learning_cannot_follow_it_says_when_to_come_back(tmp_path: Path) -
 
 
 def test_a_learner_that_fails_is_said_and_answers_go_on(tmp_path: Path) -> None:
-    broken = service.open_service(tmp_path)
+    broken = open_service(tmp_path)
     broken.accept(*batch(1))
     broken._queue.put((torch.zeros(1, 2), torch.zeros(1)))
     broken.flush()
     with pytest.raises(Refused, match="Learning has stopped: InputError: x must hold") as refused:
         broken.accept(*batch(2))
     assert refused.value.status == 503
-    assert broken.health()["failure"]
+    assert broken.status()["failure"]
     assert broken.predict(batch(1)[0]).batches == 1
     broken.close()
 
 
 def test_files_stay_bounded_and_the_checkpoint_before_the_last_is_enough(tmp_path: Path) -> None:
-    first = service.open_service(tmp_path, every=5)
+    first = open_service(tmp_path, every=5, checkpoints=3)
     for number in range(1, 43):
         first.accept(*batch(number))
         while first._queue.qsize() > 3:
@@ -195,9 +224,10 @@ def test_files_stay_bounded_and_the_checkpoint_before_the_last_is_enough(tmp_pat
     first.close()
     begun = min(int(path.name[12:]) for path in tmp_path.glob("journal-*"))
     assert 42 - begun < 5 + 2 * (3 + 2)
-    checkpoint = tmp_path / "learner.safetensors"
+    assert len(first.checkpoints()) == 3
+    checkpoint = max(tmp_path.glob("checkpoint-*"))
     checkpoint.write_bytes(checkpoint.read_bytes()[:-1])
-    again = service.open_service(tmp_path, every=5)
+    again = open_service(tmp_path, every=5)
     again.close()
     for (name, left), right in zip(
         first.learner.state()[0].items(), again.learner.state()[0].values(), strict=True
@@ -205,30 +235,39 @@ def test_files_stay_bounded_and_the_checkpoint_before_the_last_is_enough(tmp_pat
         assert torch.equal(left, right), name
 
 
+def run(server: Any) -> Any:
+    """Its command, to the end."""
+    said = {"capture_output": True, "text": True, "check": False}
+    return subprocess.run(server.command, env=server.environment, **said)
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_a_second_start_leaves_the_first_alone_and_half_a_request_does_not_keep_it(
-    tmp_path: Path, server: service_load.Server
+    tmp_path: Path, server: Any
 ) -> None:
     state = tmp_path / "state"
-    server._command += ["--grace", "1"]
+    server.command += ["--grace", "1"]
     server.start()
     for number in range(1, 6):
         assert post(server, "/learn", lesson(*batch(number)))[0] == 200
-    while (health := server.health())["saved"] < 4 or health["batches"] < 5:
+    while (status := server.status())["saved"] < 4 or status["batches"] < 5:
         time.sleep(0.02)
     time.sleep(0.2)  # the journal is cut after the checkpoint is there
     before = contents(state)
-    ended = subprocess.run(server._command, capture_output=True, text=True, check=False)
+    same_port = run(server)
+    assert (same_port.returncode, "Address already in use" in same_port.stderr) == (2, True)
+    ended = run(serve_load.Server(tmp_path, "digits"))
     assert ended.returncode == 1
     assert server.process is not None
     assert f"{state} is in use by process {server.process.pid} on " in ended.stderr
     assert "Wait until it ends, or stop it, and start again." in ended.stderr
     assert "Traceback" not in ended.stderr
+    shutil.copy(server.checkpoint, tmp_path / "state.safetensors")
     with pytest.raises(RunError, match=f"in use by process {server.process.pid} on"):
-        service.open_service(state)
+        open_service(state)
     assert contents(state) == before
     assert post(server, "/learn", lesson(*batch(6))) == (200, {"number": 6, "repeated": False})
     with socket.create_connection(("127.0.0.1", server.port)) as half:
@@ -236,11 +275,12 @@ def test_a_second_start_leaves_the_first_alone_and_half_a_request_does_not_keep_
         half.sendall(b"Content-Length: 1000\r\n\r\n{")
         time.sleep(0.2)
         server.end(signal.SIGTERM)
-    assert load_state(state / "learner.safetensors")[1]["batches"] == 6
+    assert load_state(max(state.glob("checkpoint-*")))[1]["batches"] == 6
+    assert server.process.returncode == 0
 
 
 def test_labels_do_not_make_the_model_grow_without_end(tmp_path: Path) -> None:
-    small = service.open_service(tmp_path, classes=10)
+    small = open_service(tmp_path, classes=10)
     small.accept(*batch(1))  # classes 1 to 3
     before = {path: path.stat().st_size for path in tmp_path.glob("journal-*")}
     with pytest.raises(Refused, match="would be 11 classes; at most 10 are allowed, 3 are") as said:
@@ -250,7 +290,7 @@ def test_labels_do_not_make_the_model_grow_without_end(tmp_path: Path) -> None:
     small.accept(batch(2, 7)[0], torch.arange(7) + 100)
     small.close()
     assert len(small.learner.classes) == 10
-    smaller = service.open_service(tmp_path, classes=5)
+    smaller = open_service(tmp_path, classes=5)
     smaller.accept(*batch(1))  # known classes may always come
     smaller.close()
 
@@ -258,7 +298,7 @@ def test_labels_do_not_make_the_model_grow_without_end(tmp_path: Path) -> None:
 def test_a_checkpoint_that_cannot_be_saved_is_said_and_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    full = service.open_service(tmp_path, every=2)
+    full = open_service(tmp_path, every=2)
 
     def fails(path: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device", str(path))
@@ -268,16 +308,98 @@ def test_a_checkpoint_that_cannot_be_saved_is_said_and_tried_again(
         for number in range(1, 4):
             full.accept(*batch(number))
             full.flush()
-        assert "No space left" in full.health()["unsaved"]
-        assert (full.health()["failure"], full.health()["saved"]) == ("", 0)
+        assert "No space left" in full.status()["unsaved"]
+        assert (full.status()["failure"], full.status()["saved"]) == ("", 0)
     full.accept(*batch(4))
     full.flush()
-    assert (full.health()["unsaved"], full.health()["saved"]) == ("", 4)
+    assert (full.status()["unsaved"], full.status()["saved"]) == ("", 4)
     monkeypatch.setattr(full.learner, "save", fails)
     full.accept(*batch(5))
     with pytest.raises(OSError, match="No space left"):
         full.close()
     monkeypatch.undo()
-    again = service.open_service(tmp_path)  # the lock was released, the journal has it
+    again = open_service(tmp_path)  # the lock was released, the journal has it
     assert again.learner.batches == 5
     again.close()
+
+
+def test_batches_that_the_grace_does_not_allow_are_learned_by_the_next_start(
+    tmp_path: Path,
+) -> None:
+    hurried = open_service(tmp_path)
+    with hurried.learner.lock:
+        for number in range(1, 4):
+            hurried.accept(*batch(number))
+        ending = threading.Thread(target=hurried.close, kwargs={"within": 0.0})
+        ending.start()
+        while not hurried._closed:
+            time.sleep(0.01)
+    ending.join()
+    assert hurried.learner.batches <= 1  # the one that was begun
+    again = open_service(tmp_path)
+    assert again.learner.batches == 3
+    again.close()
+
+
+def test_a_folder_belongs_to_one_checkpoint(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    open_service(state).close()
+    checkpoint = tmp_path / "state.safetensors"
+    checkpoint.unlink()
+    offline = serve_load.new_learner("digits")
+    offline.learn(*batch(1))
+    offline.save(checkpoint)
+    with pytest.raises(ConfigError, match=r"began with another checkpoint than .*--state NEW"):
+        open_service(state)
+    checkpoint.unlink()
+    none = tmp_path / "gone"
+    again = opened.open_service(none, state, model=serve_load.mlp, item=Item(ITEM, torch.uint8))
+    again.close()  # a folder that has begun needs its checkpoint no more
+
+
+WRONG = {
+    "--model MODULE:FUNCTION is needed": ["gone"],
+    "Must be MODULE:FUNCTION": ["gone", "--model", "os"],
+    "No module named 'nowhere'": ["gone", "--model", "nowhere:make"],
+    "There is no checkpoint": ["gone", "--model", "builtins:dict"],
+    "so a token is needed": ["gone", "--model", "builtins:dict", "--host", "0.0.0.0"],
+    "Must be at least 1": ["gone", "--model", "builtins:dict", "--every", "0"],
+}
+
+
+@pytest.mark.parametrize("said", WRONG)
+def test_a_wrong_call_is_said_in_a_line(
+    said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        assert main(["serve", *WRONG[said], "--port", port]) in (1, 2)
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+    assert said in capfd.readouterr().err
+
+
+def test_answers_are_sent_at_once() -> None:
+    with closing(serve._listen("127.0.0.1", 0)) as listening:
+        # asyncio sets TCP_NODELAY on connections of this protocol only.
+        assert listening.proto == socket.IPPROTO_TCP
+
+
+def test_a_token_is_read_from_a_file_or_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OCAR_TOKEN", raising=False)
+    assert serve.read_token(None) == ""
+    monkeypatch.setenv("OCAR_TOKEN", "a-token-of-some-length")
+    assert serve.read_token(None) == "a-token-of-some-length"
+    file = tmp_path / "token"
+    file.write_text("another-token-of-length\n", encoding="utf-8")
+    assert serve.read_token(file) == "another-token-of-length"
+    for bad in ("", "short", "ü" * 20, "two lines\nof a file"):
+        file.write_text(bad, encoding="utf-8")
+        with pytest.raises(ConfigError, match=r"is empty|at least 16 printable"):
+            serve.read_token(file)

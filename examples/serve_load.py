@@ -1,14 +1,14 @@
-"""Load for ``service.py``: questions from several connections while batches are posted.
+"""Load for ``ocar serve``: questions from several connections while batches are posted.
 
-    python examples/service_load.py [--seconds 20] [--clients 4]
-    python examples/service_load.py --kills 10
+    python examples/serve_load.py [digits|cifar100] [--seconds 20] [--clients 4]
+    python examples/serve_load.py digits --kills 10
 
-It starts the service as a process of its own and streams the digits to it, two classes at a time,
-without a pause. Then it learns the same batches itself, without any service, and compares: every
-answer has to be, bit for bit, that of the learner after the batch that the answer names, and what
-the service has saved at the end has to be that learner. With ``--kills`` the service is killed
-(SIGKILL) under load and started again; then too every acknowledged batch must have been learned
-once and in order.
+It serves OCAR on an MLP for digits, or on a Slim-ResNet18 for Split-CIFAR100, as a process of its
+own, and streams the benchmark to it without a pause. Then it learns the same batches itself,
+without any service, and compares: every answer has to be, bit for bit, that of the learner after
+the batch that the answer names, and what the service has kept at the end has to be that learner.
+With ``--kills`` the service is killed (SIGKILL) under load and started again; then too every
+acknowledged batch must have been learned once and in order.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import argparse
 import http.client
 import itertools
 import json
+import os
 import random
 import signal
 import socket
@@ -33,51 +34,89 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from service import ITEM, new_learner
-from torch import Tensor
+from torch import Tensor, nn
 
 import ocar
+from ocar.inputs import Item
+from ocar.service.opened import open_service
+from ocar_lab.runs.provenance import describe_process
 
 PAUSE = 0.02
 """Seconds until the next try where learning could not follow. ``Retry-After`` says 1, for the
 well-behaved; this client is here to press."""
 
 
+def mlp() -> nn.Module:
+    """The model for digits."""
+    return ocar.make_model("mlp", image_shape=(1, 8, 8), seed=0)
+
+
+def slim_resnet18() -> nn.Module:
+    """The model for Split-CIFAR100."""
+    return ocar.make_model("slim-resnet18", image_shape=(3, 32, 32), seed=0)
+
+
+CASES = {
+    "digits": ("split-digits", mlp, (1, 8, 8)),
+    "cifar100": ("split-cifar100", slim_resnet18, (3, 32, 32)),
+}
+"""Benchmark, model and shape of a sample."""
+
+
 class Server:
-    """The service as a process, on a port that is free.
+    """``ocar serve`` as a process, on a port that is free.
 
     Args:
-        state: Its folder.
+        folder: Of checkpoint and state.
+        case: One of ``CASES``.
         *options: More of its options.
     """
 
-    def __init__(self, state: Path, *options: str) -> None:
+    def __init__(self, folder: Path, case: str, *options: str) -> None:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port: int = free.getsockname()[1]
-        script = Path(__file__).with_name("service.py")
-        self._command = [sys.executable, str(script), "--state", str(state), "--port"]
-        self._command += [str(self.port), *options]
+        self.case, self.state = case, folder / "state"
+        self.checkpoint = folder / "learner.safetensors"
+        _, model, shape = CASES[case]
+        if not self.checkpoint.exists():
+            new_learner(case).save(self.checkpoint)
+        words = ["serve", self.checkpoint, "--model", f"serve_load:{model.__name__}"]
+        words += ["--state", self.state, "--port", self.port, "--shape", *shape, *options]
+        self.command = [sys.executable, "-m", "ocar_lab", *map(str, words)]
+        path = [str(Path(__file__).parent), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
+        self.environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))}
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> float:
-        """Start it and wait until it answers; the seconds that it took."""
+        """Start it and wait until it is ready; the seconds that it took."""
         begun = time.perf_counter()
-        self.process = subprocess.Popen(self._command)
-        while True:
-            try:
-                self.health()
-                return time.perf_counter() - begun
-            except (OSError, http.client.HTTPException):
-                if self.process.poll() is not None:
-                    raise SystemExit("The service did not start.") from None
-                time.sleep(0.05)
+        self.process = subprocess.Popen(
+            self.command, env=self.environment, stdout=subprocess.DEVNULL
+        )
+        while not self._ready():
+            if self.process.poll() is not None:
+                raise SystemExit("The service did not start.")
+            time.sleep(0.05)
+        return time.perf_counter() - begun
 
-    def health(self) -> dict[str, Any]:
-        """What the service says of itself."""
+    def _ready(self) -> bool:
+        try:
+            return self.ask("GET", "/ready")[0] == 200
+        except (OSError, http.client.HTTPException):
+            return False
+
+    def ask(self, method: str, path: str, content: object = None) -> tuple[int, Any]:
+        """Status and content of an answer."""
         with closing(Connection(self.port)) as connection:
-            said: dict[str, Any] = connection.ask("GET", "/health")[1]
-            return said
+            return connection.ask(
+                method, path, None if content is None else json.dumps(content).encode()
+            )
+
+    def status(self) -> dict[str, Any]:
+        """What the service says of itself."""
+        said: dict[str, Any] = self.ask("GET", "/status")[1]
+        return said
 
     def end(self, how: signal.Signals) -> None:
         """Send it a signal and wait for its end."""
@@ -127,15 +166,16 @@ class Load:
 
     Args:
         port: Where the service is.
+        case: What it serves.
         clients: How many ask.
         may_be_lost: Whether connections may be lost, because the service is killed.
     """
 
-    def __init__(self, port: int, *, clients: int, may_be_lost: bool) -> None:
-        self.port = port
-        self.may_be_lost = may_be_lost
+    def __init__(self, port: int, case: str, *, clients: int, may_be_lost: bool) -> None:
+        self.port, self.case, self.may_be_lost = port, case, may_be_lost
         self.seen = Seen()
-        self.questions = ocar.make_stream("split-digits", seed=0).test(0)[0]
+        self.questions = ocar.make_stream(CASES[case][0], seed=0).test(0)[0][:100]
+        self._bodies = [json.dumps({"x": [x.flatten().tolist()]}).encode() for x in self.questions]
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._threads = [
@@ -153,25 +193,31 @@ class Load:
         return self.seen
 
     def _ask(self, seed: int) -> None:
-        bodies = [json.dumps({"x": [x.flatten().tolist()]}).encode() for x in self.questions]
         chosen = random.Random(seed)
         with closing(Connection(self.port)) as connection:
             while not self._over.is_set():
-                self._ask_one(connection, chosen.randrange(len(bodies)), bodies)
+                self._ask_one(connection, chosen.randrange(len(self._bodies)))
 
-    def _ask_one(self, connection: Connection, question: int, bodies: list[bytes]) -> None:
+    def _ask_one(self, connection: Connection, question: int) -> None:
         begun = time.perf_counter()
-        answer = self._try(connection, "/predict", bodies[question])
+        answer = self._try(connection, "/predict", self._bodies[question])
         if answer is not None and answer[0] == 200:
             self.seen.latencies.append(time.perf_counter() - begun)
             said = answer[1]
             self.seen.answers[said["batches"]].append((question, said["logits"][0]))
             self.seen.classes[said["batches"]].add(tuple(said["classes"]))
-        elif answer is not None:
+        elif answer is not None and not self._starts(answer):
             self._count("errors")
 
+    def _starts(self, answer: tuple[int, Any]) -> bool:
+        """Whether a killed service is on its way back."""
+        starts = self.may_be_lost and answer[0] == 503 and "is starting" in answer[1]["detail"]
+        if starts:
+            time.sleep(PAUSE)
+        return starts
+
     def _post(self) -> None:
-        batches = enumerate(stream(), start=1)
+        batches = enumerate(stream(self.case), start=1)
         with closing(Connection(self.port)) as connection:
             while not self._over.is_set():
                 number, (x, y) = next(batches)
@@ -183,8 +229,12 @@ class Load:
         """Send a batch until it is known to be on disk; False if it is not."""
         lesson = {"x": x.flatten(1).tolist(), "y": y.tolist(), "key": f"batch-{number}"}
         body = json.dumps(lesson).encode()
-        while (answer := self._try(connection, "/learn", body)) is None or answer[0] == 429:
-            if answer is not None:
+        while (
+            (answer := self._try(connection, "/learn", body)) is None
+            or answer[0] == 429
+            or self._starts(answer)
+        ):
+            if answer is not None and answer[0] == 429:
                 if self._over.is_set():
                     return False
                 self._count("told to wait")
@@ -211,17 +261,22 @@ class Load:
             return None
 
 
-def stream() -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of digits, two classes at a time, again and again in other orders."""
+def new_learner(case: str) -> ocar.Learner:
+    """A learner that has seen nothing yet."""
+    benchmark, model, _ = CASES[case]
+    return ocar.make_learner("ocar", model(), preset=benchmark, seed=0)
+
+
+def stream(case: str) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of the benchmark, again and again in other orders."""
     for seed in itertools.count():
-        digits = ocar.make_stream("split-digits", seed=seed)
-        for experience in digits:
+        for experience in ocar.make_stream(CASES[case][0], seed=seed):
             yield experience.x, experience.y
 
 
-def compare(seen: Seen, questions: Tensor, checkpoint: Path) -> dict[str, Any]:
+def compare(seen: Seen, questions: Tensor, server: Server) -> dict[str, Any]:
     """Learn the same without a service, and count what differs."""
-    learner = new_learner()
+    learner = new_learner(server.case)
     wrong = 0
     for batches in range(len(seen.batches) + 1):
         if batches:
@@ -233,13 +288,16 @@ def compare(seen: Seen, questions: Tensor, checkpoint: Path) -> dict[str, Any]:
             wrong += logits != expected[question]
         wrong += sum(said != learner.classes for said in seen.classes.get(batches, ()))
     wrong += sum(len(said) for batches, said in seen.answers.items() if batches > learner.batches)
-    saved = ocar.load(checkpoint, ocar.make_model("mlp", image_shape=ITEM))
-    (tensors, values), (theirs, said) = learner.state(), saved.state()
+    _, model, shape = CASES[server.case]
+    item = Item(torch.Size(shape), torch.uint8)
+    kept = open_service(server.checkpoint, server.state, model=model, item=item)
+    kept.close()  # it has learned what the journal held
+    (tensors, values), (theirs, said) = learner.state(), kept.learner.state()
     same = values == said and tensors.keys() == theirs.keys()
     return {
         "inconsistent answers": wrong,
         "models that answered": len(seen.answers),
-        "batches learned in the end": saved.batches,
+        "batches learned in the end": kept.learner.batches,
         "the saved learner is the same": same
         and all(torch.equal(tensor, theirs[name]) for name, tensor in tensors.items()),
     }
@@ -250,11 +308,19 @@ def percentile(values: list[float], share: float) -> float:
     return sorted(values)[min(len(values) - 1, int(share * len(values)))]
 
 
-def run(state: Path, *, seconds: float, clients: int, kills: int, seed: int) -> dict[str, Any]:
+def run(
+    folder: Path,
+    case: str,
+    *options: str,
+    seconds: float,
+    clients: int,
+    kills: int,
+    seed: int = 0,
+) -> dict[str, Any]:
     """Put the service under load, and look at what came of it."""
-    server = Server(state)
+    server = Server(folder, case, *options)
     server.start()
-    load = Load(server.port, clients=clients, may_be_lost=kills > 0)
+    load = Load(server.port, case, clients=clients, may_be_lost=kills > 0)
     moments, restarts = random.Random(seed), []
     begun = time.perf_counter()
     try:
@@ -263,7 +329,7 @@ def run(state: Path, *, seconds: float, clients: int, kills: int, seed: int) -> 
             server.end(signal.SIGKILL)
             restarts.append(server.start())
         time.sleep(seconds)
-        learned = server.health()["batches"]
+        learned = server.status()["batches"]
     finally:
         took = time.perf_counter() - begun
         seen = load.stop()
@@ -278,10 +344,10 @@ def run(state: Path, *, seconds: float, clients: int, kills: int, seed: int) -> 
         "largest ms": round(max(milliseconds), 2),
         "batches acknowledged": len(seen.batches),
         "batches learned under load": learned,
-        "batches learned a second": round(learned / took, 1),
+        "batches learned a second": round(learned / took, 2),
         "errors": seen.counts["errors"],
         **{name: count for name, count in seen.counts.items() if name != "errors"},
-        **compare(seen, load.questions, state / "learner.safetensors"),
+        **compare(seen, load.questions, server),
     }
     if kills:
         result |= {"kills": kills, "longest restart s": round(max(restarts), 1)}
@@ -291,28 +357,42 @@ def run(state: Path, *, seconds: float, clients: int, kills: int, seed: int) -> 
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("case", nargs="?", default="digits", choices=CASES)
     parser.add_argument("--seconds", type=float, default=20, help="of load, after the last kill")
     parser.add_argument("--clients", type=int, default=4, help="threads that ask")
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0, help="of the moments of the kills")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--waiting", type=int, default=64, help="most batches that wait")
+    parser.add_argument("--every", type=int, default=100, help="batches between two checkpoints")
+    parser.add_argument("--save", type=Path, help="file of results to add this one to")
     given = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         result = run(
             Path(folder),
+            given.case,
+            *("--waiting", str(given.waiting), "--every", str(given.every)),
             seconds=given.seconds,
             clients=given.clients,
             kills=given.kills,
             seed=given.seed,
         )
-    if given.json:
-        print(json.dumps(result))
-    else:
-        for name, value in result.items():
-            print(f"{name:32}{value}")
+    for name, value in result.items():
+        print(f"{name:32}{value}")
+    if given.save is not None:
+        keep(given.save, given.case, given.kills, result)
     right = result["the saved learner is the same"]
     sys.exit(0 if right and not result["errors"] + result["inconsistent answers"] else 1)
+
+
+def keep(path: Path, case: str, kills: int, result: dict[str, Any]) -> None:
+    """Add a result to a file, with what it was measured on."""
+    kept = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    name = f"{case}, killed {kills} times" if kills else case
+    command = " ".join(["python examples/serve_load.py", *sys.argv[1:]])
+    kept[name] = describe_process(torch.device("cpu")) | {"command": command, "result": result}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
