@@ -90,10 +90,18 @@ def make_model(name: str) -> nn.Module:
         return MODELS[name]().double()
 
 
-def make_learner(method: str, model: str, ranks: ocar.Ranks | None, **settings: Any) -> Learner:
+def make_learner(
+    method: str,
+    model: str,
+    ranks: ocar.Ranks | None,
+    *,
+    device: torch.device | str = "cpu",
+    **settings: Any,
+) -> Learner:
     """A learner with a small memory."""
     own = {"memory": 60, "replay_batch": 13, "passes": 2, "seed": 5} | METHODS.get(method, {})
-    return ocar.make_learner(method, make_model(model), ranks=ranks, **(own | settings))
+    network = make_model(model).to(device)
+    return ocar.make_learner(method, network, ranks=ranks, **(own | settings))
 
 
 def make_stream(model: str, count: int, *, size: int = 10) -> Batches:
@@ -191,7 +199,7 @@ def start_ranks(size: int, arguments: Sequence[str], script: Path = WORKER) -> l
     ]
 
 
-def finish(processes: Sequence[Any], *, timeout: float = 250.0) -> list[str]:
+def finish(processes: Sequence[Any], *, timeout: float = 3000.0) -> list[str]:
     """Wait for ranks; raises with what they wrote if one fails."""
     texts = []
     try:
