@@ -6,7 +6,7 @@ Arguments: a folder, the number of batches, then cases such as ``"ocar mlp"``.
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from copy import deepcopy
 from pathlib import Path
 
 import torch
@@ -36,10 +36,12 @@ def main() -> None:
         learn(learner, stream[:-1], **how)
         if exports and (ranks.rank == 0 or ranks.memory == "sharded"):
             assert learner.export(Path(folder) / f"{ranks.memory}.{ranks.rank}.pt2") < 1e-9
-        before = replace(ranks.traffic)
+        before = deepcopy(ranks.traffic)
         learn(learner, stream[-1:], **how)
         messages = ranks.traffic.messages - before.messages
-        print(f"{case}: {messages} messages, {ranks.traffic.bytes - before.bytes} bytes")
+        sizes = ranks.traffic.bytes - before.bytes
+        for kind in messages:
+            print(f"{case}: {kind} {messages[kind]} messages, {sizes[kind]} bytes")
         torch.save(learner.state(), Path(folder) / f"{case.replace(' ', '_')}.{ranks.rank}")
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from experiments import ranks_cost as cost
 from rank_cases import (
     METHODS,
     finish,
@@ -16,11 +17,13 @@ from rank_cases import (
     parse,
     start_ranks,
 )
+from torch import nn
 from torch.testing import assert_close
 
 import ocar
 from ocar.accel.ranks import bounds
 from ocar.errors import ConfigError
+from ocar.models.check import may_draw
 
 ALIKE = {"rtol": 0.0, "atol": 1e-9}
 """What several ranks and one process may differ by, in float64."""
@@ -136,21 +139,34 @@ def test_a_stream_is_evaluated_as_with_one_process(tmp_path):
     assert texts == [f"er evaluated: accuracy {end.summary.acc:.6f}\n"] * 2
 
 
-def test_a_batch_takes_the_messages_and_bytes_of_the_guide(tmp_path):
-    (text, other) = finish(start_ranks(2, [str(tmp_path), "6", "er mlp", "ocar mlp"]))
-    assert text == other
-    learner = learn(make_learner("ocar", "mlp", None), make_stream("mlp", 6))
-    parameters = list(learner.model.parameters())
-    outputs, passes = learner.head.capacity, learner.settings.passes
-    new, joint, replayed = 5, 12, 7  # rows of a rank: of 10 new ones, 13 replayed, and both
-    batch = 3 * 8 + new * 6 * 8 + new * 8
-    step = joint * outputs * 8 + (sum(p.numel() for p in parameters) + len(parameters)) * 8
-    factors = sum(len(block.buffer.estimates) for block in learner.transform.curvature.blocks) * 8
-    guard = replayed * outputs * 8
-    er, ocar_ = 3 + 2 * passes, 3 + 2 * passes + 2
-    assert f"er mlp: {er} messages, {batch + passes * step} bytes" in text
-    total = batch + passes * step + factors + guard
-    assert f"ocar mlp: {ocar_} messages, {total} bytes" in text
+def test_a_batch_takes_the_messages_and_bytes_of_the_cost_model(tmp_path):
+    cases = ["er mlp", "ocar mlp", "ocar batchnorm", "er batchnorm", "ocar transformer"]
+    texts = finish(start_ranks(2, [str(tmp_path), "6", *cases]))
+    for case in cases:
+        method, model, _ = parse(case)
+        stream = make_stream(model, 6)
+        learner = learn(make_learner(method, model, None), stream)
+        parameters = list(learner.model.parameters())
+        blocks = learner.transform.curvature.blocks if method == "ocar" else []
+        norms = [m for m in learner.model.modules() if isinstance(m, nn.BatchNorm2d)]
+        load = cost.Load(
+            new=len(stream[0][0]),
+            replayed=learner.settings.replay_batch,
+            passes=learner.settings.passes,
+            sample=stream[0][0][0].nbytes,
+            outputs=learner.head.capacity,
+            parameters=sum(p.numel() for p in parameters),
+            tensors=len(parameters),
+            factors=tuple(len(block.buffer.estimates) for block in blocks),
+            channels=tuple(m.num_features for m in norms),
+            draws=may_draw(learner.model),
+            number=8,
+        )
+        sent = list(cost.messages(load, 2))
+        for kind in ("gather", "sum"):
+            sizes = [message.size for message in sent if message.kind == kind]
+            line = f"{case}: {kind} {len(sizes)} messages, {sum(sizes)} bytes\n"
+            assert all(line in text for text in texts), f"{line}{texts[0]}"
 
 
 def test_shares_are_in_order_and_as_equal_as_can_be():
@@ -169,7 +185,7 @@ def test_without_torchrun_there_is_one_rank_that_sends_nothing():
         assert torch.equal(ranks.share(x), x)
         learner.learn(x, y)
     assert (ranks.rank, ranks.size, ranks.connected, learner.ranks) == (0, 1, False, None)
-    assert ranks.traffic.messages == 0
+    assert not ranks.traffic.messages
 
 
 @pytest.mark.parametrize("timeout", [0, -1.0, float("inf")])

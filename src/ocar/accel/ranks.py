@@ -10,9 +10,11 @@ from __future__ import annotations
 import os
 import time
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -33,14 +35,15 @@ GRACE = 5.0
 
 @dataclass
 class Traffic:
-    """What a rank has sent so far.
+    """What a rank has sent so far by ``"gather"``, ``"sum"``, ``"broadcast"`` and ``"exchange"``.
 
     Each message is one collective. Its bytes are those of the tensor that this rank contributes;
-    how often they travel depends on the backend's algorithm.
+    how often they travel depends on the backend's algorithm. Those of an exchange, which is rare,
+    are not counted.
     """
 
-    messages: int = 0
-    bytes: int = 0
+    messages: Counter[str] = field(default_factory=Counter)
+    bytes: Counter[str] = field(default_factory=Counter)
 
 
 class Ranks:
@@ -133,25 +136,27 @@ class Ranks:
         # NCCL and gloo know bytes, but not every type.
         sent = own.reshape(most, -1).view(torch.uint8) if own.numel() else own
         found = sent.new_empty(self.size, *sent.shape)
-        self._send(sent, lambda: dist.all_gather([*found.unbind()], sent, group=self._group))
+        send = partial(dist.all_gather, [*found.unbind()], sent, group=self._group)
+        self._send("gather", sent, send)
         rows = found.view(own.dtype).view(self.size, most, *own.shape[1:])
         return torch.cat([part[:count] for part, count in zip(rows, counts, strict=True)])
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Replace a contiguous tensor by the sum over ranks, the same to the bit on all."""
-        self._send(tensor, lambda: dist.all_reduce(tensor, group=self._group))
+        self._send("sum", tensor, partial(dist.all_reduce, tensor, group=self._group))
         return tensor
 
     def broadcast_(self, tensor: Tensor, source: int = 0) -> Tensor:
         """Replace a contiguous tensor by that of one rank."""
-        self._send(tensor, lambda: dist.broadcast(tensor, src=source, group=self._group))
+        send = partial(dist.broadcast, tensor, src=source, group=self._group)
+        self._send("broadcast", tensor, send)
         return tensor
 
     def exchange(self, value: T) -> list[T]:
         """The value of each rank, any picklable object; slow, for what is rare."""
         found: list[Any] = [None] * self.size
-        empty = torch.empty(0)
-        self._send(empty, lambda: dist.all_gather_object(found, value, group=self._group))
+        send = partial(dist.all_gather_object, found, value, group=self._group)
+        self._send("exchange", torch.empty(0), send)
         return found
 
     def require_equal(self, what: str, text: str) -> None:
@@ -255,10 +260,10 @@ class Ranks:
                 )
         return found[filled[0]][0] if filled else items
 
-    def _send(self, sent: Tensor, collective: Callable[[], object]) -> None:
+    def _send(self, kind: str, sent: Tensor, collective: Callable[[], object]) -> None:
         """Run one collective; what goes wrong in it becomes an error that names a rank."""
-        self.traffic.messages += 1
-        self.traffic.bytes += sent.nbytes
+        self.traffic.messages[kind] += 1
+        self.traffic.bytes[kind] += sent.nbytes
         try:
             collective()
         except RuntimeError as error:  # gloo's and NCCL's
