@@ -7,9 +7,9 @@ gather has N − 1 hops and (N − 1) b bytes, a sum 2 (N − 1) hops and 2 (N �
 along trees, with 2 log₂ N hops (double binary trees, NCCL 2.4).
 
 1. The check. torchrun starts 2 and 4 processes on this machine. They fit latency and bandwidth to
-   messages of a few sizes. Then they learn, and send the messages of one batch again without
-   learning. The predicted time of a batch is that of its messages, and that of ranks that send
-   nothing, each of which computes its share.
+   messages of a few sizes. In turn with these they learn, and send the messages of one batch
+   again without learning. The predicted time of a batch is that of its messages, and that of
+   ranks that send nothing, each of which computes its share.
 2. The prediction for GPUs, on paper: the messages of a batch by :func:`messages`, which a test
    compares with those that were counted; operations from shapes; the rates in ``ASSUMED``.
 
@@ -22,11 +22,12 @@ import argparse
 import json
 import math
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -176,18 +177,21 @@ NETWORKS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-def time_all(actions: Sequence[Callable[[], object]], ranks: Ranks) -> float:
-    """Least seconds of some actions, which all ranks begin together.
+def time_in_turn(
+    actions: Mapping[Any, Callable[[], object]], ranks: Ranks, rounds: int
+) -> dict[Any, float]:
+    """Mean seconds of each action, which all ranks begin together, one after another in turn.
 
-    Others may use the machine too: the least time is the one that they disturb least.
+    Others may use the machine too. Means add up, and in turn all actions are disturbed alike.
     """
-    found = []
-    for action in actions:
-        ranks.sum_(torch.zeros(1))
-        start = time.perf_counter()
-        action()
-        found.append(time.perf_counter() - start)
-    return min(found)
+    found: dict[Any, list[float]] = {key: [] for key in actions}
+    for _ in range(rounds):
+        for key, action in actions.items():
+            ranks.sum_(torch.zeros(1))
+            start = time.perf_counter()
+            action()
+            found[key].append(time.perf_counter() - start)
+    return {key: statistics.fmean(seconds) for key, seconds in found.items()}
 
 
 def sender(message: Message, ranks: Ranks) -> Callable[[], object]:
@@ -214,58 +218,57 @@ def fit(samples: Sequence[tuple[str, int, float]], ranks: int) -> Link:
     return Link(latency=float(latency), bandwidth=1 / float(pace))
 
 
-def measure(out: Path, count: int) -> None:
+def measure(out: Path, rounds: int) -> None:
     """One rank of the check; the first writes what was measured."""
     torch.set_num_threads(1)
     ranks, silent = Noted(), Silent()
     ranks.noted = []
-    samples = []
-    for kind in ("sum", "gather"):
-        for size in SIZES:
-            send = sender(Message(kind, size), ranks)
-            samples.append((kind, size, time_all([send] * 60, ranks)))
-    link = fit(samples, ranks.size)
-    found = []
+    probes = [Message(kind, size) for kind in ("sum", "gather") for size in SIZES]
+    actions: dict[Any, Callable[[], object]] = {m: sender(m, ranks) for m in probes}
+    sent: dict[str, list[Message]] = {}
+    x, y = torch.randint(0, 256, (10, 3, 32, 32), dtype=torch.uint8), torch.arange(10)
+    own = ranks.share(x), ranks.share(y)
     for name, make in NETWORKS.items():
-        x = torch.randint(0, 256, (10, 3, 32, 32), dtype=torch.uint8)
-        y = torch.arange(10)
-        seconds = {}
-        for kind, group in (("learned", ranks), ("silent", silent)):
+        for kind, group in (("batch", ranks), ("computing", silent)):
             learner = ocar.OCAR(make(), memory=100, replay_batch=10, passes=PASSES, ranks=group)
-            own = group.share(x), group.share(y)
-            for _ in range(3):
+            for _ in range(4):
+                ranks.noted.clear()
                 learner.learn(*own)
-            ranks.noted.clear()
-            seconds[kind] = time_all([partial(learner.learn, *own)] * count, ranks)
-            if kind == "learned":
-                noted = ranks.noted[1 : 1 + (len(ranks.noted) // count - 1)]
-        sends = [sender(message, ranks) for message in noted]
-        alone = time_all([partial(call_all, sends)] * count, ranks)
-        predicted = sum(link.seconds(m.kind, m.size, ranks.size) for m in noted)
+            actions[name, kind] = partial(learner.learn, *own)
+            if group is ranks:
+                sent[name] = list(ranks.noted)
+        actions[name, "sending"] = partial(call_all, [sender(m, ranks) for m in sent[name]])
+    seconds = time_in_turn(actions, ranks, rounds)
+    link = fit([(m.kind, m.size, seconds[m]) for m in probes], ranks.size)
+    found = []
+    for name, noted in sent.items():
+        sending = sum(link.seconds(m.kind, m.size, ranks.size) for m in noted)
+        computing = seconds[name, "computing"]
         found.append(
             {
                 "network": name,
                 "messages": len(noted),
                 "bytes": sum(m.size for m in noted),
-                "sending": {"measured": alone, "predicted": predicted},
-                "computing": seconds["silent"],
+                "sending": {"measured": seconds[name, "sending"], "predicted": sending},
+                "computing": computing,
                 "batch": {
-                    "measured": seconds["learned"],
-                    "predicted": seconds["silent"] + predicted,
+                    "measured": seconds[name, "batch"],
+                    "predicted": computing + sending,
                 },
             }
         )
     if ranks.rank == 0:
-        record = {"ranks": ranks.size, "link": asdict(link), "sizes": samples, "networks": found}
+        sizes = [[m.kind, m.size, seconds[m]] for m in probes]
+        record = {"ranks": ranks.size, "link": asdict(link), "sizes": sizes, "networks": found}
         out.write_text(json.dumps(record))
 
 
-def check_gloo(size: int, count: int) -> dict[str, Any]:
+def check_gloo(size: int, rounds: int) -> dict[str, Any]:
     """What :func:`measure` finds with so many processes."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "measured.json"
         start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
-        given = [__file__, "--rank-out", str(out), "--batches", str(count)]
+        given = [__file__, "--rank-out", str(out), "--rounds", str(rounds)]
         threads = os.environ | {"OMP_NUM_THREADS": "1"}
         subprocess.run([sys.executable, *start, *given], check=True, env=threads)
         found: dict[str, Any] = json.loads(out.read_text())
@@ -428,18 +431,18 @@ def predict() -> list[dict[str, Any]]:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--batches", type=int, default=30, help="batches to time")
+    parser.add_argument("--rounds", type=int, default=25, help="times that each is measured")
     parser.add_argument("--rank-out", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.rank_out is not None:
-        measure(given.rank_out, given.batches)
+        measure(given.rank_out, given.rounds)
         return
     record = {
         **describe_process(torch.device("cpu")),
         "batch": {"new": NEW, "replayed": REPLAYED, "passes": PASSES},
         "assumed": ASSUMED,
         "predicted": predict(),
-        "gloo": [check_gloo(size, given.batches) for size in (2, 4)],
+        "gloo": [check_gloo(size, given.rounds) for size in (2, 4)],
     }
     RESULT.parent.mkdir(parents=True, exist_ok=True)
     RESULT.write_text(json.dumps(record, indent=1) + "\n")
