@@ -53,5 +53,9 @@ class RankError(OcarError, RuntimeError):
     """The ranks that learn together cannot go on; the message names the rank that is the cause."""
 
 
+class RankLeftError(RankError):
+    """A rank has stopped on purpose, see :meth:`ocar.Ranks.leave`."""
+
+
 class MissingPackageError(OcarError, ImportError):
     """An optional package is missing; the message gives the command that installs it."""

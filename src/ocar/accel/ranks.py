@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from ocar.errors import ConfigError, InputError, RankError
+from ocar.errors import ConfigError, InputError, RankError, RankLeftError
 from ocar.structure import Given, Inputs, as_inputs, as_tensor, from_parts, parts_of
 
 T = TypeVar("T")
@@ -69,6 +69,7 @@ class Ranks:
         size: How many ranks there are.
         connected: Whether there is a process group; if not, there is one rank.
         traffic: What this rank has sent.
+        failed: Whether a message has failed, so that all must be started again.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class Ranks:
             raise ConfigError(f"Invalid {memory=}. Must be 'replicated' or 'sharded'.")
         self.timeout, self.batchnorm, self.memory = timeout, batchnorm, memory
         self.traffic = Traffic()
+        self.failed = False
         self.rank, self.size, self.connected = 0, 1, False
         if not dist.is_initialized() and "WORLD_SIZE" in os.environ:
             _connect(timedelta(seconds=timeout))
@@ -267,30 +269,45 @@ class Ranks:
         try:
             collective()
         except RuntimeError as error:  # gloo's and NCCL's
-            raise RankError(self._blame(error)) from error
+            self.failed = True
+            raise self._blame(error) from error
 
-    def _blame(self, error: Exception) -> str:
-        """A message that names the ranks that did not take part."""
+    def leave(self) -> None:
+        """Before this rank ends on purpose: the others get a ``RankLeftError`` when they wait."""
+        _store().set(self._key("left", self.rank), "1")
+
+    def _key(self, what: str, rank: int) -> str:
+        """A name in the store that the ranks share."""
+        return f"ocar/{self._name}/{what}/{rank}"
+
+    def _blame(self, error: Exception) -> RankError:
+        """An error that names the ranks that did not take part."""
         reason = str(error).strip().splitlines()[0] if str(error) else type(error).__name__
         waited = f"Rank {self.rank} could not reach the others within {self.timeout:g} s"
         try:
-            store = dist.distributed_c10d._get_default_store()
-            keys = [f"ocar/{self._name}/waits/{rank}" for rank in range(self.size)]
-            store.set(keys[self.rank], "1")
+            _store().set(self._key("waits", self.rank), "1")
             end = time.monotonic() + GRACE
-            missing = [r for r in range(self.size) if not store.check([keys[r]])]
-            while missing and time.monotonic() < end:
+            missing, left = self._without("waits", range(self.size)), set[int]()
+            while missing and not left and time.monotonic() < end:
                 time.sleep(0.05)
-                missing = [r for r in missing if not store.check([keys[r]])]
+                missing = self._without("waits", missing)
+                left = {*missing} - {*self._without("left", missing)}
         except Exception:  # noqa: BLE001 (the store is gone with the rank that held it)
-            return f"{waited}, and the rank that keeps their list is gone. {reason}"
+            gone = "the rank that keeps their list is gone"
+            return RankError(f"{waited}, and {gone}. {reason}")
+        if left:
+            return RankLeftError(f"Rank {min(left)} has stopped.")
         if missing:
             names = ", ".join(map(str, missing))
             plural = "s" if len(missing) > 1 else ""
-            return (
-                f"{waited}: rank{plural} {names} did not answer: dead, slow or elsewhere. {reason}"
-            )
-        return f"{waited}: they gave up waiting for one of them, or the connection broke. {reason}"
+            why = f"rank{plural} {names} did not answer: dead, slow or elsewhere"
+        else:
+            why = "they gave up waiting for one of them, or the connection broke"
+        return RankError(f"{waited}: {why}. {reason}")
+
+    def _without(self, what: str, ranks: Iterable[int]) -> list[int]:
+        """The ranks that have not set a key."""
+        return [rank for rank in ranks if not _store().check([self._key(what, rank)])]
 
 
 def bounds(rows: int, size: int) -> list[tuple[int, int]]:
@@ -310,6 +327,11 @@ def _connect(timeout: timedelta) -> None:
     if os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") != "1":
         store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
     dist.init_process_group(_backend(), store=store, rank=rank, world_size=size, timeout=timeout)
+
+
+def _store() -> Any:
+    """The names and values that the ranks share."""
+    return dist.distributed_c10d._get_default_store()
 
 
 def _backend() -> str:

@@ -145,7 +145,7 @@ def _events(
         measure.arrive(batch)
         seen += len(batch.y)
         with watch.running():
-            learned = _take(learner, stream, batch)
+            learned = take_batch(learner, stream, batch)
         if learned is not None:
             yield learned
         due = every != "task" and (batch.index + 1) % every == 0
@@ -181,7 +181,7 @@ def _events(
     yield Finished(correct=test.correct, sizes=test.sizes, summary=summary, probe=probed)
 
 
-def _take(learner: Any, stream: TaskStream, batch: StreamBatch) -> Learned | None:
+def take_batch(learner: Any, stream: TaskStream, batch: StreamBatch) -> Learned | None:
     """Learn or remember a batch; call a learner that wants boundaries."""
     learned, x, y = None, batch.x, batch.y
     if (ranks := getattr(learner, "ranks", None)) is not None:  # each has the whole stream
