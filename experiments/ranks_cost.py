@@ -56,6 +56,8 @@ SIZES = (64, 4096, 65536, 1 << 20, 1 << 22)
 NEW, REPLAYED, PASSES, COLUMNS = 256, 256, 3, 2
 """The batch of the prediction; columns of the Fisher, as OCAR has by default."""
 
+MAX_COST = OCARSettings().max_cost or math.inf
+
 ASSUMED: dict[str, Any] = {
     "gpu": "H200, float32 and TF32",
     "products": 60e12,  # operations a second
@@ -315,7 +317,9 @@ PREDICTED: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module], int
 class Operators(TorchDispatchMode):
     """Counts calls of operators, most of which launch a kernel on a GPU."""
 
-    count = 0
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.count += 1
@@ -361,7 +365,7 @@ def on_meta(make: Callable[[], nn.Module], pixels: int) -> tuple[Load, Operation
     places = {name: locations.get(own.module, tokens) for name, own in matrices.items()}
     places[head] = 1
     rows = NEW + REPLAYED
-    parts, _ = find_parts(matrices, places, Work(rows, PASSES), max_cost=OCARSettings().max_cost)
+    parts, _ = find_parts(matrices, places, Work(rows, PASSES), max_cost=MAX_COST)
     shared = counter.get_total_flops() * rows * (3 * PASSES + COLUMNS)
     products = factorizations = 0
     for name, layer in matrices.items():
