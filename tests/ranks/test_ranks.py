@@ -188,6 +188,17 @@ def test_without_torchrun_there_is_one_rank_that_sends_nothing():
     assert not ranks.traffic.messages
 
 
+def test_a_rank_without_a_gpu_of_its_own_is_refused(monkeypatch):
+    ranks = ocar.Ranks()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert ranks.device == torch.device("cuda", 1)
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    with pytest.raises(ConfigError, match="no GPU for process 2 of this machine, which has 2"):
+        _ = ranks.device
+
+
 @pytest.mark.parametrize("timeout", [0, -1.0, float("inf")])
 def test_a_timeout_is_a_time(timeout):
     with pytest.raises(ConfigError, match=r"Invalid timeout=.*Must be larger than 0, in seconds"):

@@ -106,10 +106,20 @@ class Ranks:
 
     @property
     def device(self) -> torch.device:
-        """The device of this rank: its own GPU if there are GPUs, else the CPU."""
+        """The device of this rank: its own GPU if there are GPUs, else the CPU.
+
+        Raises:
+            ConfigError: There are more ranks on this machine than GPUs.
+        """
         if not torch.cuda.is_available():
             return torch.device("cpu")
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+        index, count = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
+        if index >= count:
+            raise ConfigError(
+                f"There is no GPU for process {index} of this machine, which has {count}. Start at "
+                "most one process a GPU."
+            )
+        return torch.device("cuda", index)
 
     def share(self, batch: Given) -> Any:
         """The rows of a batch that are this rank's, where every rank has the whole batch.
