@@ -64,6 +64,7 @@ def write_generated(docs: Path) -> None:
             "pictures.md": pictures_table(),
             "serving-load.md": load_table(),
             "spectrum.md": spectrum_sentence(),
+            "paper-check.md": said_by("paper", "check", "--markdown"),
             "paper-clear.md": said_by("paper", "clear", "--markdown"),
             "paper-table1.md": said_by("paper", "table1", "--markdown"),
             "paper-times.md": said_by("paper", "times", "--markdown"),
