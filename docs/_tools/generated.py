@@ -26,7 +26,7 @@ from result_pages import (
 )
 from series_pages import series_cost, series_tables
 from serving_pages import load_table
-from slow_pages import slow_table
+from slow_pages import others_table, slow_table
 from source_pages import method_files, operations_table
 from tabular_pages import tables_pieces
 
@@ -60,9 +60,11 @@ def write_generated(docs: Path) -> None:
             "model-zoo.md": model_zoo_table(),
             "operations.md": operations_table(),
             "slow-weights.md": slow_table(results),
+            "slow-weights-others.md": others_table(results),
             "pictures.md": pictures_table(),
             "serving-load.md": load_table(),
             "spectrum.md": spectrum_sentence(),
+            "paper-check.md": said_by("paper", "check", "--markdown"),
             "paper-clear.md": said_by("paper", "clear", "--markdown"),
             "paper-table1.md": said_by("paper", "table1", "--markdown"),
             "paper-times.md": said_by("paper", "times", "--markdown"),

@@ -338,7 +338,8 @@ def draw(parts: dict[str, dict[str, Any]]) -> None:
             mean = [statistics.mean(v) for v in zip(*values, strict=True)]
             axes[2].plot(range(1, len(mean) + 1), mean, dashes, color=colour, linewidth=1.2)
     drawing.clean(axes[2], title="out of scope", x="domains learned", y="AUROC of the entropy, %")
-    axes[2].legend(*axes[0].get_legend_handles_labels(), loc="lower right", **drawing.LEGEND)
+    axes[1].set_ylim(bottom=40)  # room for the legend
+    axes[1].legend(*axes[0].get_legend_handles_labels(), loc="lower left", **drawing.LEGEND)
     for path in drawing.save(figure, PAGE.with_suffix(""), dpi=110)[1:]:
         path.unlink()  # the page shows the PNG
 

@@ -15,7 +15,7 @@ from PIL import Image
 from ocar_lab.cli import main
 from ocar_lab.cli.paper import NAMES as PAPER
 
-TABLES = ("table1", "clear", "times")
+TABLES = ("table1", "clear", "times", "check")
 
 
 def first_cells(title: str) -> list[str]:

@@ -13,9 +13,11 @@ from ocar_lab.cli import main
 from ocar_lab.cli import run as run_command
 from ocar_lab.cli.paper import ALIASES, NAMES
 from ocar_lab.experiment import Job
+from ocar_lab.paper.claims import constant_cost
 from ocar_lab.paper.commands import Command
 from ocar_lab.paper.tables import clear_tables, table1
 from ocar_lab.paper.times import ALLOWED, times_table
+from ocar_lab.runs import read_all
 from ocar_lab.runs.find import HOW_TO_RUN
 
 Captured = pytest.CaptureFixture[str]
@@ -54,6 +56,30 @@ def test_the_table_has_paper_ours_difference_claims_and_commands(
     assert "ocar run split-cifar100 er --seeds 3 4" in said
     assert "ocar run split-cifar100 ocar --seeds 0 1 2 3 4" in said  # it lacks the probe
     assert "ocar run split-cifar100 er --seeds 0 1 2 3 4 --iid" in said
+
+
+def test_every_claim_is_checked(results: Path, capsys: Captured) -> None:
+    assert main(["paper", "check", "--results", str(results)]) == 0
+    said = lines(capsys)
+    where = "split-cifar100: ocar and ocar-ace above every baseline in"
+    assert f"{where} AAA does not hold ocar 40.0, er 46.6 11" in said  # of twelve others
+    assert f"{where} WC-Acc open ocar 25.0, er 12.5 11" in said
+    assert "split-tinyimagenet: er above ocar-der++ in Acc open 2" in said
+    assert main(["paper", "check", "--results", str(results), "--json"]) == 0
+    claims = json.loads(capsys.readouterr().out)["claims"]
+    assert claims["split-cifar100"][0]["against"] == [["ocar", "er"]]
+    assert list(claims) == ["split-cifar100", "split-tinyimagenet", "clear", "split-cifar100, time"]
+
+
+@pytest.mark.parametrize(("whole", "state"), [(100.0, "holds"), (300.0, "does not hold")])
+def test_the_cost_of_later_tasks_is_compared_with_the_first(
+    tmp_path: Path, whole: float, state: str
+) -> None:
+    times = {"acc": 0.3, "seconds": whole, "first_task_seconds": 5.0}
+    write_kept(tmp_path, "split-cifar100", "ocar", {0: times})
+    runs, _ = read_all(tmp_path)
+    assert constant_cost(runs).state == state
+    assert constant_cost([]).state == "open"
 
 
 def test_json_has_every_number(results: Path, capsys: Captured) -> None:

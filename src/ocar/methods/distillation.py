@@ -27,6 +27,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -49,6 +50,13 @@ class SlowERSettings(ERSettings):
 
     distillation: float = 1.0
     """Weight of the divergence from the predictions of the slow weights in the loss."""
+
+    distill_on: Literal["all", "replayed"] = "replayed"
+    """Whether new samples are distilled too: the slow weights do not know new classes yet."""
+
+    slow_warmup: float = 10.0
+    """c: the slow weights move by c / (b + c) as long as this is more than ``slow_rate``, after b
+    stream batches."""
 
 
 class Distillation:

@@ -31,6 +31,7 @@ TABLES = {
     "table1": "Table 1: all methods on Split-CIFAR100 or Split-TinyImageNet",
     "clear": "Table 2: Online CLEAR, and PACS as a stand-in",
     "times": "Table 3: training time for the first task",
+    "check": "every claim of the paper's text: whether it holds here, with the numbers",
 }
 
 FIGURES = {
@@ -146,11 +147,22 @@ class TimesOptions(TableOptions):
     """
 
 
+@dataclass(frozen=True, kw_only=True)
+class CheckOptions(TableOptions):
+    """Every claim of the paper's text: whether it holds in our numbers.
+
+    A claim is that some methods are better than others. It holds if the worst of the former is
+    better than the best of the latter in the means over seeds, and is open as long as a method has
+    no number.
+    """
+
+
 def _show_table(name: str, arguments: list[str]) -> int:
     kinds: dict[str, type[TableOptions]] = {
         "table1": Table1Options,
         "clear": ClearOptions,
         "times": TimesOptions,
+        "check": CheckOptions,
     }
     options = parse(kinds[name], arguments, command=f"ocar paper {name}")
     # Before there are any results, the table shows the commands that make them.
@@ -160,9 +172,12 @@ def _show_table(name: str, arguments: list[str]) -> int:
     runs, errors = read_all(options.results) if begun else ([], [])
     print_errors(errors)
 
-    from ocar_lab.paper import sheets, tables, times  # after --help, which does not wait for them
+    from ocar_lab.paper import claims, sheets, tables, times  # --help does not wait for them
 
-    if isinstance(options, TimesOptions):
+    if isinstance(options, CheckOptions):
+        verdicts = claims.verdicts(runs)
+        document, shown = sheets.claims_document(verdicts), [sheets.claims_sheet(verdicts)]
+    elif isinstance(options, TimesOptions):
         table = times.times_table(runs)
         document, shown = sheets.times_document(table), [sheets.times_sheet(table)]
     else:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ocar_lab.paper.commands import Command
-from ocar_lab.paper.tables import DEFINITION, Cell, PaperTable, Row, Verdict
+from ocar_lab.paper.tables import DEFINITION, Cell, Claim, PaperTable, Row, Verdict
 from ocar_lab.paper.times import TimesTable
 from ocar_lab.runs import Spread
 from ocar_lab.runs.texts import TITLES, Sheet, describe, seeds_text
@@ -86,19 +86,45 @@ def _difference_notes(table: PaperTable) -> list[str]:
     ]
 
 
-def verdict_text(verdict: Verdict, *, others: str = "every baseline", of: str | None = None) -> str:
-    """A verdict on a claim of the paper, in one line.
+def claim_text(claim: Claim) -> str:
+    """A claim in a few words."""
+    relation = "below" if claim.lower else "above"
+    leaders = " and ".join(claim.leaders)
+    return f"{leaders} {relation} {claim.others_named} in {TITLES[claim.metric]}"
 
-    ``others`` are the methods that the leaders are compared with, in words; ``of`` is the
-    benchmark of the claim, if it is another.
-    """
+
+def claims_sheet(verdicts: Mapping[str, Sequence[Verdict]]) -> Sheet:
+    """Every claim of the paper: whether it holds, and the numbers that decide it."""
+    states = [verdict.state for own in verdicts.values() for verdict in own]
+    counts = ", ".join(f"{states.count(s)} {s}" for s in dict.fromkeys(states))
+    return Sheet(
+        title="The claims of the paper's text in our numbers",
+        header=("claim", "here", "the closest", "missing"),
+        rows=tuple(
+            (f"{about}: {claim_text(v.claim)}", v.state, _closest(v), str(len(v.missing)))
+            for about, own in verdicts.items()
+            for v in own
+        ),
+        notes=(f"{counts}. Open: nothing is against it, and some methods have no number yet.",),
+    )
+
+
+def _closest(verdict: Verdict) -> str:
+    """The worst of the leaders and the best of the others, with their numbers."""
+    names = verdict.closest or ()
+    return ", ".join(f"{name} {verdict.values[name]:.1f}" for name in names)
+
+
+def claims_document(verdicts: Mapping[str, Sequence[Verdict]]) -> dict[str, Any]:
+    """The claims for JSON."""
+    return {"claims": {about: [*map(_verdict, own)] for about, own in verdicts.items()}}
+
+
+def verdict_text(verdict: Verdict, *, of: str | None = None) -> str:
+    """A verdict on a claim of the paper, in one line; ``of`` another benchmark, if it is."""
     claim, values = verdict.claim, verdict.values
     what = "The paper's claim" if of is None else f"The paper's claim about {of}, tested here"
-    relation = "below" if claim.lower else "above"
-    head = (
-        f"{what}, {' and '.join(claim.leaders)} {relation} {others} in {TITLES[claim.metric]}: "
-        f"{verdict.state}"
-    )
+    head = f"{what}, {claim_text(claim)}: {verdict.state}"
     if not values:
         return f"{head}, there are no numbers yet."
     if verdict.against:
@@ -153,7 +179,7 @@ def times_sheet(table: TimesTable) -> Sheet:
     """The table of training times: seconds, and ratios to ER."""
     notes = [
         "The row der++ is the paper's DER.",
-        verdict_text(table.verdict, others=", ".join(table.verdict.claim.others)),
+        verdict_text(table.verdict),
         "The claim is from the paper's text; in its table MIR takes 31 s and OCAR 38 s.",
     ]
     if table.other_devices:

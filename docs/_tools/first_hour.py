@@ -1,0 +1,124 @@
+"""Run the commands of ``docs/first-hour.md`` in a fresh clone, and write down what they print.
+
+    python docs/_tools/first_hour.py          # in the environment of this interpreter
+    python docs/_tools/first_hour.py --new    # in an environment that `make run` makes
+
+A ``console`` block holds commands, each after ``$``, and what they print. All of them run in order
+in one shell. A ``python`` block whose first line is a comment with the name of a file is that file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "first-hour.md"
+BLOCK = re.compile(r"(?ms)^```(console|python)\n(.*?)^```")
+MARK = "--- end of a command ---"
+NEEDS_NEW = ("make run",)
+"""Commands that only an environment of their own can run."""
+
+
+def blocks(page: str) -> Iterator[tuple[str, str]]:
+    """The kind and the text of each block."""
+    for found in BLOCK.finditer(page):
+        yield found[1], found[2]
+
+
+def parse(block: str) -> list[tuple[str, str]]:
+    """The commands of a console block, each with what it prints."""
+    _, *parts = re.split(r"(?m)^\$ ", block)
+    pairs = [part.partition("\n") for part in parts]
+    return [(command, printed) for command, _, printed in pairs]
+
+
+def shape(printed: str) -> list[str]:
+    """What two runs of a command have in common: the words of each line, in any order of lines.
+
+    Numbers differ, and with them the stars of intervals without 0.
+    """
+    text = re.sub(r"\S*\d\S*", "0", printed)
+    return sorted({" ".join(line.partition("*")[0].split()) for line in text.splitlines()})
+
+
+class Shell:
+    """A shell in a folder, which runs one command after another.
+
+    Args:
+        folder: Where it starts.
+        path: Folders with programs, before those of the environment.
+    """
+
+    def __init__(self, folder: Path, path: str) -> None:
+        given = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "OCAR_"))}
+        plain = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb", "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            ["bash"],
+            cwd=folder,
+            env={**given, **plain, "PATH": f"{path}{os.pathsep}{os.environ['PATH']}"},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def run(self, command: str) -> str:
+        """What a command prints, errors included."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(f"{command}\necho '{MARK}'\n")
+        self.process.stdin.flush()
+        printed = ""
+        for line in self.process.stdout:
+            printed += line
+            if printed.endswith(f"{MARK}\n"):
+                said = printed.removesuffix(f"{MARK}\n")
+                return said if said.endswith("\n") or not said else f"{said}\n"
+        raise ChildProcessError(f"The shell ended in: {command}\n{printed}")
+
+    def close(self) -> None:
+        """End it and what it has started."""
+        self.process.communicate("kill $(jobs -p) 2>/dev/null; wait\n")
+
+
+def run_page(page: str, *, new: bool = False) -> Iterator[tuple[str, str, str]]:
+    """Each command of the page, what the page says that it prints, and what it prints."""
+    with tempfile.TemporaryDirectory() as folder:
+        clone = Path(folder) / "ocar"
+        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+        path = str(clone / ".venv" / "bin") if new else str(Path(sys.executable).parent)
+        shell = Shell(clone, path)
+        try:
+            for kind, text in blocks(page):
+                if kind == "python":
+                    name = text.partition("\n")[0].removeprefix("# ")
+                    (clone / name).write_text(text, encoding="utf-8")
+                    continue
+                for command, printed in parse(text):
+                    if new or command not in NEEDS_NEW:
+                        said = shell.run(command).replace(str(clone), "…/ocar")
+                        yield command, printed, said
+        finally:
+            shell.close()
+
+
+def main() -> None:
+    """Parse, run, write."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--new", action="store_true", help="in an environment of its own")
+    page = PAGE.read_text(encoding="utf-8")
+    for command, printed, said in run_page(page, new=parser.parse_args().new):
+        print(f"$ {command}\n{said}", flush=True)
+        page = page.replace(f"$ {command}\n{printed}", f"$ {command}\n{said}", 1)
+    PAGE.write_text(page, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
