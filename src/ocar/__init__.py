@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ocar.version import __version__
 
 if TYPE_CHECKING:
+    from ocar.accel.ranks import Ranks
     from ocar.augment import CropFlip, Normalize
     from ocar.checkpoint import load
     from ocar.curvature import KFAC, DenseFisher
@@ -50,6 +51,7 @@ __all__ = [
     "Learner",
     "Normalize",
     "OcarError",
+    "Ranks",
     "ReservoirMemory",
     "Serving",
     "WindowMemory",
@@ -65,6 +67,7 @@ __all__ = [
 
 _HOMES = {
     "ocar.curvature": ("KFAC", "DenseFisher"),
+    "ocar.accel.ranks": ("Ranks",),
     "ocar.errors": ("OcarError",),
     "ocar.evaluate": ("evaluate",),
     "ocar.augment": ("CropFlip", "Normalize"),

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ocar import accel
 from ocar.augment import AUGMENTATIONS, CropFlip, Normalize
 from ocar.config import CUSTOM, from_plain
 from ocar.errors import CheckpointError, ConfigError, OcarError
@@ -41,6 +42,7 @@ def load(
     *,
     normalize: Normalizer | None = None,
     augment: Augmenter | None = None,
+    ranks: accel.Ranks | None = None,
     **settings: Any,
 ) -> Learner:
     """The learner that :meth:`Learner.save` wrote; it goes on exactly where that one was.
@@ -55,6 +57,7 @@ def load(
             backbone of a :class:`~ocar.LatentReplay` is not in the file: it must be the same.
         normalize: The learner's normalisation, needed if it was a function of your own.
         augment: The learner's augmentation, needed if it was a function of your own.
+        ranks: The processes that go on together; there may have been more or fewer before.
         **settings: Settings to change from now on, such as ``lr``; see :data:`CHANGEABLE`.
 
     Raises:
@@ -64,11 +67,15 @@ def load(
     """
     functions = {"normalize": normalize, "augment": augment}
     given: dict[str, Any] = {name: f for name, f in functions.items() if f is not None}
-    return load_newest(path, lambda file: _load(file, model, given, settings))
+    return load_newest(path, lambda file: _load(file, model, given, settings, ranks))
 
 
 def _load(
-    path: Path, model: nn.Module, given: Mapping[str, Any], changes: Mapping[str, Any]
+    path: Path,
+    model: nn.Module,
+    given: Mapping[str, Any],
+    changes: Mapping[str, Any],
+    ranks: accel.Ranks | None,
 ) -> Learner:
     tensors, values = load_state(path)
     with _described_by(path):
@@ -86,8 +93,10 @@ def _load(
         guard = None if values["guard"] is None else from_plain(Guard, values["guard"])
     settings, transform = _change(settings, transform, changes)
     with _described_by(path):
-        learner = Learner(model, settings, transform=transform, guard=guard)
+        learner = Learner(model, settings, transform=transform, guard=guard, ranks=ranks)
         learner.load_state(tensors, values)
+        if learner.ranks is not None:
+            learner.ranks.require_equal("checkpoints", f"one after {learner.batches} batches")
     return learner
 
 

@@ -49,5 +49,13 @@ class RunError(OcarError, RuntimeError):
     """A run folder is in use by another process, damaged, or of another configuration."""
 
 
+class RankError(OcarError, RuntimeError):
+    """The ranks that learn together cannot go on; the message names the rank that is the cause."""
+
+
+class RankLeftError(RankError):
+    """A rank has stopped on purpose, see :meth:`ocar.Ranks.leave`."""
+
+
 class MissingPackageError(OcarError, ImportError):
     """An optional package is missing; the message gives the command that installs it."""

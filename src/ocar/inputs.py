@@ -142,6 +142,7 @@ class Intake:
     Attributes:
         trial: What else to try with the model and some inputs before the first batch.
         draws: A context in which layers may draw random numbers without a trace.
+        shared: Shares passes of the backbone out over ranks; None on one device.
         item: Shape and type of the samples, or of their parts; None before the first.
         stored: The same of what the memory stores of them: features behind a backbone.
         outputs: Outputs of the model; 0 before the first sample.
@@ -164,6 +165,7 @@ class Intake:
         self.outputs = 0
         self.trial: Callable[[nn.Module, Inputs], None] = _nothing
         self.draws: Callable[[], AbstractContextManager[None]] = nullcontext
+        self.shared: accel.SharedModel | None = None
         self.generator = make_generator(settings.seed, "augment", like.device)
         self.inputs, self.targets = InputScale(), RunningScale()
         self._settings = settings
@@ -183,6 +185,12 @@ class Intake:
         """From raw samples on any device to stored ones on the model's: features, or the same."""
         x = x.to(self._device, non_blocking=True)
         return x if self._features is None else self._features(self._rescale_raw(x))
+
+    def _features_shared(self, x: Inputs) -> Inputs:
+        """The same where all ranks have the samples, each of which computes a share."""
+        if self.shared is None:
+            return self.features(x)
+        return self.shared.call(lambda rows: one_tensor(self.features(rows)), x)
 
     def normalize(self, x: Inputs) -> Inputs:
         """From stored samples on the model's device to inputs of the model."""
@@ -250,7 +258,8 @@ class Intake:
         if self._features is None:
             return x
         with _fails_as_input_error("backbone", x):
-            features = one_tensor(self.features(self._augment_raw(x)))
+            x = self._augment_raw(x)
+            features = one_tensor(self._features_shared(x))
         finite = torch.isfinite(features).all()
         # Nothing waits for a GPU but the first batch; later ones are the guard's.
         if (bool(finite) if self.stored is None else accel.known(finite)) is False:

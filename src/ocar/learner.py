@@ -26,7 +26,7 @@ from ocar.guard import BatchGuard, Guard, GuardCounts
 from ocar.inputs import Intake, check_samples
 from ocar.methods.context import Context
 from ocar.methods.objective import Begun
-from ocar.methods.settings import LearnerSettings, Prediction
+from ocar.methods.settings import LearnerSettings, Prediction, check_shared
 from ocar.methods.student_t import ResidualScale
 from ocar.methods.transform import Transform, TransformSettings
 from ocar.models.check import check_model, may_draw
@@ -66,6 +66,8 @@ class Learner(Saved):
         record: On a GPU, record the steps as CUDA graphs. Must be False if others replace tensors
             of the model while it learns.
         guard: When to back off from a batch, see :mod:`ocar.guard`; None for never.
+        ranks: The processes that learn together, see :class:`ocar.Ranks`; None for one. With
+            several nothing is recorded as a CUDA graph.
 
     Attributes:
         model: What learns.
@@ -84,6 +86,7 @@ class Learner(Saved):
         transform: TransformSettings | None = None,
         record: bool = True,
         guard: Guard | None = Guard(),  # noqa: B008 (it is frozen)
+        ranks: accel.Ranks | None = None,
     ) -> None:
         parameter = check_model(model)
         settings.check_transform(transform)
@@ -95,6 +98,11 @@ class Learner(Saved):
         self.settings = settings
         self.transform_settings = transform
         self.guard_settings = guard
+        self.ranks = ranks if ranks is not None and ranks.connected else None
+        shared = None
+        if self.ranks is not None:
+            check_shared(self.ranks, settings, transform, guard)
+            shared = accel.SharedModel(self.ranks, model)
         self.device, self.dtype = parameter.device, parameter.dtype
         self.batches = self.steps = 0
         self._head_generator = make_generator(settings.seed, "head")
@@ -108,6 +116,8 @@ class Learner(Saved):
             )
         self.intake = Intake(settings, model, self.head, like=parameter, latent=self.latent)
         self.memory = settings.make_memory(self.device)
+        if self.ranks is not None and self.ranks.memory == "sharded":
+            self.memory.shard(self.ranks)
         residuals: ResidualScale | None = None
         if settings.likelihood == "student-t":
             residuals = ResidualScale(settings.degrees_of_freedom, self.device)
@@ -127,6 +137,7 @@ class Learner(Saved):
             augment=self.intake.augment,
             targets=self.intake.standardize,
             curvature_scale=settings.curvature_scale,
+            shared=shared,
         )
         self.objective = settings.make_objective(self.context)
         self.transform = (
@@ -139,6 +150,8 @@ class Learner(Saved):
             enabled=any(map(may_draw, (model, *own_code, self.transform))),
         )
         self.intake.draws = partial(self.draws, keep=False)
+        if shared is not None:
+            shared.draws, self.intake.shared = self.draws, shared
         bound = None
         if guard is not None and transform is not None:
             bound = guard.gaussian_kl if self.head is None else guard.kl
@@ -148,6 +161,7 @@ class Learner(Saved):
             normalize=self.intake.rescale,
             bound=bound,
             distance=accel.half_square if residuals is None else residuals.divergence,
+            shared=shared,
         )
         self.slow = SlowWeights(model, settings)
         self._stateful: dict[str, Any] = {  # by the prefix of their tensors
@@ -277,6 +291,10 @@ class Learner(Saved):
 
     def _take(self, given: Given, labels: Given) -> tuple[Inputs, Tensor, list[int]]:
         """Check a batch, and fit the units, the slow weights and the scale to it."""
+        if self.ranks is not None:
+            given, labels = self.ranks.gather_batch(
+                given, labels, device=self.device, dtype=self.dtype
+            )
         x, y, units = self.intake.take(given, labels)
         self.slow.fit()  # the head may have grown
         self.intake.follow(x, y, self._undo.keep)
@@ -300,7 +318,8 @@ class Learner(Saved):
     def forget(self, x: Given = None, *, label: int | None = None) -> int:
         """Remove samples from the memory, so that they are neither replayed nor saved again.
 
-        What was learned from them stays: weights, curvature, running mean and variance.
+        What was learned from them stays: weights, curvature, running mean and variance. With
+        several ranks every rank must call this with the same samples or label.
 
         Args:
             x: Raw samples, ``(n, ...)``; every stored sample that equals one of them is removed.
@@ -329,6 +348,8 @@ class Learner(Saved):
             samples = as_inputs(x)
             check_samples(samples, like=self.intake.item)
             found = self.memory.find(samples)
+        if self.ranks is not None:
+            self.ranks.require_equal("samples to forget", f"those in slots {found.tolist()}")
         if len(found):
             self.memory.remove(found)
             self.load_state(*self._state())  # drops whatever was computed from the memory
@@ -368,7 +389,7 @@ class Learner(Saved):
         known: dict[str, Tensor] = {}
         if self.memory.uses:
             with self.context.evaluating():
-                outputs = self.context.forward(self.intake.normalize(x))
+                outputs = self.context.forward_shared(self.intake.normalize(x))
             active = None if self.head is None else self.head.active
             targets = self.intake.standardize(y.to(self.device))
             known = self.objective.known(outputs, targets, active)

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 
+from ocar import accel
 from ocar.curvature import CURVATURES, Curvature
 from ocar.errors import ConfigError
 from ocar.guard import Guard
@@ -28,6 +29,7 @@ def make_learner(
     transform: str | None = None,
     record: bool = True,
     guard: Guard | None = Guard(),  # noqa: B008 (it is frozen)
+    ranks: accel.Ranks | None = None,
     **settings: Any,
 ) -> Learner:
     """A learner by the name of its method.
@@ -39,6 +41,7 @@ def make_learner(
         transform: A gradient transform to use with the method's objective, such as ``"ocar"``.
         record: On a GPU, record the steps as CUDA graphs.
         guard: When to back off from a batch; None for never.
+        ranks: The processes that learn together, see :class:`ocar.Ranks`; None for one.
         **settings: Settings of the method and of its transform, over those of the preset.
 
     Raises:
@@ -46,14 +49,14 @@ def make_learner(
     """
     values = {**preset_settings(preset, method), **settings} if preset is not None else settings
     own, rewriting = make_settings(method, transform=transform, **values)
-    return Learner(model, own, transform=rewriting, record=record, guard=guard)
+    return Learner(model, own, transform=rewriting, record=record, guard=guard, ranks=ranks)
 
 
 def ER(model: nn.Module, **settings: Any) -> Learner:
     """Experience replay with plain SGD on any model.
 
-    The settings are those of :class:`~ocar.methods.er.ERSettings`, and ``guard`` and ``record`` of
-    :func:`make_learner`.
+    The settings are those of :class:`~ocar.methods.er.ERSettings`, and ``guard``, ``record`` and
+    ``ranks`` of :func:`make_learner`.
     """
     return make_learner("er", model, **settings)
 
@@ -69,7 +72,8 @@ def OCAR(model: nn.Module, **settings: Any) -> Learner:
         logits = learner.predict(x)
 
     The settings are those of :class:`~ocar.methods.er.ERSettings` and
-    :class:`~ocar.methods.ocar.OCARSettings`, and ``guard`` and ``record`` of :func:`make_learner`.
+    :class:`~ocar.methods.ocar.OCARSettings`, and ``guard``, ``record`` and ``ranks`` of
+    :func:`make_learner`.
     """
     return make_learner("ocar", model, **settings)
 
@@ -80,7 +84,7 @@ def _show_settings(function: Callable[..., Learner], method: str) -> None:
     kinds: list[Any] = [kind for kind in (chosen.settings, chosen.transform) if kind is not None]
     own = [p for kind in kinds for p in inspect.signature(kind).parameters.values()]
     common = inspect.signature(make_learner).parameters
-    shown = [common["model"], *own, common["record"], common["guard"]]
+    shown = [common["model"], *own, common["record"], common["guard"], common["ranks"]]
     function.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
         shown, return_annotation="Learner"
     )

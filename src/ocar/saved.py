@@ -48,6 +48,7 @@ class Saved(ABC):
     settings: LearnerSettings
     transform_settings: TransformSettings | None
     guard_settings: Guard | None
+    ranks: accel.Ranks | None
     batches: int
     steps: int
     head: GrowingHead | None
@@ -73,12 +74,19 @@ class Saved(ABC):
         """Write all of the learner to one file: weights, memory, curvature, generators.
 
         The file appears whole or not at all. :func:`ocar.load` makes a learner of it that goes on
-        exactly.
+        exactly. It does not depend on the number of ranks: every rank calls this, the first writes,
+        and the others wait for it.
 
         Raises:
             CheckpointError: A part has no name, so that the file could not be loaded.
+            RankError: The weights of the ranks differ, or the first could not write the file.
         """
-        state.save_state(path, *self.state())
+        tensors, values = self.state()
+        if self.ranks is None:
+            state.save_state(path, tensors, values)
+            return
+        self.ranks.require_same("weights", state.without_prefix("model", tensors).values())
+        self.ranks.run_on_first(lambda: state.save_state(path, tensors, values))
 
     @synchronized
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -187,7 +195,7 @@ class Saved(ABC):
         return _make_again(type(self), copy_model(model).cpu(), *others)
 
     def __deepcopy__(self, memo: object) -> Self:
-        """A learner that goes on exactly, with a model of its own."""
+        """A learner that goes on exactly, with a model of its own, in this process alone."""
         return _make_again(type(self), *self._parts())
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -54,7 +54,9 @@ class Steps:
         self.slow = slow
         self._distillation: Distillation | None = None
         if settings.distillation:
-            self._distillation = Distillation(settings, slow.teach, context.residuals)
+            teach, shared = slow.teach, context.shared
+            teacher = teach if shared is None else partial(shared.call, teach)
+            self._distillation = Distillation(settings, teacher, context.residuals)
         self.optimizer = settings.make_optimizer(self.parameters())
         self._lr = 1.0 if settings.lr is None else settings.lr  # else it is in the gradient
         self._backward = accel.Backward(context.model)
@@ -62,7 +64,7 @@ class Steps:
             self._take_all,
             device=context.device,
             generators=[generator, *objective.generators, *transform.generators],
-            enabled=context.record and objective.recordable,
+            enabled=context.record and objective.recordable and context.shared is None,
         )
         self.capacity = 0
 
@@ -188,8 +190,8 @@ class Steps:
         with self._backward.forward(), self.transform.watch(step):
             outcome = self._evaluate(step)
         seen = outcome.step or step
-        outputs = self.transform.observe(seen, outcome.outputs, self.context.forward)
-        jobs = [partial(self._backward, outcome.loss), partial(self.transform.prepare, seen)]
+        outputs = self.transform.observe(seen, outcome.outputs, self.context.forward_shared)
+        jobs = [partial(self._differentiate, outcome.loss), partial(self.transform.prepare, seen)]
         if step.index == 0:
             ask = partial(self.guard.ask, replayed=seen.replayed, active=seen.active)
             jobs.append(partial(ask, seen.x, outputs))
@@ -209,8 +211,16 @@ class Steps:
     def _evaluate(self, step: Step) -> Outcome:
         """The loss of one step."""
         if self._distillation is None:
-            return self.objective(self.context.forward, step)
-        return self._distillation(self.objective, self.context.forward, step)
+            return self.objective(self.context.forward_shared, step)
+        return self._distillation(self.objective, self.context.forward_shared, step)
+
+    def _differentiate(self, loss: Tensor) -> None:
+        """The gradients of a loss."""
+        self._backward(loss)
+        if self.context.shared is not None:
+            own = [p for p in self.context.model.parameters() if p.requires_grad]
+            self.context.shared.sum_gradients_(own)
+            self.context.shared.average_statistics_()
 
     def _statistics(self) -> list[Tensor]:
         """What steps change beside what learns: of the model, the optimizer, the slow weights."""

@@ -108,7 +108,8 @@ def test_factors_are_sums_of_outer_products(
     linear = nn.Linear(inputs, outputs, bias=False)
     blocks = KroneckerBlocks({"layer": MatrixLayer("layer", linear)}, sharing=sharing)
     x, g = torch.randn(n, locations, inputs), torch.randn(columns, n, locations, outputs)
-    weights = torch.rand(n) * 3 if weighted else None
+    weights = torch.rand(n) + 0.1 if weighted else None
+    weights = None if weights is None else weights / weights.mean()
     seen = {"layer": Seen(x, g, weights)}
     blocks.estimate_inputs(seen)
     blocks.estimate(seen)

@@ -209,7 +209,7 @@ def test_every_argument_is_a_setting_with_the_same_default() -> None:
         parameters = dict(inspect.signature(function).parameters)
         parameters.pop("model")
         expected = {f.name: f.default for cls in classes for f in fields(cls)}
-        expected |= {"record": True, "guard": Guard()}
+        expected |= {"record": True, "guard": Guard(), "ranks": None}
         given = {
             name: MISSING if p.default is inspect.Parameter.empty else p.default
             for name, p in parameters.items()

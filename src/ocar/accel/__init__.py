@@ -20,7 +20,8 @@ implementations, which are chosen by device, type and shape of the arguments. Se
 ===========================  ====================================================================
 
 :class:`Graph` records a function of tensors and launches it; :func:`parallel` runs independent jobs
-in parallel inside a recording.
+in parallel inside a recording. :class:`Ranks` are processes that learn together, and
+:class:`SharedModel` shares the passes of a model out over them.
 """
 
 from ocar.accel import kronecker_host, kronecker_triton
@@ -33,7 +34,14 @@ from ocar.accel.backward import (
 from ocar.accel.buffer import FactorBuffer, Pair
 from ocar.accel.convolution import inputs_only
 from ocar.accel.devices import adam, choose_device, gpu_name, has_gpu, many_images, own_stream
-from ocar.accel.divergence import MASKED, Distance, divergence, half_square, predictions
+from ocar.accel.divergence import (
+    MASKED,
+    Distance,
+    divergence,
+    frozen_statistics,
+    half_square,
+    predictions,
+)
 from ocar.accel.draws import OwnDraws, host_and
 from ocar.accel.gram import gram
 from ocar.accel.graph import Graph, release_memory
@@ -53,7 +61,10 @@ from ocar.accel.norm import norm_act
 from ocar.accel.operation import OPERATIONS, Operation, known
 from ocar.accel.patches import Geometry, patches, transposed_patches
 from ocar.accel.prediction import RepeatedPrediction, repeated_prediction
+from ocar.accel.ranks import Ranks, Traffic
 from ocar.accel.rows import RowRecorder, Rows
+from ocar.accel.shards import Shards
+from ocar.accel.shared import Share, SharedModel
 from ocar.accel.snapshot import COUNTS, Snapshot, Tensors, Verdict, commit_or_rollback, snapshot
 from ocar.accel.streams import Fence, Side, parallel, share_device
 from ocar.accel.weight_gradients import weight_gradients
@@ -72,13 +83,18 @@ __all__ = [
     "Operation",
     "OwnDraws",
     "Pair",
+    "Ranks",
     "RepeatedPrediction",
     "RowRecorder",
     "Rows",
     "Scratch",
+    "Shards",
+    "Share",
+    "SharedModel",
     "Side",
     "Snapshot",
     "Tensors",
+    "Traffic",
     "Verdict",
     "adam",
     "batched_backward",
@@ -86,6 +102,7 @@ __all__ = [
     "commit_or_rollback",
     "divergence",
     "from_weight_matrix",
+    "frozen_statistics",
     "gpu_name",
     "gram",
     "half_square",

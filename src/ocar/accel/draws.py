@@ -69,6 +69,26 @@ class OwnDraws:
                     for own, theirs in zip(self._own, before, strict=True):
                         _put_back(own, theirs)
 
+    @contextmanager
+    def part(self, number: int) -> Iterator[None]:
+        """Inside it layers draw the numbers of one part of a batch, others than those of another.
+
+        Afterwards the generators have moved by one draw, whatever was drawn.
+        """
+        if not self._enabled:
+            yield
+            return
+        host = next(g for g in self.generators if g.device.type == "cpu")
+        seed = int(torch.randint(2**62, (), generator=host))
+        states = [generator.get_state() for generator in self.generators]
+        try:
+            for generator in self.generators:
+                generator.manual_seed(seed + number)
+            yield
+        finally:
+            for generator, state in zip(self.generators, states, strict=True):
+                generator.set_state(state)
+
 
 def host_and(device: torch.device) -> list[torch.device]:
     """The devices on which the layers of a model may draw: the host and the model's own."""

@@ -44,7 +44,8 @@ class Seen:
     """Output gradients with the sample weights in them, ``(columns, n, ...)``."""
 
     weights: Tensor | None
-    """Sample weights for the input side, ``(n,)``; None for equal ones."""
+    """Sample weights for the input side, ``(n,)``, with mean 1 over the batch; None for equal
+    ones."""
 
     use: Use = ONCE
     """How the layer used its weight."""

@@ -149,6 +149,7 @@ class Curvature(ABC):
         self.norm_ratio: Tensor | None = None
         self.most_classes: int | None = None
         self.units: Tensor | None = None
+        self._shared: accel.SharedModel | None = None
         self._inverse_damping = 0.0  # τ of the present inverse; 0 if there is none
         if self.model is not None:
             self._start()
@@ -172,7 +173,7 @@ class Curvature(ABC):
         self._not_inverted = torch.zeros((), dtype=torch.int64, device=self.device)
         self._recorder = Recorder({}, self.model)
         self._seen: dict[str, Seen] = {}
-        self._batches = 0
+        self._batches = self._samples = 0
         self._unseen: Set[str] = set()  # layers that the last forward pass did not show
         self.blocks = self._make_blocks()
 
@@ -191,6 +192,18 @@ class Curvature(ABC):
     def bind(self, model: nn.Module, **arguments: Any) -> Self:
         """The same kind of curvature for a model; ``arguments`` replace those it has."""
         return replace(self, model=model, **arguments)
+
+    def share(self, shared: accel.SharedModel | None) -> None:
+        """Estimate from the samples of all ranks.
+
+        Raises:
+            ConfigError: This kind of curvature works on one device only.
+        """
+        if shared is not None:
+            raise ConfigError(
+                f"{type(self).__name__} cannot be shared out over ranks. Use KFAC, EKFAC or FOOF, "
+                "or one device."
+            )
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value!r}" for name, value in self.arguments().items())
@@ -320,6 +333,8 @@ class Curvature(ABC):
     def follow(self) -> AbstractContextManager[object]:
         """A context for the forward pass of the loss; with it :meth:`apply_` may be faster."""
         stack = ExitStack()
+        if self._shared is not None:  # the gradient is a sum over ranks
+            return stack
         for block in self.blocks:
             stack.enter_context(block.following())
         return stack
@@ -360,6 +375,7 @@ class Curvature(ABC):
         columns = self.root.columns(likelihood, self.generator, targets)
         if weights is not None:
             columns = columns * weights.to(columns.dtype).sqrt().view(1, -1, 1)
+        self._samples = len(outputs)
         self._seen = self._see(outputs, columns, weights, active)
 
     @full_precision
@@ -373,6 +389,8 @@ class Curvature(ABC):
             seen = {name: self._seen[name] for name in block.layers if name in self._seen}
             if seen:
                 block.estimate(seen)
+                if self._shared is not None:
+                    self._shared.average_(block.buffer.estimates, self._samples)
                 ok, inverted = block.renew(seen, ema, damping).unbind()
                 self.ok &= ok
                 self._not_inverted += ok & ~inverted

@@ -41,10 +41,7 @@ class InputBlocks(Blocks[MatrixLayer]):
         """The terms of A, ``(n, groups, d_in, L)``; L is 1 with ``"reduce"``."""
         a = own.inputs(layer)
         a = a.mean(-1, keepdim=True) if self.sharing == "reduce" else a
-        if own.weights is None:
-            return a
-        share = own.weights * (len(a) / own.weights.sum())
-        return a * share.sqrt().view(-1, 1, 1, 1)
+        return a if own.weights is None else a * own.weights.sqrt().view(-1, 1, 1, 1)
 
     def estimate(self, seen: Mapping[str, Seen]) -> None:
         """Nothing needs gradients."""

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from ocar import accel
 from ocar.config import require, require_one_of
@@ -25,7 +26,7 @@ from ocar.curvature.found import find_layers, kind_of, uncovered, warn_uncovered
 from ocar.curvature.layers import Layer, MatrixLayer, NormLayer
 from ocar.curvature.recorder import Recorder
 from ocar.curvature.selection import no_parameters
-from ocar.errors import CheckpointError, ModelError
+from ocar.errors import CheckpointError, ConfigError, ModelError
 from ocar.structure import Inputs, call
 
 Weighting = Literal["gradients", "both"]
@@ -69,6 +70,16 @@ class LayerCurvature(Curvature):
         self._locations: dict[str, int] = {}
         super()._start()
         self._recorder = Recorder(self.layers, self.model)
+
+    def share(self, shared: accel.SharedModel | None) -> None:
+        """Estimate from the samples of all ranks; estimates of a block are means over samples."""
+        coupled = any(isinstance(layer.module, _BatchNorm) for layer in self.layers.values())
+        if shared is not None and coupled:
+            raise ConfigError(
+                "norm_layers=True cannot be shared out over ranks where there is BatchNorm. Use "
+                "norm_layers=False, or exclude these layers."
+            )
+        self._shared = shared
 
     @abstractmethod
     def kinds(self) -> Mapping[type[Layer], type[Blocks[Any]]]:
@@ -147,8 +158,13 @@ class LayerCurvature(Curvature):
         self, outputs: Tensor, columns: Tensor, weights: Tensor | None, active: Tensor | None
     ) -> dict[str, Seen]:
         """Pull the columns back; in parallel estimate what needs no gradients."""
-        samples = outputs.shape[0]
-        input_weights = weights if self.weighting == "both" else None
+        samples, input_weights = outputs.shape[0], None
+        if weights is not None and self.weighting == "both":
+            input_weights = weights * (samples / weights.sum())
+        if self._shared is not None:  # this rank has seen some of them
+            rows = self._shared.share(samples).computed
+            samples = len(range(*rows.indices(samples)))
+            input_weights = None if input_weights is None else input_weights[rows]
         early = self._recorded(samples, weights=input_weights)
 
         def estimate_inputs(block: Blocks[Any]) -> None:

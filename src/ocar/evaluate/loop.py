@@ -67,7 +67,8 @@ def evaluate(
     evaluation is the mean squared error on all data so far, for L_s.
 
     Args:
-        learner: It sees neither task nor boundary, unless it wants boundaries.
+        learner: It sees neither task nor boundary, unless it wants boundaries. With several ranks
+            every rank calls this with the whole stream; each learns its share and evaluates alone.
         stream: Batches, validation and test data.
         every: Batches between evaluations; the protocol has 1. ``"task"`` is after each task only.
             L_s sums over evaluations.
@@ -144,7 +145,7 @@ def _events(
         measure.arrive(batch)
         seen += len(batch.y)
         with watch.running():
-            learned = _take(learner, stream, batch)
+            learned = take_batch(learner, stream, batch)
         if learned is not None:
             yield learned
         due = every != "task" and (batch.index + 1) % every == 0
@@ -180,15 +181,17 @@ def _events(
     yield Finished(correct=test.correct, sizes=test.sizes, summary=summary, probe=probed)
 
 
-def _take(learner: Any, stream: TaskStream, batch: StreamBatch) -> Learned | None:
+def take_batch(learner: Any, stream: TaskStream, batch: StreamBatch) -> Learned | None:
     """Learn or remember a batch; call a learner that wants boundaries."""
-    learned = None
+    learned, x, y = None, batch.x, batch.y
+    if (ranks := getattr(learner, "ranks", None)) is not None:  # each has the whole stream
+        x, y = ranks.share(x), ranks.share(y)
     if batch.complete:
-        report = learner.learn(batch.x, batch.y)
+        report = learner.learn(x, y)
         loss = Later(report.loss)  # the next step overwrites it
         learned = Learned(index=batch.index, task=batch.task, loss=loss, report=report)
     else:
-        learner.remember(batch.x, batch.y)
+        learner.remember(x, y)
     # Before the evaluation: a checkpoint made on it must include the boundary.
     between_tasks = batch.last and batch.task < stream.tasks - 1
     if between_tasks and getattr(learner, "wants_boundaries", False):

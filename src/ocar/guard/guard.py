@@ -42,6 +42,7 @@ class BatchGuard:
         bound: Largest mean divergence of the predictions on replayed samples; None for any.
         distance: The divergence in regression, from the outputs before and now,
             ``(n, outputs)``, to one number a sample.
+        shared: Shares passes of the model out over ranks; None on one device.
 
     Attributes:
         verdict: The decision on the last batch, and the counts so far.
@@ -56,11 +57,13 @@ class BatchGuard:
         normalize: Callable[[Inputs], Inputs],
         bound: float | None,
         distance: accel.Distance = accel.half_square,
+        shared: accel.SharedModel | None = None,
     ) -> None:
         self.settings = settings
         self.model = model
         self._normalize = normalize
         self._distance = distance
+        self._shared = shared
         device = next(model.parameters()).device
         self._bound = None if bound is None else torch.tensor(bound, device=device).float()
         self.verdict = accel.Verdict.on(device)
@@ -182,13 +185,15 @@ class BatchGuard:
         old = x[-replayed:]
         if self._is_random:
             before = accel.predictions(self._answer(old), active)
-            self._divergences = partial(self._diverged, old, active, before)
+            self._divergences = partial(self._diverged, old, active, before, self._answer)
+            return
+        before = accel.predictions(outputs.detach()[-replayed:], active)
+        asked = x if self._is_coupled else old
+        given = (asked, active, before)
+        if self._shared is None:
+            self._divergences = partial(accel.divergence, self.model, *given, self._distance)
         else:
-            before = accel.predictions(outputs.detach()[-replayed:], active)
-            asked = x if self._is_coupled else old
-            self._divergences = partial(
-                accel.divergence, self.model, asked, active, before, self._distance
-            )
+            self._divergences = partial(self._diverged, *given, self._answer_as_learned)
 
     @torch.no_grad()
     def commit(self, loss: Tensor, ok: Tensor | None, trusted: Tensor) -> None:
@@ -279,16 +284,30 @@ class BatchGuard:
             self.verdict.counts[3] += accepted & copies
         self._report()
 
-    def _diverged(self, x: Inputs, active: Tensor | None, before: Tensor) -> Tensor:
-        """:func:`accel.divergence` of a model that draws at random."""
-        now = accel.predictions(self._answer(x), active)
+    def _diverged(
+        self,
+        x: Inputs,
+        active: Tensor | None,
+        before: Tensor,
+        answer: Callable[[Inputs], Tensor],
+    ) -> Tensor:
+        """:func:`accel.divergence` of a model that draws at random, or is shared out."""
+        now = accel.predictions(answer(x)[-len(before) :], active)
         if active is None:
             return self._distance(before, now)
         return (before.exp() * (before - now)).sum(-1)
 
     def _answer(self, x: Inputs) -> Tensor:
         with evaluating(self.model):
-            return call(self.model, x)
+            return self._call(x)
+
+    def _answer_as_learned(self, x: Inputs) -> Tensor:
+        with accel.frozen_statistics(self.model):
+            return self._call(x)
+
+    def _call(self, x: Inputs) -> Tensor:
+        own = partial(call, self.model)
+        return own(x) if self._shared is None else self._shared.call(own, x)
 
     # Counts and state
 

@@ -128,6 +128,7 @@ class Memory(ABC):
         self.generator = make_generator(seed, "memory")
         self.seen = 0
         self._columns: dict[str, Tensor] = {}
+        self._shards: accel.Shards | None = None
         # numpy: its calls on small arrays cost a tenth of torch's. -1 marks an empty slot.
         self._labels = np.full(capacity, -1, dtype=np.int64)
         self._slots = torch.empty(0, dtype=torch.int64)  # the occupied ones, ascending
@@ -140,6 +141,16 @@ class Memory(ABC):
     def bind(self, **arguments: Any) -> Self:
         """An empty memory of the same kind, with some arguments in place of the present ones."""
         return type(self)(**(self.arguments() | arguments))
+
+    def shard(self, ranks: accel.Ranks) -> None:
+        """Spread the slots of an empty memory over ranks; the samples of a slot are on one rank.
+
+        Policies, draws and labels stay the same on all ranks, which must offer the same samples.
+        Every rank must call :meth:`sample`, :meth:`gather`, :meth:`find`, :meth:`remove` and
+        :meth:`state_dict` then.
+        """
+        assert not self._columns
+        self._shards = accel.Shards(ranks, self.capacity)
 
     # What a policy implements
 
@@ -211,7 +222,7 @@ class Memory(ABC):
             return
         if not self._columns:
             # Not zeros: a slot whose first item was not accepted must hold a real one too.
-            repeated = torch.arange(self.capacity) % len(host)
+            repeated = self._held() % len(host)
             self._columns = {
                 name: c.detach()[repeated.to(c.device)].to(self.device)
                 for name, c in columns.items()
@@ -219,14 +230,27 @@ class Memory(ABC):
         placement = self.place(Offer(x=x, y=y, labels=host, known=known))
         self.seen += len(host)
         slots, rows = list(placement.writes), list(placement.writes.values())
-        if slots and keep is not None:
-            keep(self._columns.values(), slots)
+        places, sources = self._places(slots, rows)
+        if places and keep is not None:
+            keep(self._columns.values(), places)
         self._labels[list(placement.freed)] = -1
         self._labels[slots] = np.array(host)[rows]
         if placement.freed or len(self) < self.capacity:
             self._find_slots()
-        if slots:
-            accel.write_rows(self._columns, columns, slots, rows, accepted)
+        if places:
+            accel.write_rows(self._columns, columns, places, sources, accepted)
+
+    def _held(self) -> Tensor:
+        """The slot of each row of the columns: all, or those of this rank."""
+        return torch.arange(self.capacity) if self._shards is None else self._shards.slots
+
+    def _places(self, slots: Sequence[int], rows: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Rows of the columns here for slots, and what they get of ``rows``."""
+        return (list(slots), list(rows)) if self._shards is None else self._shards.own(slots, rows)
+
+    def _whole(self, column: Tensor) -> Tensor:
+        """A column with all slots, on whichever rank they are."""
+        return column if self._shards is None else self._shards.whole(column)
 
     def reconcile(self) -> None:
         """Learn which labels the slots really hold, after samples that were not accepted.
@@ -235,20 +259,20 @@ class Memory(ABC):
         """
         if not self._columns or self._columns["y"].is_floating_point():
             return
-        held = self._columns["y"].cpu().numpy()
+        held = self._whole(self._columns["y"]).cpu().numpy()
         self._labels = np.where(self._labels >= 0, held, -1)
         self._labels[list(self.relabel(self._labels.tolist()))] = -1
         self._find_slots()
 
     def find(self, x: Inputs) -> Tensor:
         """The occupied slots whose input equals one of ``(n, *item)``, int64 on the host."""
-        stored = parts_of(self.gather(self._slots).x)
-        found = torch.zeros(len(self), dtype=torch.bool, device=self.device)
-        for row in range(len(x) if len(self) else 0):
+        stored = without_name("x", self._columns)
+        found = torch.zeros(len(self._held()), dtype=torch.bool, device=self.device)
+        for row in range(len(x) if stored else 0):
             own = {name: part[row].to(self.device) for name, part in parts_of(x).items()}
             same = [(stored[n] == part).flatten(1).all(1) for n, part in own.items()]
             found |= torch.stack(same).all(0)
-        return self._slots[found.cpu()]
+        return self._slots[self._whole(found).cpu()[self._slots]]
 
     def remove(self, slots: Tensor) -> None:
         """Empty some slots and overwrite what they held.
@@ -270,9 +294,10 @@ class Memory(ABC):
             return
         self.removed(slots.tolist())
         # All empty slots: the first batch was repeated in slots that were not filled since.
-        empty = torch.from_numpy(np.flatnonzero(self._labels < 0)).to(self.device)
-        for column in self._columns.values():
-            column[empty] = column[self._slots[0]].clone()
+        empty = np.flatnonzero(self._labels[self._held().numpy()] < 0)
+        first = self._items(self._slots[:1].to(self.device))
+        for name, column in self._columns.items():
+            column[torch.from_numpy(empty).to(self.device)] = first[name]
 
     def _find_slots(self) -> None:
         self._slots = torch.from_numpy(np.flatnonzero(self._labels >= 0))
@@ -298,10 +323,16 @@ class Memory(ABC):
         if not columns:
             dtypes = {"x": None, "y": torch.int64, **dict.fromkeys(self.extras)}
             columns = {k: torch.empty(0, dtype=d, device=self.device) for k, d in dtypes.items()}
-        items = {name: column.index_select(0, index) for name, column in columns.items()}
+        items = self._items(index) if self._columns else columns
         x = from_parts(without_name("x", items))
         extras = {name: items[name] for name in self.extras}
         return Batch(x, items["y"], extras=extras, indices=slots)
+
+    def _items(self, index: Tensor) -> dict[str, Tensor]:
+        """What slots on the memory's device hold in each column, on whichever rank they are."""
+        if self._shards is not None:
+            return self._shards.gather(self._columns, index)
+        return {name: column.index_select(0, index) for name, column in self._columns.items()}
 
     def set_extras(self, slots: Tensor, extras: Mapping[str, Tensor]) -> None:
         """Rewrite some of the declared extras, each ``(n, *item)``, in n distinct slots."""
@@ -311,8 +342,9 @@ class Memory(ABC):
         if not set(extras) <= set(self.extras):
             raise InputError(f"Invalid extras {sorted(extras)}. Must be in {sorted(self.extras)}.")
         self._check_columns(extras, rows=slots.shape)
-        if len(slots):
-            accel.write_rows(self._columns, extras, slots.tolist(), range(len(slots)))
+        places, rows = self._places(slots.tolist(), range(len(slots)))
+        if places:
+            accel.write_rows(self._columns, extras, places, rows)
 
     def widen_extra(self, name: str, width: int) -> None:
         """Make the first dimension of an extra's items at least ``width``, with zeros at its end.
@@ -327,7 +359,7 @@ class Memory(ABC):
         if column.ndim < 2:
             raise InputError(f"Invalid extra {name!r}: items without a dimension. Must have one.")
         if column.shape[1] < width:
-            wider = column.new_zeros(self.capacity, width, *column.shape[2:])
+            wider = column.new_zeros(len(column), width, *column.shape[2:])
             wider[:, : column.shape[1]] = column
             self._columns[name] = wider
 
@@ -356,7 +388,7 @@ class Memory(ABC):
         return dict(sorted(Counter(self.labels.tolist()).items()))
 
     def memory_usage(self) -> int:
-        """Bytes of the columns; 0 before the first sample."""
+        """Bytes of the columns on this rank; 0 before the first sample."""
         return sum(c.numel() * c.element_size() for c in self._columns.values())
 
     def __repr__(self) -> str:
@@ -367,7 +399,7 @@ class Memory(ABC):
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything that a restored memory needs to go on exactly: copies, on the host."""
-        columns = {name: c.to("cpu", copy=True) for name, c in self._columns.items()}
+        columns = {n: self._whole(c).to("cpu", copy=True) for n, c in self._columns.items()}
         return self._bookkeeping() | with_prefix("columns", columns)
 
     def _bookkeeping(self) -> dict[str, Tensor]:
@@ -398,6 +430,8 @@ class Memory(ABC):
         self._find_slots()
         self.seen = int(given["seen"])
         self.generator.set_state(given["generator"])
+        if self._shards is not None:
+            columns = {name: column[self._shards.slots] for name, column in columns.items()}
         if not self._columns or not columns:
             self._columns = {k: torch.empty_like(c, device=self.device) for k, c in columns.items()}
         for name, column in columns.items():

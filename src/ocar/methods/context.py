@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ocar.errors import ModelError
+from ocar import accel
+from ocar.errors import ConfigError, ModelError
 from ocar.memory import Memory
 from ocar.methods.student_t import ResidualScale
 from ocar.models.head import GrowingHead
@@ -68,9 +69,19 @@ class Context:
     curvature_scale: tuple[float, float] = (1.0, 1.0)
     """Curvature of the loss of a new and of a replayed sample, in units of its Fisher."""
 
+    shared: accel.SharedModel | None = None
+    """Shares passes of the model out over ranks; None on one device."""
+
     def forward(self, x: Inputs) -> Tensor:
         """Outputs of the model for its inputs."""
         return call(self.model, x)
+
+    def forward_shared(self, x: Inputs) -> Tensor:
+        """The same for inputs that all ranks have, each of which computes a share.
+
+        The gradients of parameters are then those of this rank's share.
+        """
+        return self.forward(x) if self.shared is None else self.shared.call(self.forward, x)
 
     def answer(self, outputs: Tensor) -> Tensor:
         """What one or several models predict together: logits of the classes seen.
@@ -95,9 +106,12 @@ class Context:
 
         Raises:
             RuntimeError: There is no head.
+            ConfigError: There are several ranks.
         """
         if self.head is None:
             raise RuntimeError("A regression has no head to take features from.")
+        if self.shared is not None:
+            raise ConfigError("Features cannot be shared out over ranks. Use one device.")
         return with_inputs(self.head.layer, forward or self.forward, x)
 
     def evaluating(self) -> AbstractContextManager[None]:

@@ -134,7 +134,7 @@ class DarkReplay(ClassObjective[DERSettings]):
         """The logits of samples in eval mode, and how many classes they cover."""
         self.context.memory.widen_extra("logits", self.head.capacity)
         with self.context.evaluating():
-            logits = self.context.forward(self.context.normalize(x))
+            logits = self.context.forward_shared(self.context.normalize(x))
         known = torch.full(logits.shape[:1], len(self.head.classes), device=logits.device)
         return {"logits": logits, "known": known}
 

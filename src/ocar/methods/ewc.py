@@ -53,6 +53,7 @@ class EWCSettings(TransformSettings):
     """Settings of the quadratic penalty, for any objective with a predictive distribution."""
 
     needs_predictions = True
+    one_device = "EWC takes the Fisher of each parameter by itself"
 
     strength: float
     """λ: weight of the penalty; 0 for none."""

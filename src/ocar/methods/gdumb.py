@@ -48,6 +48,7 @@ class GDumbSettings(LearnerSettings):
     trains_when_asked = True
     no_regression = "GDumb balances classes"
     no_distillation = "GDumb takes no step on the stream"
+    one_device = "GDumb trains when it is asked for predictions"
 
     lr: float = 0.1
     """Learning rate α."""

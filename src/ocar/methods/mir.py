@@ -45,6 +45,7 @@ class MIRSettings(LearnerSettings):
     """Settings of MIR."""
 
     no_regression = "losses of classes are compared"
+    one_device = "MIR tries a step by itself"
 
     subsample: int = 128
     """Candidates drawn from memory, of which ``replay_batch`` are replayed."""

@@ -183,6 +183,7 @@ class OCARSettings(CurvatureSettings):
             degrees_of_freedom=None if residuals is None else residuals.degrees_of_freedom,
             seed=context.seed,
         )
+        curvature.share(context.shared)
         return OCARTransform(
             self,
             curvature,

@@ -54,6 +54,7 @@ class RARSettings(LearnerSettings):
 
     no_regression = "a regression has no classes"
     needs_numbers = "RAR perturbs its inputs"
+    one_device = "RAR tries a step by itself"
 
     beta: float = 0.4
     """Weight of the perturbed samples (β)."""

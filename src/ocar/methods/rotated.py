@@ -57,6 +57,8 @@ class RotatedSettings(LearnerSettings):
     Samples that are not images are neither rotated nor augmented.
     """
 
+    one_device = "it compares the features of all samples"
+
     name: ClassVar[str]
     """Name of the method, for messages."""
 

@@ -58,6 +58,7 @@ class SCRSettings(LearnerSettings):
     no_regression = "a regression has no classes"
     no_distillation = "SCR trains no head whose predictions could be distilled"
     needs_numbers = "SCR compares views of images"
+    one_device = "SCR compares the features of all samples"
 
     replay_batch: int = 118
     """Replayed samples a gradient step."""

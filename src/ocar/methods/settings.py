@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -9,6 +10,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
+from ocar import accel
 from ocar.config import require, require_options, require_range
 from ocar.errors import ConfigError, MissingSettingError
 from ocar.memory import MEMORIES, Memory
@@ -157,6 +159,9 @@ class LearnerSettings:
     needs_numbers: ClassVar[str] = ""
     """Why samples must be one tensor of uint8 or floating point; empty if they need not be."""
 
+    one_device: ClassVar[str] = ""
+    """Why the method works on one device only; empty if ranks can share it."""
+
     extras: ClassVar[tuple[str, ...]] = ()
     """Extra columns of the memory; the objective's ``extras`` computes them."""
 
@@ -249,3 +254,21 @@ class LearnerSettings:
     def make_optimizer(self, parameters: Sequence[nn.Parameter]) -> torch.optim.Optimizer | None:
         """The optimizer; None for plain SGD."""
         return None
+
+
+def check_shared(
+    ranks: accel.Ranks,
+    settings: LearnerSettings,
+    transform: TransformSettings | None,
+    guard: object,
+) -> None:
+    """Raise a ``ConfigError`` if ranks cannot share a method, or have different settings."""
+    shown = re.sub(r" at 0x[0-9a-f]+", "", f"{settings!r}, {transform!r}, {guard!r}")
+    ranks.require_equal("settings", f"{shown}, {ranks.batchnorm}, {ranks.memory}")
+    for part in (settings, transform):
+        reason = "" if part is None else part.one_device
+        if reason:
+            raise ConfigError(
+                f"{type(part).__name__} cannot be used with {ranks.size} ranks: {reason}. Use one "
+                "device, or a method such as OCAR, ER, ER-ACE or DER++."
+            )

@@ -93,6 +93,9 @@ class TransformSettings(ABC):
     needs_predictions: ClassVar[bool] = False
     """Whether it needs the model's outputs to be a predictive distribution."""
 
+    one_device: ClassVar[str] = ""
+    """Why the transform works on one device only; empty if ranks can share it."""
+
     chooses_lr: ClassVar[bool] = False
     """Whether it chooses the learning rate if the method has none."""
 

@@ -129,6 +129,8 @@ class Service:
             warnings.simplefilter("ignore", CheckpointWarning)
             restored = self.history.restore(self._load)
         self.learner = new() if restored is None else restored
+        if self.learner.ranks is not None:
+            raise ConfigError("A service learns in one process. Make its learner without ranks.")
         if restored is None:
             self.history.save(self.learner)
         self.saved = self._tried = self.learner.batches

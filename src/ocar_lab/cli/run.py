@@ -57,6 +57,10 @@ class Options:
     gpus_per_run: float = 0.0
     """GPUs of the Ray cluster for each run; fractions are allowed."""
 
+    ranks: int = 1
+    """Processes that learn each run together, each a share of every batch; on GPUs one a GPU. Runs
+    are done one after another. If a process dies, all resume from the last checkpoint."""
+
     tracker: TrackerName | None = None
     """Also write to TensorBoard (tensorboard/ in each run's folder), MLflow (mlflow.db beside the
     runs, or the server of MLFLOW_TRACKING_URI), or Weights & Biases (wandb/ in each run's
@@ -65,6 +69,9 @@ class Options:
     def __post_init__(self) -> None:
         distinct = len(set(self.seeds)) == len(self.seeds) > 0
         require("seeds", self.seeds, distinct, "one or more different numbers")
+        require("ranks", self.ranks, self.ranks >= 1, "at least 1")
+        if self.ranks > 1 and (self.ray is not None or self.workers is not None):
+            raise ConfigError("Invalid --ranks with --workers or --ray. Give one of them.")
 
 
 def main(command: str, arguments: list[str], *, debug: bool) -> int:
@@ -72,7 +79,12 @@ def main(command: str, arguments: list[str], *, debug: bool) -> int:
     jobs, workers, notes = plan(arguments)
     sys.stderr.writelines(notes)
     again = command_line(command, arguments)
-    code = do_runs(jobs, workers=workers, again=again, debug=debug)
+    if workers.ranks > 1:
+        from ocar_lab.cli.run_ranks import run_on_ranks
+
+        code = run_on_ranks(jobs, workers.ranks, again=again, debug=debug)
+    else:
+        code = do_runs(jobs, workers=workers, again=again, debug=debug)
     print_runs(stored(jobs))
     return code
 
@@ -91,8 +103,8 @@ def plan(arguments: Sequence[str]) -> tuple[list[Job], Workers, list[str]]:
     settings, notes = with_preset(call)
     workers, config = choose_workers(
         call.config,
-        workers=options.workers,
-        jobs=len(call.methods) * len(options.seeds),
+        workers=options.workers if options.ranks == 1 else options.ranks,
+        jobs=len(call.methods) * len(options.seeds) if options.ranks == 1 else None,
         ray=options.ray,
         gpus=options.gpus_per_run,
         flag="--gpus-per-run",
@@ -108,6 +120,8 @@ def plan(arguments: Sequence[str]) -> tuple[list[Job], Workers, list[str]]:
     )
     if options.ray is None:
         jobs[0].config.resolve_device()  # a missing GPU is a wrong call, not a failed run
+    if options.ranks > 1:
+        workers = Workers(ranks=options.ranks)
     return jobs, workers, [*notes, *_interval_notes(jobs)]
 
 

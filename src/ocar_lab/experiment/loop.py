@@ -15,15 +15,22 @@ from typing import Any
 
 import torch
 
+from ocar.accel import Ranks
 from ocar.config import to_plain
 from ocar.errors import RunError
+from ocar.evaluate.loop import take_batch
 from ocar.streams.benchmarks import get_benchmark
 from ocar_lab.experiment.config import RunConfig
 from ocar_lab.experiment.determinism import deterministic_algorithms
 from ocar_lab.experiment.events import AlreadyFinished, RunEvent
 from ocar_lab.experiment.executors.base import never
-from ocar_lab.experiment.parts import limited_threads, make_config_learner, make_config_stream
-from ocar_lab.experiment.session import Session
+from ocar_lab.experiment.parts import (
+    find_device,
+    limited_threads,
+    make_config_learner,
+    make_config_stream,
+)
+from ocar_lab.experiment.session import Session, restore_rank
 from ocar_lab.optional import needed
 from ocar_lab.plugins import load_plugins
 from ocar_lab.runs import Run, RunFolder, describe_process, is_finished, read_run
@@ -65,10 +72,12 @@ def run_events(
     out: Path | str = "runs",
     stop: Callable[[], bool] | None = None,
     others: int | None = 0,
+    ranks: Ranks | None = None,
 ) -> Generator[RunEvent, None, None]:
     """As :func:`run`, as a generator of events.
 
-    ``others`` is the number of other runs at the same time, for the record; None if unknown.
+    ``others`` is the number of other runs at the same time, for the record; None if unknown. Of
+    several ``ranks`` the first calls this, and the others :func:`follow_run`.
 
     Yields:
         Either only ``AlreadyFinished``, or ``Started``, then ``Recorded`` for each evaluation,
@@ -77,7 +86,7 @@ def run_events(
     load_plugins(config.plugins)  # in a worker, where the configuration was unpickled
     regression = get_benchmark(config.benchmark).kind == "regression"
     with RunFolder(Path(out) / config.folder()) as folder:
-        device = config.resolve_device()
+        device = find_device(config, ranks)
         process = describe_process(device)
         document = folder.describe(_document(config, process))
         if is_finished(folder.path):
@@ -89,7 +98,7 @@ def run_events(
                 session = Session(
                     folder,
                     stream=make_config_stream(config, device),
-                    learner=make_config_learner(config, device),
+                    learner=make_config_learner(config, device, ranks),
                     every=config.interval,
                     online=config.online,
                     probe=config.probe and not regression,
@@ -106,6 +115,19 @@ def run_events(
                 with suppress(OSError, RunError):  # perhaps the disk has failed
                     folder.set_status("failed", error=f"{type(error).__name__}: {error}")
                 raise
+
+
+def follow_run(config: RunConfig, ranks: Ranks) -> None:
+    """Learn a share of every batch of a run that the first rank evaluates and stores."""
+    load_plugins(config.plugins)
+    device = find_device(config, ranks)
+    threads = limited_threads(config.threads or torch.get_num_threads())
+    with threads, deterministic_algorithms(config.deterministic):
+        learner = make_config_learner(config, device, ranks)
+        stream = make_config_stream(config, device)
+        restore_rank(learner, stream)
+        for batch in stream:
+            take_batch(learner, stream, batch)
 
 
 def _document(config: RunConfig, process: Mapping[str, Any]) -> dict[str, Any]:

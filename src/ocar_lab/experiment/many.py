@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from ocar.accel import Ranks
 from ocar.errors import OcarError
 from ocar.events import Finished
 from ocar_lab.experiment.config import RunConfig
@@ -34,6 +35,7 @@ class Job:
     config: RunConfig
     out: Path  #: Folder of all runs.
     tracker: TrackerName | None = None  #: Also write to it.
+    ranks: Ranks | None = None  #: The processes that do it together; this one is the first.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +143,7 @@ class _Follow:
         job = self.job
         tracker = None if job.tracker is None else make_tracker(job.tracker, job.out)
         listeners = [] if tracker is None else [tracker]
-        events = run_events(job.config, out=job.out, stop=stop, others=self.others)
+        events = run_events(job.config, out=job.out, stop=stop, others=self.others, ranks=job.ranks)
         with closing(events):  # the folder is left before the next run begins
             try:
                 yield from as_messages(self.number, events, listeners)

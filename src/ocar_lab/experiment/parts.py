@@ -7,6 +7,7 @@ from contextlib import contextmanager, nullcontext
 
 import torch
 
+from ocar.accel import Ranks
 from ocar.guard import Guard
 from ocar.learner import Learner
 from ocar.models import make_model
@@ -32,8 +33,10 @@ def make_config_stream(config: RunConfig, device: torch.device) -> TaskStream:
     return Limited(stream, max_tasks=config.max_tasks, max_batches=config.max_batches)
 
 
-def make_config_learner(config: RunConfig, device: torch.device) -> Learner:
-    """The learner of a configuration, with a new model."""
+def make_config_learner(
+    config: RunConfig, device: torch.device, ranks: Ranks | None = None
+) -> Learner:
+    """The learner of a configuration, with a new model; on several ranks, if there are any."""
     benchmark = get_benchmark(config.benchmark)
     model = make_model(**benchmark.model_settings(), seed=config.seed)
     settings, transform = config.resolve()
@@ -43,7 +46,14 @@ def make_config_learner(config: RunConfig, device: torch.device) -> Learner:
         transform=transform,
         record=config.record,
         guard=Guard() if config.guard else None,
+        ranks=ranks,
     )
+
+
+def find_device(config: RunConfig, ranks: Ranks | None = None) -> torch.device:
+    """The device of a configuration; each rank has a GPU of its own."""
+    device = config.resolve_device()
+    return device if ranks is None or device.type == "cpu" else ranks.device
 
 
 @contextmanager

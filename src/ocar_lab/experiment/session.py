@@ -114,6 +114,8 @@ class Session:
         restored = folder.restore()
         if restored is not None:
             self._restore(*restored)
+        if learner.ranks is not None:
+            learner.ranks.exchange(self._state())  # restore_rank takes it
         self._loop = evaluate(
             learner,
             stream,
@@ -210,16 +212,21 @@ class Session:
 
     def _save(self, state: str) -> Saved:
         start = time.perf_counter()
-        tensors, values = self.learner.state()
-        place = {"position": self.position, "stream": dict(self.stream.state_dict())}
+        tensors, values = self._state()
         if not self.history.whole:
-            place["history"] = self.history.state()
-        self.folder.save(with_prefix("learner", tensors), {"learner": values, **place})
+            values["history"] = self.history.state()
+        self.folder.save(tensors, values)
         self.folder.set_status(state, batch=self.position)
         seconds = time.perf_counter() - start
         self.cadence.note(self.position - 1, cost=seconds)
         self._saved = self.position
         return Saved(index=self.position - 1, seconds=seconds)
+
+    def _state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Learner and stream."""
+        tensors, values = self.learner.state()
+        place = {"position": self.position, "stream": dict(self.stream.state_dict())}
+        return with_prefix("learner", tensors), {"learner": values, **place}
 
     def _restore(
         self,
@@ -262,6 +269,15 @@ class Session:
                 f"{self.folder.path} has the checkpoint of another learner: {'; '.join(found)}. "
                 "Move the folder away to start again."
             )
+
+
+def restore_rank(learner: Learner, stream: TaskStream) -> None:
+    """Give another rank than the first, which has a ``Session``, what the session has restored."""
+    assert learner.ranks is not None
+    nothing: tuple[dict[str, Tensor], dict[str, Any]] = {}, {}
+    tensors, values = learner.ranks.exchange(nothing)[0]
+    learner.load_state(without_prefix("learner", tensors), values["learner"])
+    stream.load_state_dict(values["stream"])
 
 
 def _reported(learned: Learned) -> dict[str, float]:

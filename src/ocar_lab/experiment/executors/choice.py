@@ -25,6 +25,7 @@ class Workers:
     ray: str | None = None  #: Address of a Ray cluster; ``"auto"`` for the one of this machine.
     cpus: float = 1  #: Cores of the cluster for each piece of work.
     gpus: float = 0  #: GPUs of the cluster for each piece of work; fractions are allowed.
+    ranks: int = 1  #: Processes that do each piece of work together, on this machine.
 
     def __post_init__(self) -> None:
         require("workers", self.count, self.count is None or self.count >= 1, "at least 1")

@@ -1,0 +1,458 @@
+"""Time a batch of several ranks, by a model of latency and bandwidth that gloo checks here.
+
+    python experiments/ranks_cost.py
+
+A message of b bytes a rank takes hops · latency + volume / bandwidth. With N ranks in a ring a
+gather has N − 1 hops and (N − 1) b bytes, a sum 2 (N − 1) hops and 2 (N − 1)/N b bytes. NCCL sums
+along trees, with 2 log₂ N hops (double binary trees, NCCL 2.4).
+
+1. The check. torchrun starts 2 and 4 processes on this machine. They fit latency and bandwidth to
+   messages of a few sizes. In turn with these they learn, and send the messages of one batch
+   again without learning. The predicted time of a batch is that of its messages, and that of
+   ranks that send nothing, each of which computes its share.
+2. The prediction for GPUs, on paper: the messages of a batch by :func:`messages`, which a test
+   compares with those that were counted; operations from shapes; the rates in ``ASSUMED``.
+
+The result is ``results/ranks/cost.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+import ocar
+from ocar.accel.ranks import Ranks
+from ocar.curvature.cost import Work, find_parts
+from ocar.curvature.found import find_layers
+from ocar.curvature.layers import DiagonalLayer, MatrixLayer
+from ocar.methods.ocar import OCARSettings
+from ocar.models.check import may_draw
+from ocar.models.resnet import SlimResNet18
+from ocar_lab.runs.provenance import describe_process
+
+RESULT = Path("results/ranks/cost.json")
+BENCH = Path("results/bench/h200.json")
+SIZES = (64, 4096, 65536, 1 << 20, 1 << 22)
+"""Bytes of the messages to which latency and bandwidth are fitted."""
+
+NEW, REPLAYED, PASSES, COLUMNS = 256, 256, 3, 2
+"""The batch of the prediction; columns of the Fisher, as OCAR has by default."""
+
+MAX_COST = OCARSettings().max_cost or math.inf
+
+ASSUMED: dict[str, Any] = {
+    "gpu": "H200, float32 and TF32",
+    "products": 60e12,  # operations a second
+    "factorizations": 5e12,
+    "links": {
+        "8": {"about": "one node, NVLink", "latency": 5e-6, "bandwidth": 300e9},
+        "64": {"about": "8 nodes, 400 Gb/s a GPU", "latency": 10e-6, "bandwidth": 40e9},
+    },
+    "host": {"about": "sizes and labels, by TCP", "latency": 50e-6, "bandwidth": 1e9},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Link:
+    """What connects ranks."""
+
+    latency: float  #: Seconds a hop.
+    bandwidth: float  #: Bytes a second.
+    trees: bool = False  #: Sums go along trees.
+
+    def way(self, kind: str, size: int, ranks: int) -> tuple[float, float]:
+        """Hops of a message, and the bytes that one rank sends on them."""
+        if kind == "gather":
+            return ranks - 1, (ranks - 1) * size
+        hops = 2 * math.ceil(math.log2(ranks)) if self.trees else 2 * (ranks - 1)
+        return hops, 2 * (ranks - 1) / ranks * size
+
+    def seconds(self, kind: str, size: int, ranks: int) -> float:
+        """Time of a message."""
+        hops, volume = self.way(kind, size, ranks)
+        return hops * self.latency + volume / self.bandwidth
+
+
+@dataclass(frozen=True, kw_only=True)
+class Load:
+    """What decides the messages of a batch."""
+
+    new: int
+    replayed: int
+    passes: int
+    sample: int  #: Bytes of a sample.
+    outputs: int
+    parameters: int
+    tensors: int  #: How many tensors the parameters are.
+    factors: tuple[int, ...] = ()  #: Numbers of each kind of block; none without curvature.
+    channels: tuple[int, ...] = ()  #: Of each BatchNorm layer.
+    draws: bool = False  #: Whether layers may draw, such as dropout: the guard then asks twice.
+    columns: int = COLUMNS
+    number: int = 4  #: Bytes of a number.
+
+
+@dataclass(frozen=True)
+class Message:
+    """One collective."""
+
+    kind: str
+    size: int  #: Bytes of one rank.
+    host: bool = False  #: Whether it goes between CPUs.
+
+
+def messages(load: Load, ranks: int) -> Iterator[Message]:
+    """The messages of one batch, with a replicated memory and synchronised BatchNorm."""
+    new, old, joint = (
+        -(-rows // ranks) for rows in (load.new, load.replayed, load.new + load.replayed)
+    )
+    outputs = load.outputs * load.number
+    statistics_ = [Message("gather", (2 * c + 1) * load.number) for c in load.channels]
+    slopes = [2 * c * load.number for c in load.channels]
+    yield Message("gather", 24, host=True)
+    yield Message("gather", new * load.sample)
+    yield Message("gather", new * 8, host=True)
+    for _ in range(load.passes):
+        yield from statistics_
+        yield Message("gather", joint * outputs)
+        yield from (Message("sum", size) for size in slopes)
+        yield Message("sum", (load.parameters + load.tensors) * load.number)
+    if load.factors:
+        yield from (Message("sum", load.columns * size) for size in slopes)
+        yield from (Message("sum", count * load.number) for count in load.factors)
+        if load.draws:
+            yield from [Message("gather", old * outputs)] * 2
+        else:
+            yield from statistics_
+            yield Message("gather", (joint if load.channels else old) * outputs)
+
+
+# The check against gloo
+
+
+class Noted(Ranks):
+    """Ranks that keep a list of their messages."""
+
+    noted: list[Message]
+
+    def _send(self, kind: str, sent: Tensor, collective: Callable[[], object]) -> None:
+        self.noted.append(Message(kind, sent.nbytes))
+        super()._send(kind, sent, collective)
+
+
+class Silent(Ranks):
+    """Ranks that compute their share and take the others' to be the same."""
+
+    def all_gather(self, own: Tensor, counts: Sequence[int]) -> Tensor:
+        """This rank's rows in place of those of each."""
+        own = own.detach()
+        return torch.cat([own[torch.arange(count) % max(1, len(own))] for count in counts])
+
+    def sum_(self, tensor: Tensor) -> Tensor:
+        """As many times this rank's."""
+        return tensor.mul_(self.size)
+
+
+NETWORKS: dict[str, Callable[[], nn.Module]] = {
+    "MLP, 2 x 400 units": lambda: nn.Sequential(
+        *(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(768, 400), nn.ReLU()),
+        *(nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 10)),
+    ),
+    "ResNet18, width 8": lambda: SlimResNet18(width=8, classes=10),
+}
+
+
+def time_in_turn(
+    actions: Mapping[Any, Callable[[], object]], ranks: Ranks, rounds: int
+) -> dict[Any, float]:
+    """Mean seconds of each action, which all ranks begin together, one after another in turn.
+
+    Others may use the machine too. Means add up, and in turn all actions are disturbed alike.
+    """
+    found: dict[Any, list[float]] = {key: [] for key in actions}
+    for _ in range(rounds):
+        for key, action in actions.items():
+            ranks.sum_(torch.zeros(1))
+            start = time.perf_counter()
+            action()
+            found[key].append(time.perf_counter() - start)
+    return {key: statistics.fmean(seconds) for key, seconds in found.items()}
+
+
+def sender(message: Message, ranks: Ranks) -> Callable[[], object]:
+    """Sends a message of that kind and size again."""
+    tensor = torch.zeros(1, message.size, dtype=torch.uint8)
+    if message.kind == "sum":
+        numbers = torch.zeros(-(-message.size // 4))
+        return lambda: ranks.sum_(numbers)
+    return lambda: ranks.all_gather(tensor, [1] * ranks.size)
+
+
+def call_all(actions: Sequence[Callable[[], object]]) -> None:
+    """Call one after another."""
+    for action in actions:
+        action()
+
+
+def fit(samples: Sequence[tuple[str, int, float]], ranks: int) -> Link:
+    """Latency and bandwidth with the least relative errors."""
+    way = Link(latency=1.0, bandwidth=1.0).way
+    rows = torch.tensor([[*way(kind, size, ranks)] for kind, size, _ in samples]).double()
+    seconds = torch.tensor([[s] for _, _, s in samples]).double()
+    latency, pace = torch.linalg.lstsq(rows / seconds, torch.ones_like(seconds)).solution.flatten()
+    return Link(latency=float(latency), bandwidth=1 / float(pace))
+
+
+def measure(out: Path, rounds: int) -> None:
+    """One rank of the check; the first writes what was measured."""
+    torch.set_num_threads(1)
+    ranks, silent = Noted(), Silent()
+    ranks.noted = []
+    probes = [Message(kind, size) for kind in ("sum", "gather") for size in SIZES]
+    actions: dict[Any, Callable[[], object]] = {m: sender(m, ranks) for m in probes}
+    sent: dict[str, list[Message]] = {}
+    x, y = torch.randint(0, 256, (10, 3, 32, 32), dtype=torch.uint8), torch.arange(10)
+    own = ranks.share(x), ranks.share(y)
+    for name, make in NETWORKS.items():
+        for kind, group in (("batch", ranks), ("computing", silent)):
+            learner = ocar.OCAR(make(), memory=100, replay_batch=10, passes=PASSES, ranks=group)
+            for _ in range(4):
+                ranks.noted.clear()
+                learner.learn(*own)
+            actions[name, kind] = partial(learner.learn, *own)
+            if group is ranks:
+                sent[name] = list(ranks.noted)
+        actions[name, "sending"] = partial(call_all, [sender(m, ranks) for m in sent[name]])
+    seconds = time_in_turn(actions, ranks, rounds)
+    link = fit([(m.kind, m.size, seconds[m]) for m in probes], ranks.size)
+    found = []
+    for name, noted in sent.items():
+        sending = sum(link.seconds(m.kind, m.size, ranks.size) for m in noted)
+        computing = seconds[name, "computing"]
+        found.append(
+            {
+                "network": name,
+                "messages": len(noted),
+                "bytes": sum(m.size for m in noted),
+                "sending": {"measured": seconds[name, "sending"], "predicted": sending},
+                "computing": computing,
+                "batch": {
+                    "measured": seconds[name, "batch"],
+                    "predicted": computing + sending,
+                },
+            }
+        )
+    if ranks.rank == 0:
+        sizes = [[m.kind, m.size, seconds[m]] for m in probes]
+        record = {"ranks": ranks.size, "link": asdict(link), "sizes": sizes, "networks": found}
+        out.write_text(json.dumps(record))
+
+
+def check_gloo(size: int, rounds: int) -> dict[str, Any]:
+    """What :func:`measure` finds with so many processes."""
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "measured.json"
+        start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
+        given = [__file__, "--rank-out", str(out), "--rounds", str(rounds)]
+        threads = os.environ | {"OMP_NUM_THREADS": "1"}
+        subprocess.run([sys.executable, *start, *given], check=True, env=threads)
+        found: dict[str, Any] = json.loads(out.read_text())
+        return found
+
+
+# The prediction for GPUs
+
+
+class VisionTransformer(nn.Module):
+    """ViT-base with patches of 16 pixels, or a narrower one of the same layers."""
+
+    def __init__(self, width: int = 768) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(3, width, 16, stride=16)
+        self.token = nn.Parameter(torch.zeros(1, 1, width))
+        self.positions = nn.Parameter(torch.zeros(1, 197, width))
+        layer = nn.TransformerEncoderLayer(
+            width, 12, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True
+        )
+        self.encoder = nn.TransformerEncoder(
+            layer, 12, nn.LayerNorm(width), enable_nested_tensor=False
+        )
+        self.head = nn.Linear(width, 100)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits of images."""
+        x = self.patches(x).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(len(x), -1, -1), x], dim=1) + self.positions
+        return self.head(self.encoder(x)[:, 0])
+
+
+PREDICTED: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module], int]] = {
+    "ResNet18, 32 px": (
+        lambda: SlimResNet18(width=64, classes=100),
+        lambda: SlimResNet18(width=4, classes=100),
+        32,
+    ),
+    "ViT-base, 224 px": (VisionTransformer, lambda: VisionTransformer(24), 224),
+}
+"""Networks, narrow ones of the same layers, pixels of an image side."""
+
+
+class Operators(TorchDispatchMode):
+    """Counts calls of operators, most of which launch a kernel on a GPU."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def operators(make: Callable[[], nn.Module], pixels: int) -> int:
+    """Operators of one OCAR batch, eager."""
+    learner = ocar.OCAR(make(), memory=100, replay_batch=4, passes=PASSES)
+    x = torch.randint(0, 256, (4, 3, pixels, pixels), dtype=torch.uint8)
+    for _ in range(2):
+        learner.learn(x, torch.arange(4))
+    with Operators() as mode:
+        learner.learn(x, torch.arange(4))
+    return mode.count
+
+
+class Operations(NamedTuple):
+    """Operations of an OCAR batch."""
+
+    shared: int  # passes and estimates of the factors
+    products: int  # of the gradients with the inverses, on every rank
+    factorizations: int  # on every rank
+
+
+def on_meta(make: Callable[[], nn.Module], pixels: int) -> tuple[Load, Operations]:
+    """What decides the messages of a batch, and its operations, from shapes."""
+    with torch.device("meta"):
+        model, x = make(), torch.empty(1, 3, pixels, pixels)
+    draws = may_draw(model)
+    locations: dict[nn.Module, int] = {}
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            module.register_forward_hook(
+                lambda m, _, y: locations.__setitem__(m, y.shape[2] * y.shape[3])
+            )
+    with FlopCounterMode(display=False) as counter:
+        model(x)
+    tokens = 197 if isinstance(model, VisionTransformer) else 1
+    layers = find_layers(model, set(model.parameters()))
+    matrices = {layer.name: layer for layer in layers if isinstance(layer, MatrixLayer)}
+    *_, head = matrices
+    places = {name: locations.get(own.module, tokens) for name, own in matrices.items()}
+    places[head] = 1
+    rows = NEW + REPLAYED
+    parts, _ = find_parts(matrices, places, Work(rows, PASSES), max_cost=MAX_COST)
+    shared = counter.get_total_flops() * rows * (3 * PASSES + COLUMNS)
+    products = factorizations = 0
+    for name, layer in matrices.items():
+        layer.parts = parts.get(name, 1)
+        k, d, groups = layer.d_in, layer.d_out, layer.groups
+        shared += rows * places[name] * (groups * k**2 + COLUMNS * d**2)
+        products += 2 * PASSES * groups * k * d * (k + d)
+        factorizations += groups * k**3 // 3 + d**3
+    parameters = list(model.parameters())
+    sizes = [
+        sum(sum(map(math.prod, own.shapes().values())) for own in layers if isinstance(own, kind))
+        for kind in (MatrixLayer, DiagonalLayer)
+    ]
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
+    load = Load(
+        new=NEW,
+        replayed=REPLAYED,
+        passes=PASSES,
+        sample=3 * pixels**2,
+        outputs=100,
+        parameters=sum(p.numel() for p in parameters),
+        tensors=len(parameters),
+        factors=tuple(size for size in sizes if size),
+        channels=tuple(m.num_features for m in norms),
+        draws=draws,
+    )
+    return load, Operations(shared, products, factorizations)
+
+
+def predict() -> list[dict[str, Any]]:
+    """Time a batch on 1, 8 and 64 GPUs."""
+    bench = {r["name"]: r for r in json.loads(BENCH.read_text())["results"]}
+    eager = bench["recorded OCAR"]["time_above"]
+    each = eager / operators(PREDICTED["ResNet18, 32 px"][1], 32)
+    found = []
+    for name, (make, narrow, pixels) in PREDICTED.items():
+        load, work = on_meta(make, pixels)
+        launching = each * operators(narrow, pixels)
+        shared = work.shared / ASSUMED["products"]
+        unshared = work.products / ASSUMED["products"]
+        unshared += work.factorizations / ASSUMED["factorizations"]
+        for ranks in (8, 64):
+            about = ASSUMED["links"][str(ranks)]
+            link = Link(latency=about["latency"], bandwidth=about["bandwidth"], trees=True)
+            host = Link(latency=ASSUMED["host"]["latency"], bandwidth=ASSUMED["host"]["bandwidth"])
+            sent = list(messages(load, ranks))
+            times = [(host if m.host else link).seconds(m.kind, m.size, ranks) for m in sent]
+            sending, computing = sum(times), shared / ranks + unshared
+            found.append(
+                {
+                    "network": name,
+                    "ranks": ranks,
+                    "messages": len(sent),
+                    "bytes": sum(m.size for m in sent),
+                    "sending": sending,
+                    "computing": computing,
+                    "unshared": unshared,
+                    "launching": launching,
+                    "batch": max(launching, computing + sending),
+                    "share": sending / (computing + sending),
+                    "one": shared + unshared,
+                }
+            )
+    return found
+
+
+def main() -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rounds", type=int, default=25, help="times that each is measured")
+    parser.add_argument("--rank-out", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.rank_out is not None:
+        measure(given.rank_out, given.rounds)
+        return
+    record = {
+        **describe_process(torch.device("cpu")),
+        "batch": {"new": NEW, "replayed": REPLAYED, "passes": PASSES},
+        "assumed": ASSUMED,
+        "predicted": predict(),
+        "gloo": [check_gloo(size, given.rounds) for size in (2, 4)],
+    }
+    RESULT.parent.mkdir(parents=True, exist_ok=True)
+    RESULT.write_text(json.dumps(record, indent=1) + "\n")
+    for row in [*record["predicted"], *(n for g in record["gloo"] for n in g["networks"])]:
+        print(row)
+
+
+if __name__ == "__main__":
+    main()

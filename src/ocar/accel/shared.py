@@ -1,0 +1,158 @@
+"""A model that several ranks run together: each takes some rows of a batch.
+
+All ranks know the whole batch. For a forward pass each takes its rows, and all get the outputs of
+all rows; so a loss is computed on the whole batch everywhere, and is the same to the bit. Of its
+gradient a rank has the part of its own rows: the outputs of the others are constants. The sum over
+ranks is the gradient of the loss.
+
+A rank needs at least two rows, since layers tell by them what is a sample. A batch that is too
+small for this is rank 0's alone. The others compute it too, but their part does not count.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ocar.accel.draws import OwnDraws
+from ocar.accel.ranks import Ranks, bounds
+from ocar.accel.shared_norm import synchronized_norms
+from ocar.structure import Inputs
+
+LEAST_ROWS = 2
+"""Rows of a batch for each rank; a batch with fewer is not shared out."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """Which rows of a batch are a rank's."""
+
+    counts: tuple[int, ...]
+    """Rows that count, of each rank."""
+
+    first: int
+    """The first row that counts here."""
+
+    count: int
+    """How many count here."""
+
+    computed: slice
+    """The rows that this rank computes: those that count, or all if none does."""
+
+    @property
+    def rows(self) -> int:
+        """Rows of the whole batch."""
+        return sum(self.counts)
+
+    @property
+    def weight(self) -> float:
+        """The share of the rows that count here."""
+        return self.count / self.rows
+
+
+class SharedModel:
+    """Shares the forward and backward passes of a model out over ranks.
+
+    Args:
+        ranks: The ranks.
+        model: The model; all ranks get the weights of rank 0.
+
+    Attributes:
+        draws: The generators that its layers draw from; None if it has none.
+    """
+
+    def __init__(self, ranks: Ranks, model: nn.Module) -> None:
+        self.ranks = ranks
+        self.draws: OwnDraws | None = None
+        self._model = model
+        self._norms = [m for m in model.modules() if isinstance(m, _BatchNorm)]
+        shapes = [(n, tuple(t.shape), str(t.dtype)) for n, t in model.state_dict().items()]
+        kind = zlib.crc32(repr(shapes).encode())
+        ranks.require_equal("models", f"{type(model).__name__} with tensors of checksum {kind:x}")
+        for tensor in [*model.parameters(), *model.buffers()]:
+            held = tensor.detach().contiguous()
+            ranks.broadcast_(held.flatten().view(torch.uint8))  # gloo does not know every type
+            tensor.detach().copy_(held)
+
+    def share(self, rows: int) -> Share:
+        """The share of this rank in a batch of so many rows."""
+        size, rank = self.ranks.size, self.ranks.rank
+        limits = bounds(rows, size)
+        if rows < LEAST_ROWS * size:
+            limits = [(0, rows), *[(rows, rows)] * (size - 1)]
+        first, last = limits[rank]
+        computed = slice(first, last) if last > first else slice(0, rows)
+        return Share(tuple(b - a for a, b in limits), first, last - first, computed)
+
+    def call(self, function: Callable[[Inputs], Tensor], x: Inputs) -> Tensor:
+        """``function(x)``, ``(n, ...)``, of which each rank computes some rows.
+
+        Args:
+            function: From some rows to as many results.
+            x: All rows, ``(n, ...)``, the same on all ranks.
+        """
+        share = self.share(len(x))
+        with self._running(share):
+            own = function(x[share.computed])[: share.count]
+        whole = self.ranks.all_gather(own, share.counts)
+        if not own.requires_grad:
+            return whole
+        last = share.first + share.count
+        return torch.cat([whole[: share.first], own, whole[last:]])
+
+    @contextmanager
+    def _running(self, share: Share) -> Iterator[None]:
+        """Layers that look at the batch, or draw, do so for the share of this rank."""
+        alone = share.counts[0] == share.rows
+        with ExitStack() as stack:
+            if self.ranks.batchnorm == "synchronized" and not alone:
+                stack.enter_context(synchronized_norms(self._norms, self.ranks))
+            if self.draws is not None:
+                stack.enter_context(self.draws.part(self.ranks.rank))
+            yield
+
+    @torch.no_grad()
+    def average_statistics_(self) -> None:
+        """Give all ranks the mean of the running statistics, if each has moved its own.
+
+        Call it after the backward pass, which needs them as they are.
+        """
+        own = self.ranks.batchnorm == "own"
+        moved = [n for n in self._norms if own and n.training and n.track_running_stats]
+        tensors = [t for n in moved for t in (n.running_mean, n.running_var) if t is not None]
+        if tensors:
+            flat = torch.cat([t.flatten() for t in tensors])
+            self._spread(self.ranks.sum_(flat) / self.ranks.size, tensors)
+
+    @torch.no_grad()
+    def sum_gradients_(self, parameters: Sequence[nn.Parameter]) -> None:
+        """Replace the gradients by their sums over ranks, in one message a type.
+
+        A parameter has no gradient if it has none on any rank.
+        """
+        for dtype in dict.fromkeys(p.dtype for p in parameters):
+            own = [p for p in parameters if p.dtype == dtype]
+            grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in own]
+            known = grads[0].new_tensor([p.grad is not None for p in own])
+            flat = self.ranks.sum_(torch.cat([*(g.flatten() for g in grads), known]))
+            self._spread(flat[: -len(own)], grads)
+            if all(p.grad is not None for p in own):
+                continue
+            for parameter, grad, count in zip(own, grads, flat[-len(own) :].tolist(), strict=True):
+                parameter.grad = grad if count else None
+
+    def average_(self, estimates: Tensor, rows: int) -> None:
+        """Replace means over this rank's rows by means over all rows of a batch, in place."""
+        self.ranks.sum_(estimates.mul_(self.share(rows).weight))
+
+    def _spread(self, flat: Tensor, tensors: Sequence[Tensor]) -> None:
+        parts = flat.split([t.numel() for t in tensors])
+        torch._foreach_copy_(
+            list(tensors), [p.view_as(t) for p, t in zip(parts, tensors, strict=True)]
+        )
