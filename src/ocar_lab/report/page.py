@@ -1,7 +1,8 @@
 """A report as one HTML page that needs nothing else: no server, no network.
 
-Jinja2 makes the page from ``page.html`` and escapes every text. The figures are drawn by plotly.js
-from the numbers; both are inside the page.
+Jinja2 makes the content from ``content.html`` and the page around it from ``page.html``, and
+escapes every text. The figures are drawn by plotly.js from the numbers; both are inside the page.
+The live page of ``ocar watch`` is the same page; its script asks for newer content.
 """
 
 from __future__ import annotations
@@ -9,22 +10,44 @@ from __future__ import annotations
 import base64
 import gzip
 import json
+from collections import Counter
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from importlib import resources
-from typing import Any
+from typing import Any, NamedTuple
 
 from ocar_lab.optional import needed
 from ocar_lab.report.figures import Figure, Line
 from ocar_lab.report.methods import Method
 from ocar_lab.report.sections import Report, Section
+from ocar_lab.report.single_runs import STATES, SingleRun, flat_settings
+from ocar_lab.report.studies import StudyPart
+from ocar_lab.runs.find import HOW_TO_RUN
+from ocar_lab.runs.table import Spread
+from ocar_lab.runs.texts import MAIN, TITLES, metric_text, time_text
 from ocar_lab.styles import styles
 
 CHECKED = 8
 """Methods that are drawn at first; the reader can choose others."""
 
-SMALL = ("tau", "replay_weight", "norm_ratio", "drop")
+SMALL = ("tau", "replay_weight", "norm_ratio", "drop", "study-importance")
 """Figures that need less height."""
+
+
+class Cell(NamedTuple):
+    """A cell of the table of runs."""
+
+    text: str
+    sort: str = ""  # what the column is sorted by, if not by the text
+    kind: str = ""  # class of the cell
+
+
+class Rendered(NamedTuple):
+    """What the page shows; the live page replaces these three."""
+
+    title: str
+    content: str  # HTML, without the shell
+    data: str  # JSON, what the script draws
 
 
 def make_page(report: Report) -> str:
@@ -33,33 +56,83 @@ def make_page(report: Report) -> str:
     Raises:
         MissingPackageError: plotly or Jinja2 is not installed.
     """
-    with needed("A report", "jinja2", extra="report"):
-        from jinja2 import Environment, StrictUndefined
-        from jinja2.utils import htmlsafe_json_dumps
-        from markupsafe import Markup
-    with needed("A report", "plotly", extra="report"):
-        from plotly.offline import get_plotlyjs
-    # Compressed, plotly.js takes a third of the space.
-    library = base64.b64encode(gzip.compress(get_plotlyjs().encode(), 6, mtime=0)).decode()
-    environment = Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
-    )
-    compact = partial(json.dumps, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    return environment.from_string(_resource("page.html")).render(
+    return wrap(render(report))
+
+
+def render(report: Report, *, live: bool = False) -> Rendered:
+    """The content of the page, as HTML and as JSON.
+
+    Raises:
+        MissingPackageError: Jinja2 is not installed.
+    """
+    rows = _run_rows(report)
+    states = Counter(row["run"].state for row in rows)
+    counted = ", ".join(f"{states[name]} {name}" for name in STATES if states[name])
+    name = "ocar watch" if live else "ocar report"
+    content = _template("content.html").render(
+        name=name,
+        live=live,
         report=report,
         created=_moment(report.created),
-        overview=_overview(report),
+        counted=f"{len(rows)} runs: {counted}." if rows else "There are no runs yet.",
+        rows=rows,
+        columns=_columns(report),
+        filters={
+            "Benchmark": sorted({row["benchmark"] for row in rows}),
+            "Method": sorted({row["label"] for row in rows}),
+            "State": [name for name in STATES if states[name]],
+        },
+        how_to_run=HOW_TO_RUN,
         sections=report.sections,
         frames=[_frames(section) for section in report.sections],
+        study_frames=_study_frames,
         facts=_facts,
         dumps=partial(json.dumps, indent=1, ensure_ascii=False),
         checked=CHECKED,
         small=SMALL,
+    )
+    going = f"{states['running']} running, " if live and states["running"] else ""
+    return Rendered(f"{going}{name}: {report.title}", content, _compact(_drawn(report)))
+
+
+def wrap(rendered: Rendered, *, tag: str = "") -> str:
+    """The content as a whole page; with a ``tag`` it asks the server for a newer content.
+
+    Raises:
+        MissingPackageError: plotly or Jinja2 is not installed.
+    """
+    with needed("A report", "jinja2", extra="report"):
+        from jinja2.utils import htmlsafe_json_dumps
+        from markupsafe import Markup
+    with needed("A report", "plotly", extra="report"):
+        from plotly.offline import get_plotlyjs
+    return _template("page.html").render(
+        title=rendered.title,
+        tag=tag,
+        content=Markup(rendered.content),
         css=Markup(_resource("page.css")),
         script=Markup(_resource("page.js")),
-        library=Markup(library),
-        data=htmlsafe_json_dumps(_drawn(report), dumps=compact),
+        library=Markup(_packed(get_plotlyjs())),
+        data=htmlsafe_json_dumps(rendered.data, dumps=str),
     )
+
+
+@cache
+def _packed(library: str) -> str:
+    """A script, compressed: plotly.js then takes a third of the space."""
+    return base64.b64encode(gzip.compress(library.encode(), 6, mtime=0)).decode()
+
+
+@cache
+def _template(name: str) -> Any:
+    with needed("A report", "jinja2", extra="report"):
+        from jinja2 import Environment, StrictUndefined
+    return Environment(
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined
+    ).from_string(_resource(name))
+
+
+_compact = partial(json.dumps, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def _resource(name: str) -> str:
@@ -75,6 +148,7 @@ def _drawn(report: Report) -> dict[str, Any]:
     return {
         "sections": [
             {
+                "benchmark": section.benchmark,
                 "methods": [method.name for method in section.methods],
                 "styles": [
                     {**style.colour._asdict(), "dashes": style.dashes, "marker": style.marker}
@@ -93,29 +167,112 @@ def _drawn(report: Report) -> dict[str, Any]:
                     for figure in section.figures
                 ],
                 "heats": [{"x": heat.x, "rows": heat.rows} for heat in section.heats],
+                "settings": [flat_settings(method.config) for method in section.methods],
+                "labels": [method.label for method in section.methods],
+                "runs": [_drawn_run(section, run) for run in section.runs],
             }
             for section in report.sections
-        ]
+        ],
+        "studies": [
+            {
+                "axes": [*map(vars, study.axes)],
+                "goodness": study.goodness,
+                "texts": study.texts,
+                "importance": study.importance,
+            }
+            for study in report.studies
+        ],
     }
 
 
-def _overview(report: Report) -> list[tuple[str, ...]]:
-    return [
-        (
-            section.benchmark,
-            method.name,
-            method.progress,
-            _range(method.evaluations),
-            ", ".join(method.devices),
-            _moment(method.begun or ""),
-        )
-        for section in report.sections
-        for method in section.methods
-    ]
+def _drawn_run(section: Section, run: SingleRun) -> dict[str, Any]:
+    return {
+        "key": _key(run),
+        "name": _run_name(section, run),
+        "method": run.method,
+        "seed": run.seed,
+        "facts": {
+            "State": run.state,
+            "Batches": f"{run.done:,}" if run.done else "",
+            "Accuracy so far": "" if run.accuracy is None else f"{100 * run.accuracy:.1f}",
+            **{TITLES.get(name, name): text for name, text in _metric_texts(run).items()},
+        },
+        "line": None if run.line is None else vars(run.line),
+    }
 
 
-def _range(counts: Sequence[int]) -> str:
-    return " to ".join(f"{count:,}" for count in sorted({min(counts), max(counts)}))
+def _metric_texts(run: SingleRun) -> dict[str, str]:
+    """Each metric of a run as the tables of a benchmark show it."""
+    own = {n: Spread(mean=value, std=None, count=1) for n, value in run.metrics.items()}
+    return {name: metric_text(name, own) for name in own}
+
+
+def _key(run: SingleRun) -> str:
+    return f"{run.path} {run.seed}"  # a result file holds several seeds
+
+
+def _run_name(section: Section, run: SingleRun) -> str:
+    return f"{section.benchmark} {section.methods[run.method].name}, seed {run.seed}"
+
+
+def _columns(report: Report) -> list[str]:
+    """Titles of the table of runs; progress only if a run is not finished."""
+    runs = [run for section in report.sections for run in section.runs]
+    moving = any(run.state != "finished" for run in runs)
+    metrics = [title for name, title in MAIN.items() if any(name in run.metrics for run in runs)]
+    progress = ["progress", "time left", "so far"] if moving else []
+    return ["method", "benchmark", "seed", "state", *progress, *metrics, "begun"]
+
+
+def _run_rows(report: Report) -> list[dict[str, Any]]:
+    """The table of runs: those that are running first."""
+    columns = _columns(report)
+    rows = []
+    for number, section in enumerate(report.sections):
+        for place, run in enumerate(section.runs):
+            method = section.methods[run.method]
+            cells = {
+                "method": Cell(method.name),
+                "benchmark": Cell(section.benchmark),
+                "seed": Cell(str(run.seed)),
+                "state": Cell(run.state, kind=run.state),
+                **_progress(run),
+                **{
+                    TITLES[name]: Cell(text, str(run.metrics[name]))
+                    for name, text in _metric_texts(run).items()
+                    if name in MAIN
+                },
+                "begun": Cell(_moment(run.begun or "")),
+            }
+            row = {
+                "key": _key(run),
+                "run": run,
+                "section": number,
+                "place": place,
+                "benchmark": section.benchmark,
+                "label": method.label,
+                "name": _run_name(section, run),
+                "cells": [cells.get(title, Cell("")) for title in columns],
+            }
+            rows.append(row)
+    order = {state: place for place, state in enumerate(STATES)}
+    return sorted(rows, key=lambda row: order.get(row["run"].state, 0))
+
+
+def _progress(run: SingleRun) -> dict[str, Cell]:
+    """How far a run is, how long it will take, and its accuracy so far."""
+    found = {}
+    if run.state == "finished":
+        found["progress"] = Cell("", "1")
+    elif run.batches:
+        share = run.done / run.batches
+        text = f"{100 * share:.0f} % ({run.done:,} of {run.batches:,})"
+        found["progress"] = Cell(text, f"{share:.4f}", "progress")
+    if run.left is not None:
+        found["time left"] = Cell(time_text(run.left), f"{run.left:.0f}")
+    if run.accuracy is not None:
+        found["so far"] = Cell(f"{100 * run.accuracy:.1f}", f"{run.accuracy:.5f}")
+    return found
 
 
 def _facts(method: Method) -> dict[str, str]:
@@ -159,6 +316,41 @@ def _frames(section: Section) -> list[dict[str, Any]]:
         }
         found.insert(1, heat)
     return found
+
+
+def _study_frames(study: StudyPart) -> list[dict[str, Any]]:
+    """The frames of a study: one line for each trial, one bar for each setting."""
+    shares = "; ".join(f"{name} {share:.0f} %" for name, share in study.importance)
+    frames = {
+        "parallel": (
+            "Trials",
+            "One line for each finished trial, through its settings to its value. The stronger the "
+            "colour, the better the trial; the best is thick.",
+            f"Parallel coordinates of {len(study.texts)} trials; the table below has the numbers.",
+            study.axes,
+        ),
+        "importance": (
+            "Importance of the settings",
+            "How much each setting separates the best tenth of the trials from the others "
+            "(PED-ANOVA), in per cent of all.",
+            f"Bars: {shares}.",
+            study.importance,
+        ),
+    }
+    return [
+        {
+            "key": f"study-{kind}",
+            "kind": kind,
+            "number": "",
+            "title": title,
+            "label": "",
+            "options": [],
+            "caption": caption,
+            "described": described,
+        }
+        for kind, (title, caption, described, numbers) in frames.items()
+        if numbers
+    ]
 
 
 def _alternative(figure: Figure, methods: Sequence[Method]) -> str:
