@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 
 from ocar.evaluate import summarize
 from ocar.events import Counts, Evaluated, Finished
+from ocar_lab.report.live import Server
 from ocar_lab.runs import Run, read_run
 from ocar_lab.runs.folder import CONFIG, METRICS, STATUS
 from ocar_lab.runs.records import evaluation_record, result_record, to_line
@@ -103,3 +106,23 @@ def write_study(
     for settings, value in trials:
         made = optuna.trial.create_trial(params=dict(settings), distributions=parts, value=value)
         study.add_trial(made)
+
+
+def grow(run: Run, events: Sequence[Evaluated]) -> None:
+    """Add evaluations to a run, as its process does."""
+    with (run.path / METRICS).open("ab") as file:
+        for event in events:
+            file.write(to_line(evaluation_record(event, {})))
+
+
+@contextmanager
+def served(*folders: Path) -> Iterator[int]:
+    """The port of a server on some folders."""
+    with Server(folders, host="127.0.0.1", port=0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()

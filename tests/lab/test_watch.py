@@ -9,29 +9,25 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from made_runs import history, write_run, write_study
+from made_runs import grow, history, served, write_run, write_study
 from stored_runs import small
 
 import ocar_lab
-from ocar.events import Evaluated
 from ocar_lab.cli import main
 from ocar_lab.report import live
-from ocar_lab.report.live import Server, Watcher
+from ocar_lab.report.live import Watcher
 from ocar_lab.report.sections import make_report
 from ocar_lab.report.single_runs import describe_run, flat_settings
 from ocar_lab.report.studies import read_part
 from ocar_lab.runs import Run, read_run
 from ocar_lab.runs.folder import CONFIG, METRICS, STATUS
-from ocar_lab.runs.records import evaluation_record, to_line
 from ocar_lab.runs.studies import JOURNAL, LEAST, STUDY
 
 pytest.importorskip("jinja2", reason="Jinja2 is not installed")
@@ -41,29 +37,9 @@ def made(folder: Path, lengths: Sequence[int] = (6, 6), **values: Any) -> Run:
     return write_run(folder, history(np.random.default_rng(0), lengths), **values)
 
 
-def grow(run: Run, events: Sequence[Evaluated]) -> None:
-    """Add evaluations to a run, as its process does."""
-    with (run.path / METRICS).open("ab") as file:
-        for event in events:
-            file.write(to_line(evaluation_record(event, {})))
-
-
 def set_status(run: Run, **values: Any) -> None:
     own = {"state": "running", "pid": os.getpid(), "host": platform.node()}
     (run.path / STATUS).write_text(json.dumps(own | values), encoding="utf-8")
-
-
-@contextmanager
-def served(*folders: Path) -> Iterator[int]:
-    """The port of a server on some folders."""
-    with Server(folders, host="127.0.0.1", port=0) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        try:
-            yield server.server_port
-        finally:
-            server.shutdown()
-            thread.join()
 
 
 def ask(port: int, path: str, **headers: str) -> tuple[HTTPResponse, bytes]:

@@ -275,7 +275,7 @@
     const order = Array.from(table.tBodies[0].rows).map((row) => [value(row), row]);
     order.sort(function ([one], [other]) {
       if (!one || !other) return (one ? 0 : 1) - (other ? 0 : 1);  // empty cells last
-      return sign * one.localeCompare(other, "en", { numeric: true });
+      return sign * (isNaN(one) || isNaN(other) ? one.localeCompare(other, "en") : one - other);
     });
     order.forEach(function ([, row], place) {
       const there = table.tBodies[0].rows[place];
