@@ -211,7 +211,7 @@ def test_no_stripe_goes_through_the_heat_map(opened: Any) -> None:
     background = np.array([int(part) for part in re.findall(r"\d+", paper)[:3]])
     opened.locator("#heat-1 select").select_option(label="er")
     image = opened.locator("#heat-1 .heatmaplayer image")
-    image.scroll_into_view_if_needed()
+    image.evaluate("i => i.scrollIntoView({block: 'end'})")  # the methods stay above it
     pixels = np.asarray(Image.open(io.BytesIO(image.screenshot())).convert("RGB")).astype(int)
     height, width = pixels.shape[:2]
     for task in range(3):

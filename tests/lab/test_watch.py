@@ -176,7 +176,6 @@ def test_settings_have_one_name_each() -> None:
         "lr": "0.1",
         "memory.kind": "reservoir",
         "memory.size": "100",
-        "transform": "None",
     }
 
 

@@ -206,7 +206,9 @@
         const [light, night, marker] = text.split(" ");
         return { light: light, dark: night, dashes: place ? [5, 2] : [], marker: marker };
       });
-      return lines(own, { methods: found.map((run) => run.name), styles: looks }, found[0].section.figures[0]);
+      const drawn = lines(own, { methods: found.map((run) => run.name), styles: looks }, found[0].section.figures[0]);
+      Object.assign(drawn[1], { showlegend: true, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom" } });
+      return drawn;
     },
   };
 
@@ -297,7 +299,7 @@
     const settings = found.map((run) => run.section.settings[run.method]);
     const facts = found.map((run) => run.facts);
     const table = [];
-    for (const [group, all] of [[settings, false], [facts, true]]) {
+    for (const [group, all] of [[facts, true], [settings, false]]) {
       for (const name of new Set(group.flatMap(Object.keys))) {
         const [one, other] = group.map((own) => own[name] ?? "");
         if ((all && (one || other)) || one !== other) table.push([name, one, other, difference(one, other)]);

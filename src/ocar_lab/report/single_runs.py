@@ -83,7 +83,7 @@ def flat_settings(config: Mapping[str, Any]) -> dict[str, str]:
     """A configuration by name, as the filter and the comparison of two runs show it.
 
     Settings of the method and of its transform stand under their own names, parts of a setting
-    under dotted names: ``lr``, ``memory.size``.
+    under dotted names: ``lr``, ``normalize.kind``. A setting that is None is left out.
     """
     found: dict[str, str] = {}
     for name, value in config.items():
@@ -91,6 +91,6 @@ def flat_settings(config: Mapping[str, Any]) -> dict[str, str]:
             inner = flat_settings(value)
             outer = "" if name in ("settings", "transform") else f"{name}."
             found |= {f"{outer}{key}": text for key, text in inner.items()}
-        else:
+        elif value is not None:
             found[name] = str(value)
     return found

@@ -1,0 +1,70 @@
+"""The picture of the live page in the guide, from runs that it makes while it watches them.
+
+    python docs/_tools/watch_picture.py
+
+It runs ER and OCAR on the bundled digits, in a temporary folder, and draws
+``docs/guides/watching.png`` by a headless Chromium when the last run is half done.
+"""
+
+from __future__ import annotations
+
+import io
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import sync_playwright
+
+from ocar_lab.report.live import Server
+
+PICTURE = Path(__file__).resolve().parents[1] / "guides" / "watching.png"
+RUN = [sys.executable, "-m", "ocar_lab", "run", "split-digits"]
+TICKED = ("er, seed 0", "ocar, seed 2")
+HALF = "document.querySelector('#runs progress')?.value > 0.5"
+
+
+def photograph(port: int) -> bytes:
+    """The table of runs, two of them side by side, while a run goes on."""
+    with sync_playwright() as driver:
+        path = shutil.which("chromium")
+        browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        page = browser.new_page(viewport={"width": 1000, "height": 900})
+        page.goto(f"http://127.0.0.1:{port}/")
+        page.wait_for_selector("html[data-drawn]")
+        page.wait_for_function(HALF, timeout=300_000)
+        for name in TICKED:
+            page.get_by_label(f"Side by side: split-digits {name}").check()
+        page.wait_for_selector("#pair-figure svg.main-svg")
+        ends = [page.locator(name).bounding_box() for name in ("#runs", "#pair-figure .plot")]
+        top, bottom = ends[0]["y"] + 10, ends[1]["y"] + ends[1]["height"]
+        clip = {"x": 0, "y": top, "width": 1000, "height": bottom - top}
+        picture: bytes = page.screenshot(full_page=True, clip=clip)
+        browser.close()
+    return picture
+
+
+def main() -> None:
+    """Make the runs and the picture."""
+    with tempfile.TemporaryDirectory() as name:
+        runs = Path(name) / "runs"
+        how = ["--threads", "1", "--workers", "1", "--out", str(runs)]
+        subprocess.run([*RUN, "er", "ocar", "--seeds", "0", "1", *how], check=True)
+        with (
+            subprocess.Popen([*RUN, "ocar", "--seeds", "2", *how]),
+            Server([runs], host="127.0.0.1", port=0) as server,
+        ):
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            picture = photograph(server.server_port)
+            server.shutdown()
+    with Image.open(io.BytesIO(picture)) as whole:
+        small = whole.convert("RGB").quantize(64, dither=Image.Dither.NONE)
+    small.save(PICTURE, optimize=True)
+    print(f"{PICTURE.name}: {PICTURE.stat().st_size / 1000:.0f} kB")
+
+
+if __name__ == "__main__":
+    main()
