@@ -119,7 +119,7 @@ def test_a_folder_may_come_later_and_a_run_may_go(tmp_path: Path) -> None:
     watcher = Watcher([tmp_path / "runs"])
     assert "There are no runs yet." in watcher.look().rendered.content
     run = made(tmp_path / "runs")
-    assert "1 runs: 1 finished." in watcher.look().rendered.content
+    assert "1 run: 1 finished." in watcher.look().rendered.content
     (run.path / CONFIG).unlink()
     (run.path / METRICS).unlink()
     assert "There are no runs yet." in watcher.look().rendered.content

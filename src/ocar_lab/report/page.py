@@ -67,20 +67,19 @@ def render(report: Report, *, live: bool = False) -> Rendered:
     """
     rows = _run_rows(report)
     states = Counter(row["run"].state for row in rows)
-    counted = ", ".join(f"{states[name]} {name}" for name in STATES if states[name])
     name = "ocar watch" if live else "ocar report"
     content = _template("content.html").render(
         name=name,
         live=live,
         report=report,
         created=_moment(report.created),
-        counted=f"{len(rows)} runs: {counted}." if rows else "There are no runs yet.",
+        counted=", ".join(f"{count} {state}" for state, count in states.items()),
         rows=rows,
         columns=_columns(report),
         filters={
             "Benchmark": sorted({row["benchmark"] for row in rows}),
             "Method": sorted({row["label"] for row in rows}),
-            "State": [name for name in STATES if states[name]],
+            "State": list(states),
         },
         how_to_run=HOW_TO_RUN,
         sections=report.sections,
@@ -255,8 +254,7 @@ def _run_rows(report: Report) -> list[dict[str, Any]]:
                 "cells": [cells.get(title, Cell("")) for title in columns],
             }
             rows.append(row)
-    order = {state: place for place, state in enumerate(STATES)}
-    return sorted(rows, key=lambda row: order.get(row["run"].state, 0))
+    return sorted(rows, key=lambda row: (*STATES, row["run"].state).index(row["run"].state))
 
 
 def _progress(run: SingleRun) -> dict[str, Cell]:
