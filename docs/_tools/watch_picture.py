@@ -39,10 +39,8 @@ def photograph(port: int) -> bytes:
         for name in TICKED:
             page.get_by_label(f"Side by side: split-digits {name}").check()
         page.wait_for_selector("#pair-figure svg.main-svg")
-        ends = [page.locator(name).bounding_box() for name in ("#runs", "#pair-figure .plot")]
-        top, bottom = ends[0]["y"] + 10, ends[1]["y"] + ends[1]["height"]
-        clip = {"x": 0, "y": top, "width": 1000, "height": bottom - top}
-        picture: bytes = page.screenshot(full_page=True, clip=clip)
+        page.add_style_tag(content="#pair .scroll { display: none } #runs { padding: 0 8px }")
+        picture: bytes = page.locator("#runs").screenshot()
         browser.close()
     return picture
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,18 +45,19 @@ def main(command: str, arguments: list[str], *, debug: bool) -> int:
     for folder in options.folders:
         if not folder.is_dir():
             raise RunError(f"There is no folder {folder}. {HOW_TO_RUN}")
-    with Server(options.folders or USUAL, host=options.host, port=options.port) as server:
+    folders = options.folders or USUAL
+    with (
+        suppress(KeyboardInterrupt),
+        Server(folders, host=options.host, port=options.port) as server,
+    ):
         if options.host not in LOOPBACK:
             sys.stderr.write(
                 f"ocar: --host {options.host} lets other machines read the page: paths, settings "
                 "and commands of the runs, without a password.\n"
             )
         host = f"[{options.host}]" if ":" in options.host else options.host
-        folders = ", ".join(map(str, options.folders or USUAL))
-        print_text(f"Watching {folders} on http://{host}:{server.server_port} (Ctrl-C ends it)")
+        names = ", ".join(map(str, folders))
+        print_text(f"Watching {names} on http://{host}:{server.server_port} (Ctrl-C ends it)")
         sys.stdout.flush()
-        try:
-            server.serve_forever()
-        except KeyboardInterrupt:
-            return 0
+        server.serve_forever()
     return 0

@@ -52,7 +52,7 @@ def describe_run(run: Measured, *, method: int, line: Line | None) -> SingleRun:
         state=run.state,
         error=str(error) if error and run.state == "failed" else "",
         done=done,
-        batches=max(batches, done),
+        batches=max(batches, done) if batches else 0,
         left=_left(run, done, batches) if isinstance(run, Run) else None,
         begun=begun,
         accuracy=accuracy,
