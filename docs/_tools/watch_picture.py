@@ -3,7 +3,7 @@
     python docs/_tools/watch_picture.py
 
 It runs ER and OCAR on the bundled digits, in a temporary folder, and draws
-``docs/guides/watching.png`` by a headless Chromium when the last run is half done.
+``docs/guides/watching.png`` by a headless Chromium while the last run goes on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ocar_lab.report.live import Server
 PICTURE = Path(__file__).resolve().parents[1] / "guides" / "watching.png"
 RUN = [sys.executable, "-m", "ocar_lab", "run", "split-digits"]
 TICKED = ("er, seed 0", "ocar, seed 2")
-HALF = "document.querySelector('#runs progress')?.value > 0.5"
+BEGUN = "document.querySelector('#runs progress')?.value > 0.1"
 
 
 def photograph(port: int) -> bytes:
@@ -35,7 +35,7 @@ def photograph(port: int) -> bytes:
         page = browser.new_page(viewport={"width": 1000, "height": 900})
         page.goto(f"http://127.0.0.1:{port}/")
         page.wait_for_selector("html[data-drawn]")
-        page.wait_for_function(HALF, timeout=300_000)
+        page.wait_for_function(BEGUN, timeout=300_000)
         for name in TICKED:
             page.get_by_label(f"Side by side: split-digits {name}").check()
         page.wait_for_selector("#pair-figure svg.main-svg")
