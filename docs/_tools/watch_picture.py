@@ -23,24 +23,24 @@ from ocar_lab.report.live import Server
 
 PICTURE = Path(__file__).resolve().parents[1] / "guides" / "watching.png"
 RUN = [sys.executable, "-m", "ocar_lab", "run", "split-digits"]
-TICKED = ("er, seed 0", "ocar, seed 2")
-BEGUN = "document.querySelector('#runs progress')?.value > 0.1"
+BEGUN = "document.querySelector('#runs progress')?.value > 0.3"
 
 
-def photograph(port: int) -> bytes:
-    """The table of runs, two of them side by side, while a run goes on."""
+def photograph(port: int, command: list[str]) -> bytes:
+    """The table of runs, two of them side by side, while a command adds another run."""
     with sync_playwright() as driver:
         path = shutil.which("chromium")
         browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1000, "height": 900})
         page.goto(f"http://127.0.0.1:{port}/")
         page.wait_for_selector("html[data-drawn]")
-        page.wait_for_function(BEGUN, timeout=300_000)
-        for name in TICKED:
-            page.get_by_label(f"Side by side: split-digits {name}").check()
-        page.wait_for_selector("#pair-figure svg.main-svg")
         page.add_style_tag(content="#pair .scroll { display: none } #runs { padding: 0 8px }")
-        picture: bytes = page.locator("#runs").screenshot()
+        page.get_by_label("Side by side: split-digits er, seed 0").check()
+        with subprocess.Popen(command):
+            page.wait_for_function(BEGUN, timeout=300_000)
+            page.get_by_label("Side by side: split-digits ocar, seed 2").check()
+            page.wait_for_selector("#pair-figure svg.main-svg")
+            picture: bytes = page.locator("#runs").screenshot()
         browser.close()
     return picture
 
@@ -51,12 +51,9 @@ def main() -> None:
         runs = Path(name) / "runs"
         how = ["--threads", "1", "--workers", "1", "--out", str(runs)]
         subprocess.run([*RUN, "er", "ocar", "--seeds", "0", "1", *how], check=True)
-        with (
-            subprocess.Popen([*RUN, "ocar", "--seeds", "2", *how]),
-            Server([runs], host="127.0.0.1", port=0) as server,
-        ):
+        with Server([runs], host="127.0.0.1", port=0) as server:
             threading.Thread(target=server.serve_forever, daemon=True).start()
-            picture = photograph(server.server_port)
+            picture = photograph(server.server_port, [*RUN, "ocar", "--seeds", "2", *how])
             server.shutdown()
     with Image.open(io.BytesIO(picture)) as whole:
         small = whole.convert("RGB").quantize(64, dither=Image.Dither.NONE)
