@@ -1,19 +1,24 @@
-"""Run folders for tests of reports: written as a run writes them, from given numbers."""
+"""Runs and studies for tests of reports: written as runs and searches write them, from numbers."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 from ocar.evaluate import summarize
 from ocar.events import Counts, Evaluated, Finished
+from ocar_lab.report.live import Server
 from ocar_lab.runs import Run, read_run
 from ocar_lab.runs.folder import CONFIG, METRICS, STATUS
 from ocar_lab.runs.records import evaluation_record, result_record, to_line
+from ocar_lab.runs.studies import JOURNAL, NAME, STUDY
 
 
 def history(
@@ -75,3 +80,49 @@ def write_run(
         lines.append(to_line(result_record(result)))
     (path / METRICS).write_bytes(b"".join(lines))
     return read_run(path)
+
+
+def write_study(
+    folder: Path,
+    space: Mapping[str, Mapping[str, Any]],
+    trials: Sequence[tuple[Mapping[str, Any], float]],
+) -> None:
+    """A study folder with these trials: settings and value."""
+    optuna = pytest.importorskip("optuna", reason="Optuna is not installed")
+    folder.mkdir(parents=True, exist_ok=True)
+    config = {"benchmark": "split-digits", "method": "er", "objective": "validation accuracy"}
+    text = json.dumps({"config": {**config, "space": space}})
+    (folder / STUDY).write_text(text, encoding="utf-8")
+    backend = optuna.storages.journal.JournalFileBackend(str(folder / JOURNAL))
+    storage = optuna.storages.JournalStorage(backend)
+    study = optuna.create_study(storage=storage, study_name=NAME, direction="maximize")
+    kinds = optuna.distributions
+    parts = {
+        name: kinds.CategoricalDistribution(part["values"])
+        if "values" in part
+        else kinds.FloatDistribution(part["low"], part["high"], log=part.get("log", False))
+        for name, part in space.items()
+    }
+    for settings, value in trials:
+        made = optuna.trial.create_trial(params=dict(settings), distributions=parts, value=value)
+        study.add_trial(made)
+
+
+def grow(run: Run, events: Sequence[Evaluated]) -> None:
+    """Add evaluations to a run, as its process does."""
+    with (run.path / METRICS).open("ab") as file:
+        for event in events:
+            file.write(to_line(evaluation_record(event, {})))
+
+
+@contextmanager
+def served(*folders: Path) -> Iterator[int]:
+    """The port of a server on some folders."""
+    with Server(folders, host="127.0.0.1", port=0) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()

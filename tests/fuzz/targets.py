@@ -26,6 +26,7 @@ from datasets.dataset_files import (
     names_bytes,
     tiny_files,
 )
+from made_runs import write_study
 from PIL import Image
 from stored_runs import small
 from torch import nn
@@ -41,9 +42,12 @@ from ocar.datasets.mnist import read_idx
 from ocar.datasets.pictures import Picture, decode_all
 from ocar.errors import DataError
 from ocar.streams import CSVReader, TarReader
+from ocar_lab.report.live import Watcher
+from ocar_lab.report.studies import read_part
 from ocar_lab.runs import read_run
 from ocar_lab.runs.folder import CONFIG, METRICS, STATUS
 from ocar_lab.runs.results import keep, read_result
+from ocar_lab.runs.studies import JOURNAL, STUDY
 from ocar_lab.tune.preset import Preset, read_preset, write_preset
 
 MB = 1 << 20
@@ -171,6 +175,38 @@ def _run_file(name: str, mutator: mutate.Mutator) -> Callable[[Path], Target]:
         def read(data: bytes) -> None:
             (path / name).write_bytes(data)
             _look(path)
+
+        return Target(read, [files[name]], [mutator] * 3)
+
+    return make
+
+
+def _study_file(name: str, mutator: mutate.Mutator) -> Callable[[Path], Target]:
+    def make(folder: Path) -> Target:
+        space = {"lr": {"low": 0.1, "high": 1.0, "log": True}, "passes": {"values": [1, 2]}}
+        drawn = [{"lr": 0.1 + 0.04 * place, "passes": 1 + place % 2} for place in range(22)]
+        write_study(folder, space, [(settings, settings["lr"]) for settings in drawn])
+        read_part(folder)  # imports Optuna's parts, which takes time
+
+        def read(data: bytes) -> None:
+            (folder / name).write_bytes(data)
+            read_part(folder)
+
+        return Target(read, [(folder / name).read_bytes()], [mutator] * 3)
+
+    return make
+
+
+def _watched(name: str, mutator: mutate.Mutator) -> Callable[[Path], Target]:
+    """The live page: no file of a run may break it."""
+
+    def make(folder: Path) -> Target:
+        path, files = _run_files(folder)
+        Watcher([folder]).look()  # compiles the templates, which takes time
+
+        def read(data: bytes) -> None:
+            (path / name).write_bytes(data)
+            Watcher([folder]).look()
 
         return Target(read, [files[name]], [mutator] * 3)
 
@@ -418,6 +454,11 @@ TARGETS: dict[str, Callable[[Path], Target]] = {
     "run-status": _run_file(STATUS, mutate.by_json),
     "metrics": _run_file(METRICS, mutate.by_lines),
     "result": _result,
+    "study": _study_file(STUDY, mutate.by_json),
+    "journal": _study_file(JOURNAL, mutate.by_lines),
+    "watch-config": _watched(CONFIG, mutate.by_json),
+    "watch-status": _watched(STATUS, mutate.by_json),
+    "watch-metrics": _watched(METRICS, mutate.by_lines),
     "idx": _idx,
     "cifar": _cifar,
     "tar": _tar,

@@ -26,6 +26,7 @@ COMMANDS = {
     "tune": ("tune", "search for the settings of a method; the same command resumes"),
     "show": ("show", "mean ± std of every metric of stored runs, and the paper's numbers"),
     "report": ("report", "one HTML page on stored runs: tables, figures, commands; no network"),
+    "watch": ("watch", "the same page live, while runs go on: progress, figures, studies"),
     "compare": ("compare", "two sets of runs side by side, paired by seed, with an interval"),
     "keep": ("keep", "keep the results of finished runs, as small files under results/"),
     "paper": ("paper", "the paper's tables with our numbers, and its figures, made where missing"),

@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from ocar.files import printable
-from ocar_lab.cli.time_left import TimeLeft, time_text
+from ocar_lab.cli.time_left import TimeLeft
 from ocar_lab.experiment import Ended, Message, Progress
+from ocar_lab.runs.texts import time_text
 
 LINE_SECONDS = 60.0
 """Without a terminal, the least time between two lines about one run."""

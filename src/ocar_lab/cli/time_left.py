@@ -97,10 +97,3 @@ class TimeLeft:
             f"Evaluation takes {share:.0%} of the time. --every {rounded} is faster; AAA and "
             "WC-Acc are then over fewer evaluations, and the runs in another folder."
         )
-
-
-def time_text(seconds: float) -> str:
-    """A time in hours, minutes and seconds."""
-    whole = round(seconds)
-    hours, minutes = divmod(whole // 60, 60)
-    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ocar_lab.cli.progress import LINE_SECONDS, Display
-from ocar_lab.cli.time_left import time_text
+from ocar_lab.runs.texts import time_text
 from ocar_lab.tune import Ended, SearchEvent, Study, TuneConfig
 
 

@@ -8,6 +8,7 @@ what was lost, and ends the same.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Generator, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -105,7 +106,10 @@ def run_events(
                     seed=config.seed,
                     checkpoint_every=config.checkpoint_every,
                 )
-                folder.begin_session({**process, "beside": others, "batch": session.position})
+                folder.begin_session(
+                    {**process, "beside": others, "batch": session.position},
+                    batches=operator.length_hint(session.stream),
+                )
                 yield from session.events(stop or never)
             except (GeneratorExit, KeyboardInterrupt):
                 if folder.state != "finished":

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 import numpy as np
 
@@ -157,12 +158,23 @@ def numbers(values: Floats) -> tuple[Number, ...]:
 
 def value_lines(methods: Methods, name: str) -> tuple[Line, ...]:
     """A recorded number over time, such as ``l_p`` or ``tau``."""
+    return lines(bands(methods, partial(_value, name=name)))
 
-    def series(own: Timed) -> tuple[Floats, Floats] | None:
-        values = own.columns.values
-        return (own.times, values[name]) if name in values else None
 
-    return lines(bands(methods, series))
+def _value(own: Timed, name: str) -> tuple[Floats, Floats] | None:
+    values = own.columns.values
+    return (own.times, values[name]) if name in values else None
+
+
+def run_lines(methods: Methods) -> dict[Path, Line]:
+    """The main number over time of each single run: its accuracy, or its loss in regression."""
+    runs = [own for group in methods for own in group]
+    most = max(20, min(TASK_POINTS, LINES * TASK_POINTS // max(1, len(runs))))
+    for series in (_together, _online, partial(_value, name="l_p")):
+        drawn = lines(bands([[own] for own in runs], series), most=most)
+        if drawn:
+            return {runs[line.method].run.path: line for line in drawn}
+    return {}
 
 
 def task_bands(methods: Methods, tasks: int) -> list[dict[int, Band]]:

@@ -19,6 +19,7 @@ from ocar_lab.report.figures import (
     Methods,
     accuracy_choices,
     heats,
+    run_lines,
     task_bands,
     time_lines,
     timed,
@@ -26,6 +27,8 @@ from ocar_lab.report.figures import (
     value_lines,
 )
 from ocar_lab.report.methods import Method, describe_method
+from ocar_lab.report.single_runs import SingleRun, describe_run
+from ocar_lab.report.studies import StudyPart
 from ocar_lab.runs import Group, Measured, Run, groups
 from ocar_lab.runs.paired import compare
 from ocar_lab.runs.texts import (
@@ -65,6 +68,7 @@ class Section:
     tables: tuple[Table, ...]  # the metrics that the paper compares, then the others
     figures: tuple[Figure, ...]
     heats: tuple[Heat, ...]
+    runs: tuple[SingleRun, ...]
     warnings: tuple[str, ...]  # runs that are not finished
     notes: tuple[str, ...]  # numbers that were not recorded
 
@@ -76,12 +80,18 @@ class Report:
     title: str
     created: str  # when
     sections: tuple[Section, ...]
-    errors: tuple[str, ...] = ()  # of runs that cannot be read
+    studies: tuple[StudyPart, ...] = ()
+    errors: tuple[str, ...] = ()  # of runs and studies that cannot be read
     paper: str = SOURCE
 
 
 def make_report(
-    runs: Sequence[Measured], *, title: str, created: str, errors: Sequence[str] = ()
+    runs: Sequence[Measured],
+    *,
+    title: str,
+    created: str,
+    studies: Sequence[StudyPart] = (),
+    errors: Sequence[str] = (),
 ) -> Report:
     """A report on stored runs and kept results; the latter have no numbers over time."""
     together = groups(runs)
@@ -92,6 +102,7 @@ def make_report(
             _section(name, [group for group in together if group.benchmark == name], runs)
             for name in dict.fromkeys(group.benchmark for group in together)
         ),
+        studies=tuple(studies),
         errors=tuple(errors),
     )
 
@@ -106,7 +117,7 @@ def _fields(value: Any) -> dict[str, Any]:
     return {
         name: [_fields(item) for item in field]
         if isinstance(field, tuple) and field and dataclasses.is_dataclass(field[0])
-        else field
+        else (_fields(field) if dataclasses.is_dataclass(field) else field)
         for name, field in vars(value).items()
     }
 
@@ -114,7 +125,7 @@ def _fields(value: Any) -> dict[str, Any]:
 def _section(benchmark: str, here: Sequence[Group], runs: Sequence[Measured]) -> Section:
     members = [[run for run in runs if run.key == group.key] for group in here]
     methods, tasks = timed([[run for run in own if isinstance(run, Run)] for own in members])
-    on_tasks = task_bands(methods, tasks)
+    on_tasks, curves = task_bands(methods, tasks), run_lines(methods)
     metrics = (main_metrics(here), other_metrics(here))
     return Section(
         benchmark=benchmark,
@@ -123,6 +134,11 @@ def _section(benchmark: str, here: Sequence[Group], runs: Sequence[Measured]) ->
         tables=tuple(_table(benchmark, here, columns) for columns in metrics if columns),
         figures=_figures(methods, tasks, on_tasks),
         heats=heats(on_tasks),
+        runs=tuple(
+            describe_run(run, method=place, line=curves.get(run.path))
+            for place, own in enumerate(members)
+            for run in own
+        ),
         warnings=tuple(_unfinished(here)),
         notes=tuple(_unrecorded(methods)),
     )

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from ocar.errors import OcarError, RunError
 from ocar.files import printable
 from ocar_lab.runs.folder import CONFIG, METRICS, STATUS
 from ocar_lab.runs.reading import Measured, Run, read_run
-from ocar_lab.runs.results import read_result
+from ocar_lab.runs.results import Result, read_result
+from ocar_lab.runs.studies import STUDY
 
 T = TypeVar("T")
 
@@ -23,14 +25,42 @@ FILE_NAME = re.compile(r".+-[0-9a-f]{10}\.json")
 HOW_TO_RUN = "Runs are written by ocar run, by default to runs, and by ocar demo, to demo."
 
 
+class Found(NamedTuple):
+    """What lies below a folder, each sorted."""
+
+    runs: list[Path]  # folders
+    results: list[Path]  # files
+    studies: list[Path]  # folders
+
+
+def find_all(root: Path) -> Found:
+    """Every run, result file and study below a folder.
+
+    A folder with metrics and without configuration counts as a run, so that its error is seen.
+
+    Raises:
+        RunError: The folder does not exist.
+    """
+    if not root.is_dir():
+        raise RunError(f"There is no folder {root}. {HOW_TO_RUN}")
+    found = Found([], [], [])
+    for name, _, files in os.walk(root):
+        folder = Path(name)
+        if METRICS in files or {CONFIG, STATUS}.issubset(files):
+            found.runs.append(folder)
+        if STUDY in files:
+            found.studies.append(folder)
+        found.results.extend(folder / file for file in files if FILE_NAME.fullmatch(file))
+    return Found(*map(sorted, found))
+
+
 def run_folders(root: Path) -> list[Path]:
     """Every run folder below a folder, sorted.
 
     Raises:
         RunError: The folder does not exist.
     """
-    folders = sorted(config.parent for config in _existing(root).rglob(CONFIG))
-    return [f for f in folders if (f / METRICS).exists() or (f / STATUS).exists()]
+    return find_all(root).runs
 
 
 def result_files(root: Path) -> list[Path]:
@@ -39,14 +69,7 @@ def result_files(root: Path) -> list[Path]:
     Raises:
         RunError: The folder does not exist.
     """
-    files = _existing(root).rglob("*.json")
-    return sorted(path for path in files if FILE_NAME.fullmatch(path.name))
-
-
-def _existing(root: Path) -> Path:
-    if not root.is_dir():
-        raise RunError(f"There is no folder {root}. {HOW_TO_RUN}")
-    return root
+    return find_all(root).results
 
 
 def find_runs(root: Path) -> list[Run]:
@@ -60,7 +83,7 @@ def find_runs(root: Path) -> list[Run]:
 
 def read_folders(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
     """Some runs, and the errors of those that cannot be read."""
-    return _read_each(read_run, folders)
+    return read_each(read_run, folders)
 
 
 def read_all(root: Path) -> tuple[list[Measured], list[str]]:
@@ -75,15 +98,21 @@ def read_all(root: Path) -> tuple[list[Measured], list[str]]:
     Raises:
         RunError: The folder does not exist.
     """
-    folders, files = ([], [root]) if root.is_file() else (run_folders(root), result_files(root))
-    stored, errors = read_folders(folders)
-    results, more = _read_each(read_result, files)
+    found = Found([], [root], []) if root.is_file() else find_all(root)
+    stored, errors = read_folders(found.runs)
+    results, more = read_each(read_result, found.results)
+    return together(stored, results), errors + more
+
+
+def together(stored: Sequence[Run], results: Sequence[Result]) -> list[Measured]:
+    """Stored and kept runs; one that is both counts once, as stored."""
     finished = {(run.key, run.seed) for run in stored if run.summary is not None}
     kept = [run for result in results for run in result.runs]
-    return [*stored, *(r for r in kept if (r.key, r.seed) not in finished)], errors + more
+    return [*stored, *(r for r in kept if (r.key, r.seed) not in finished)]
 
 
-def _read_each(read: Callable[[Path], T], paths: Sequence[Path]) -> tuple[list[T], list[str]]:
+def read_each(read: Callable[[Path], T], paths: Sequence[Path]) -> tuple[list[T], list[str]]:
+    """What some paths hold, and the errors of those that cannot be read."""
     found: list[T] = []
     errors = []
     with ThreadPoolExecutor() as pool:  # polars parses without holding Python's lock

@@ -206,10 +206,10 @@ class RunFolder:
         state: str | None = self._status.get("state")
         return state
 
-    def begin_session(self, session: Mapping[str, Any]) -> None:
-        """Add this process to the sessions in the status."""
+    def begin_session(self, session: Mapping[str, Any], *, batches: int = 0) -> None:
+        """Add this process to the sessions in the status; ``batches`` in all, 0 if unknown."""
         sessions = [*self._status.get("sessions", []), dict(session)]
-        self.set_status("running", sessions=sessions, error=None)
+        self.set_status("running", sessions=sessions, error=None, batches=batches)
 
     def set_status(self, state: str, **values: Any) -> None:
         """Update the status; values that are not given stay.

@@ -175,12 +175,21 @@ def _state(status: Mapping[str, Any]) -> str:
     if state not in ("running", "finished"):
         return state
     # The last process may have been killed before it could say so.
-    if status.get("host") != platform.node():
-        return "running"  # a process of another machine cannot be looked up here
+    return "running" if is_alive(status.get("pid"), status.get("host")) else "killed"
+
+
+def is_alive(pid: Any, host: object) -> bool:
+    """Whether a process is alive; a process of another machine is taken to be.
+
+    Raises:
+        TypeError: Of this machine, without a number.
+    """
+    if host != platform.node():
+        return True
     try:
-        os.kill(int(status["pid"]), 0)
+        os.kill(int(pid), 0)
     except ProcessLookupError:
-        return "killed"
+        return False
     except OSError:
         pass
-    return "running"
+    return True

@@ -167,3 +167,10 @@ def spread_text(name: str, value: Spread) -> str:
     scale = 1 if name in ABSOLUTE else 100
     spread = "" if value.std is None else f" ± {scale * value.std:.1f}"
     return f"{scale * value.mean:.1f}{spread}"
+
+
+def time_text(seconds: float) -> str:
+    """A time in hours, minutes and seconds."""
+    whole = round(seconds)
+    hours, minutes = divmod(whole // 60, 60)
+    return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"

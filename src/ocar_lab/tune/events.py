@@ -1,25 +1,10 @@
-"""A trial as a study stores it, and the events of a search."""
+"""The events of a search."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
 
-State = Literal["running", "finished", "pruned", "failed"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trial:
-    """One trial of a study."""
-
-    number: int  #: In the journal; trials that were cut short have numbers too.
-    state: State
-    settings: Mapping[str, Any]
-    value: float | None = None  #: If it finished.
-    scores: Mapping[int, float] = field(default_factory=dict)  #: By batches learned.
-    seconds: float | None = None
-    error: str = ""  #: If it failed.
+from ocar_lab.runs.studies import Trial
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -32,27 +32,18 @@ from ocar_lab.optional import needed
 from ocar_lab.runs import describe_process
 from ocar_lab.runs.folder import open_to_write, read_json
 from ocar_lab.runs.provenance import differences
+from ocar_lab.runs.studies import ERROR, JOURNAL, NAME, STUDY, Trial, to_trial
 from ocar_lab.tune.config import STARTUP, TuneConfig
-from ocar_lab.tune.events import Ended, Moved, SearchEvent, State, Trial
+from ocar_lab.tune.events import Ended, Moved, SearchEvent
 from ocar_lab.tune.preset import Preset, write_preset
 from ocar_lab.tune.pruning import FIRST, is_hopeless
 from ocar_lab.tune.spaces import suggest
 from ocar_lab.tune.trial import Finished, Scored, TrialWork
 
-STUDY, JOURNAL, PRESET = "study.json", "journal.log", "preset.json"
+PRESET = "preset.json"
 
 MOST_FAILURES = 10
 """If the first trials, at least this many, all fail, the cause is not their settings."""
-
-STATES: dict[str, State] = {
-    "RUNNING": "running",
-    "COMPLETE": "finished",
-    "PRUNED": "pruned",
-    "FAIL": "failed",
-}
-
-ERROR = "error"
-"""User attribute of an Optuna trial: why it failed."""
 
 
 class _CutShort(Exception):
@@ -104,7 +95,7 @@ class Study:
     def trials(self) -> list[Trial]:
         """Every trial that counts, in the order of the draws."""
         frozen = self._study.get_trials(deepcopy=False)
-        return [trial for one in frozen if (trial := _trial(one)) is not None]
+        return [trial for one in frozen if (trial := to_trial(one)) is not None]
 
     def ranking(self) -> list[Trial]:
         """The finished trials, best first."""
@@ -154,7 +145,7 @@ class Study:
         def judge(_: Any, frozen: Any) -> None:
             with self._lock:
                 self._reseed()
-                if (trial := _trial(frozen)) is not None:
+                if (trial := to_trial(frozen)) is not None:
                     emit(self._judge(trial))
 
         with executor:
@@ -289,7 +280,7 @@ class Study:
         try:
             self._study = optuna.create_study(
                 storage=optuna.storages.JournalStorage(backend),
-                study_name="ocar",
+                study_name=NAME,
                 direction=self.config.direction,
                 load_if_exists=True,
             )
@@ -298,23 +289,6 @@ class Study:
         states = optuna.trial.TrialState
         for trial in self._study.get_trials(states=(states.RUNNING,)):
             self._study.tell(trial.number, state=states.FAIL)
-
-
-def _trial(frozen: Any) -> Trial | None:
-    """A trial of Optuna's as one of ours; None if it was cut short or has not begun."""
-    state = STATES.get(frozen.state.name)
-    error = frozen.user_attrs.get(ERROR, "")
-    if state is None or (state == "failed" and not error):
-        return None
-    return Trial(
-        number=frozen.number,
-        state="failed" if error else state,
-        settings=dict(frozen.params),
-        value=frozen.value if state == "finished" else None,
-        scores=dict(frozen.intermediate_values),
-        seconds=None if frozen.duration is None else frozen.duration.total_seconds(),
-        error=error,
-    )
 
 
 def _cut_torn_line(path: Path) -> None:

@@ -14,9 +14,9 @@ import pytest
 
 from ocar.install import install_line
 from ocar_lab.cli import main
-from ocar_lab.cli.time_left import time_text
 from ocar_lab.cli.tune_progress import TuneDisplay, settings_text
 from ocar_lab.runs import find_runs
+from ocar_lab.runs.texts import time_text
 from ocar_lab.tune import Ended, Moved, Study, Trial, TuneConfig
 from ocar_lab.tune.study import JOURNAL
 
