@@ -88,7 +88,7 @@ def test_there_are_blocks() -> None:
     assert len(CHAINS) >= 10
     languages = {block.language for page in PAGES.values() for block in page}
     known = {"python", "sh", "text", "", "{include}", "{literalinclude}", "{toctree}", "{eval-rst}"}
-    known |= {"{image}"}
+    known |= {"{image}", "console"}
     assert languages <= known, "a language that no test looks at"
 
 
