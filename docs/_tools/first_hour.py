@@ -22,8 +22,11 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "first-hour.md"
 BLOCK = re.compile(r"(?ms)^```(console|python)\n(.*?)^```")
 MARK = "--- end of a command ---"
-NEEDS_NEW = ("make run",)
-"""Commands that only an environment of their own can run."""
+INSTALLS = ("make run", "pip install")
+"""How commands begin that only an environment of their own can run."""
+
+NOT_OURS = re.compile(r"(?m)^(WARNING: |\[notice\] ).*\n")
+"""What pip says of itself and of its index."""
 
 
 def blocks(page: str) -> Iterator[tuple[str, str]]:
@@ -102,9 +105,9 @@ def run_page(page: str, *, new: bool = False) -> Iterator[tuple[str, str, str]]:
                     (clone / name).write_text(text, encoding="utf-8")
                     continue
                 for command, printed in parse(text):
-                    if new or command not in NEEDS_NEW:
+                    if new or not command.startswith(INSTALLS):
                         said = shell.run(command).replace(str(clone), "…/ocar")
-                        yield command, printed, said
+                        yield command, printed, NOT_OURS.sub("", said)
         finally:
             shell.close()
 
