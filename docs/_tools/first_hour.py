@@ -47,8 +47,8 @@ def shape(printed: str) -> list[str]:
 
     Numbers differ, and with them the stars of intervals without 0.
     """
-    text = re.sub(r"\S*\d\S*", "0", printed)
-    return sorted({" ".join(line.partition("*")[0].split()) for line in text.splitlines()})
+    text = re.sub(r"(?m)^\* .*", "", re.sub(r"\S*\d\S*", "0", printed))
+    return sorted({" ".join(line.replace("*", "").split()) for line in text.splitlines()})
 
 
 class Shell:
@@ -116,11 +116,13 @@ def main() -> None:
     """Parse, run, write."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--new", action="store_true", help="in an environment of its own")
-    page = PAGE.read_text(encoding="utf-8")
-    for command, printed, said in run_page(page, new=parser.parse_args().new):
+    rest, done = PAGE.read_text(encoding="utf-8"), ""
+    for command, printed, said in run_page(rest, new=parser.parse_args().new):
         print(f"$ {command}\n{said}", flush=True)
-        page = page.replace(f"$ {command}\n{printed}", f"$ {command}\n{said}", 1)
-    PAGE.write_text(page, encoding="utf-8")
+        before, asked, rest = rest.partition(f"$ {command}\n")
+        done += before + asked + said
+        rest = rest.removeprefix(printed)
+    PAGE.write_text(done + rest, encoding="utf-8")
 
 
 if __name__ == "__main__":
