@@ -103,7 +103,7 @@ def test_four_ranks_learn_as_one_process_does(tmp_path):
     )
 
 
-@pytest.mark.long
+@pytest.mark.sweep
 @pytest.mark.parametrize("model", NETWORKS)
 @pytest.mark.parametrize("size", [2, 4])
 def test_the_weights_after_200_batches_are_those_of_one_process(tmp_path, size, model):
