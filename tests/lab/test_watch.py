@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from http.client import HTTPConnection, HTTPResponse
 from pathlib import Path
 from typing import Any
@@ -263,7 +264,12 @@ def test_another_host_is_warned_of_and_ctrl_c_ends_it(tmp_path: Path) -> None:
     words = ["watch", str(tmp_path), "--host", "0.0.0.0", "--port", "0"]
     command = [sys.executable, "-m", "ocar_lab", *words]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        # What a shell starts in the background ignores Ctrl-C, and so would this.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     ) as process:
         assert process.stdout is not None
         said = process.stdout.readline()
