@@ -1,15 +1,13 @@
 """Run the commands of ``docs/first-hour.md`` in a fresh clone, and write down what they print.
 
-    python docs/_tools/first_hour.py          # in the environment of this interpreter
-    python docs/_tools/first_hour.py --new    # in an environment that `make run` makes
+    python docs/_tools/first_hour.py
 
-A ``console`` block holds commands, each after ``$``, and what they print. All of them run in order
+``make run`` makes the environment of the clone; the tests run the rest in theirs. A ``console`` block holds commands, each after ``$``, and what they print. All of them run in order
 in one shell. A ``python`` block whose first line is a comment with the name of a file is that file.
 """
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import subprocess
@@ -22,8 +20,11 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "first-hour.md"
 BLOCK = re.compile(r"(?ms)^```(console|python)\n(.*?)^```")
 MARK = "--- end of a command ---"
-INSTALLS = ("make run", "pip install")
+INSTALL = "pip install"
 """How commands begin that only an environment of their own can run."""
+
+MADE = "make run", ".venv/bin/ocar demo\n"
+"""It installs, then says that it calls this command, which every environment can run."""
 
 NOT_OURS = re.compile(r"(?m)^(WARNING: |\[notice\] ).*\n")
 """What pip says of itself and of its index."""
@@ -91,8 +92,11 @@ class Shell:
         self.process.communicate("kill $(jobs -p) 2>/dev/null; wait\n")
 
 
-def run_page(page: str, *, new: bool = False) -> Iterator[tuple[str, str, str]]:
-    """Each command of the page, what the page says that it prints, and what it prints."""
+def run_page(page: str, *, new: bool) -> Iterator[tuple[str, str, str]]:
+    """Each command of the page, what the page says that it prints, and what it prints.
+
+    Without a ``new`` environment nothing is installed.
+    """
     with tempfile.TemporaryDirectory() as folder:
         clone = Path(folder) / "ocar"
         subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
@@ -105,19 +109,20 @@ def run_page(page: str, *, new: bool = False) -> Iterator[tuple[str, str, str]]:
                     (clone / name).write_text(text, encoding="utf-8")
                     continue
                 for command, printed in parse(text):
-                    if new or not command.startswith(INSTALLS):
-                        said = shell.run(command).replace(str(clone), "…/ocar")
+                    asked = command
+                    if not new and command == MADE[0]:
+                        asked, printed = "ocar demo", printed.partition(MADE[1])[2]
+                    if new or not command.startswith(INSTALL):
+                        said = shell.run(asked).replace(str(clone), "…/ocar")
                         yield command, printed, NOT_OURS.sub("", said)
         finally:
             shell.close()
 
 
 def main() -> None:
-    """Parse, run, write."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--new", action="store_true", help="in an environment of its own")
+    """Run, write."""
     rest, done = PAGE.read_text(encoding="utf-8"), ""
-    for command, printed, said in run_page(rest, new=parser.parse_args().new):
+    for command, printed, said in run_page(rest, new=True):
         print(f"$ {command}\n{said}", flush=True)
         before, asked, rest = rest.partition(f"$ {command}\n")
         done += before + asked + said
