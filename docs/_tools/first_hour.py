@@ -2,8 +2,9 @@
 
     python docs/_tools/first_hour.py
 
-``make run`` makes the environment of the clone; the tests run the rest in theirs. A ``console`` block holds commands, each after ``$``, and what they print. All of them run in order
-in one shell. A ``python`` block whose first line is a comment with the name of a file is that file.
+``make run`` makes the environment of the clone; the tests run the rest in theirs. A ``console``
+block holds commands, each after ``$``, and what they print. All of them run in order in one shell.
+A ``python`` block whose first line is a comment with the name of a file is that file.
 """
 
 from __future__ import annotations
