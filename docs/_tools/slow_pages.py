@@ -20,7 +20,10 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
         "ocar-slow",
         {"distill_on": "all", "slow_warmup": 20.0},
     ),
-    "ER with the same three parts": ("er", {"prediction": "both", "distillation": 1.0}),
+    "ER with the same parts, distillation of all samples": (
+        "er",
+        {"prediction": "both", "distillation": 1.0},
+    ),
 }
 OTHERS = {
     "Split-TinyImageNet": ("split-tinyimagenet", {"every": 10}),
