@@ -58,6 +58,7 @@ def check_restarts(folder: Path, kills: int, limit: int) -> None:
         assert torch.equal(tensor, again[name]), name
 
 
+@pytest.mark.long
 def test_the_example_goes_on_after_a_kill(tmp_path):
     check_restarts(tmp_path, kills=1, limit=50)
 
@@ -68,6 +69,7 @@ def test_ten_kills_at_random_moments_change_nothing(tmp_path):
     check_restarts(tmp_path, kills=10, limit=10_000)
 
 
+@pytest.mark.long
 def test_a_checkpoint_goes_on_with_another_number_of_ranks(tmp_path):
     stream = make_stream("batchnorm", 12)
     settings = {"memory": 30, "passes": 2, "seed": 5}
