@@ -65,11 +65,11 @@ def test_a_run_goes_on_when_a_rank_was_killed(tmp_path):
     assert_same_metrics(tmp_path / "one", tmp_path / "two")
 
 
-def test_a_method_for_one_device_is_refused_once(tmp_path):
-    text = ocar_run(
-        tmp_path, *("run", "split-digits", "mir", "--lr", "0.1", "--ranks", "2"), code=1
-    )
+def test_a_method_for_one_device_is_refused_once_and_the_next_one_runs(tmp_path):
+    mir, er = ["run", "split-digits", "mir", "er"], ["--max-batches", "2", "--lr", "0.1"]
+    text = ocar_run(tmp_path, *mir, *er, "--ranks", "2", code=1)
     assert text.count("MIRSettings cannot be used with 2 ranks") == 1
+    assert [path.parts[-4] for path in tmp_path.rglob(METRICS)] == ["er"]
 
 
 @pytest.mark.parametrize("others", [["--workers", "2"], ["--ray", "auto"]])

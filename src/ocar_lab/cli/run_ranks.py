@@ -8,6 +8,7 @@ import sys
 import tempfile
 import uuid
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,28 +30,24 @@ RESTARTS = 3
 
 
 def run_on_ranks(jobs: Sequence[Job], ranks: int, *, again: str, debug: bool) -> int:
-    """Do runs one after another, each on some ranks; 0 if every run is finished, else 1."""
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "job"
-        for job in jobs:
-            if is_finished(job.out / job.config.folder()):
+    """Do runs one after another, each on some ranks; 0 if every run is finished, else 1.
+
+    A run that fails does not affect the others.
+    """
+    folders = [job.out / job.config.folder() for job in jobs]
+    with tempfile.TemporaryDirectory() as temporary, suppress(SignalException):
+        # The launcher passes a signal on: the first rank saves and leaves.
+        file = Path(temporary) / "job"
+        for job, folder in zip(jobs, folders, strict=True):
+            if is_finished(folder):
                 do_runs([job], workers=Workers(), again=again, debug=debug)  # says so
                 continue
             file.write_bytes(pickle.dumps((job, again, debug)))
-            if not _do(job, ranks, file):
-                return 1
-    return 0
-
-
-def _do(job: Job, ranks: int, file: Path) -> bool:
-    """Start the ranks of a run; whether it is finished."""
-    try:
-        elastic_launch(_configuration(ranks), sys.executable)("-m", __name__, str(file))
-    except SignalException:
-        pass  # the launcher has passed the signal on: the first rank has saved and left
-    except ChildFailedError:
-        sys.stderr.write(f"ocar: gave up after {RESTARTS} restarts.\n")
-    return is_finished(job.out / job.config.folder())
+            try:
+                elastic_launch(_configuration(ranks), sys.executable)("-m", __name__, str(file))
+            except ChildFailedError:
+                sys.stderr.write(f"ocar: gave up after {RESTARTS} restarts.\n")
+    return 0 if all(map(is_finished, folders)) else 1
 
 
 def _configuration(ranks: int) -> LaunchConfig:
