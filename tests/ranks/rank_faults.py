@@ -20,7 +20,7 @@ import ocar
 from ocar.errors import OcarError
 from ocar.service import Service
 
-TIMEOUT = 15.0
+TIMEOUT = 30.0
 
 
 def build(fault: str, ranks: ocar.Ranks, folder: Path, *, last: bool) -> None:
@@ -65,8 +65,7 @@ def learn(fault: str, ranks: ocar.Ranks, folder: Path, *, last: bool) -> None:
     if fault == "forget":
         learner.forget(label=9 if last else 2)
     if last and fault == "slow":
-        while not (folder / "gave up").exists():
-            time.sleep(0.1)
+        wait_until_gave_up(folder, ranks)
     if last and fault == "killed":
         os.kill(os.getpid(), signal.SIGKILL)
     try:
@@ -79,6 +78,12 @@ def learn(fault: str, ranks: ocar.Ranks, folder: Path, *, last: bool) -> None:
             learner.learn(x, y)
             assert learner.batches == 3
         raise
+
+
+def wait_until_gave_up(folder: Path, ranks: ocar.Ranks) -> None:
+    """Wait until every rank but the last has an error."""
+    while len([*folder.glob("* gave up")]) < ranks.size - 1:
+        time.sleep(0.1)
 
 
 def main() -> None:
@@ -95,8 +100,9 @@ def main() -> None:
             learn(fault, ranks, folder, last=last)
         except (OcarError, OSError) as error:
             print(f"{fault}: {type(error).__name__}: {error}", flush=True)
-            if fault == "slow":
-                (folder / "gave up").touch()
+            if fault == "slow" and not last:  # the first keeps the list of who waits
+                (folder / f"{ranks.rank} gave up").touch()
+                wait_until_gave_up(folder, ranks)
     os._exit(0)  # gloo would wait for ranks that are gone
 
 
