@@ -11,7 +11,7 @@ from ocar_lab.paper.times import BENCHMARK, METRIC, times_table
 from ocar_lab.runs import Measured, groups
 
 GROWTH = 1.5
-"""A later task may take so many times the seconds of the first, which were measured once."""
+"""A later task may take so many times the seconds of the first: times of one run vary."""
 
 COST = Claim(
     metric="seconds",

@@ -96,7 +96,7 @@ def claim_text(claim: Claim) -> str:
 def claims_sheet(verdicts: Mapping[str, Sequence[Verdict]]) -> Sheet:
     """Every claim of the paper: whether it holds, and the numbers that decide it."""
     states = [verdict.state for own in verdicts.values() for verdict in own]
-    counts = ", ".join(f"{states.count(s)} {s}" for s in dict.fromkeys(states))
+    counts = "; ".join(f"{state}: {states.count(state)}" for state in dict.fromkeys(states))
     return Sheet(
         title="The claims of the paper's text in our numbers",
         header=("claim", "here", "the closest", "missing"),
@@ -105,7 +105,9 @@ def claims_sheet(verdicts: Mapping[str, Sequence[Verdict]]) -> Sheet:
             for about, own in verdicts.items()
             for v in own
         ),
-        notes=(f"{counts}. Open: nothing is against it, and some methods have no number yet.",),
+        notes=(
+            f"{counts}. A claim is open if nothing is against it and some methods have no number.",
+        ),
     )
 
 
