@@ -58,10 +58,10 @@ class Shell:
 
     Args:
         folder: Where it starts.
-        path: Folders with programs, before those of the environment.
+        path: A folder with programs, before those of the environment.
     """
 
-    def __init__(self, folder: Path, path: str) -> None:
+    def __init__(self, folder: Path, path: Path) -> None:
         given = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "OCAR_"))}
         plain = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb", "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
@@ -96,12 +96,14 @@ class Shell:
 def run_page(page: str, *, new: bool) -> Iterator[tuple[str, str, str]]:
     """Each command of the page, what the page says that it prints, and what it prints.
 
-    Without a ``new`` environment nothing is installed.
+    Without a ``new`` environment nothing is installed, and the folder is empty.
     """
     with tempfile.TemporaryDirectory() as folder:
-        clone = Path(folder) / "ocar"
-        subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
-        path = str(clone / ".venv" / "bin") if new else str(Path(sys.executable).parent)
+        clone, path = Path(folder) / "ocar", Path(sys.executable).parent
+        if new:
+            subprocess.run(["git", "clone", "--quiet", str(ROOT), str(clone)], check=True)
+            path = clone / ".venv" / "bin"
+        clone.mkdir(exist_ok=True)
         shell = Shell(clone, path)
         try:
             for kind, text in blocks(page):

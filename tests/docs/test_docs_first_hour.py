@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 
 import pytest
 from docs_pages import ROOT
@@ -30,6 +31,7 @@ def test_a_shape_is_that_of_words() -> None:
 
 
 @pytest.mark.long
+@pytest.mark.skipif(shutil.which("curl") is None, reason="the page asks the service by curl")
 def test_the_commands_print_what_the_page_prints() -> None:
     ran = list(run_page(TEXT, new=False))
     assert [command for command, _, _ in ran] == [c for c in COMMANDS if not c.startswith(INSTALL)]
