@@ -271,6 +271,22 @@ def test_where_both_predict_the_slow_weights_are_probed() -> None:
     assert probe_accuracy(make_learner(), train, test, passes=1) != want  # else this says nothing
 
 
+def test_scr_is_probed_on_the_features_that_its_class_means_compare() -> None:
+    train, test = ((x[::3], y[::3]) for x, y in digits())
+    model = make_model("mlp", image_shape=(1, 8, 8))
+    learner = ocar.make_learner("scr", model, memory=20, lr=0.01)
+    learner.learn(train[0][:20], train[1][:20])
+    model.eval()
+    with torch.no_grad():
+        raw = [model.features(x.float() / 255) for x, _ in (train, test)]
+    unit = [features / features.norm(dim=1, keepdim=True) for features in raw]
+    want, plain = (
+        probed(torch.cat([f[0]] * 3), torch.cat([train[1]] * 3), f[1], test[1]) for f in (unit, raw)
+    )
+    assert probe_accuracy(learner, train, test) == pytest.approx(want, abs=1.5 / len(test[1]))
+    assert abs(want - plain) > 3 / len(test[1])  # else this says nothing
+
+
 def test_a_stream_is_probed_with_all_its_training_data() -> None:
     stream = make_stream("split-digits", seed=3)
     learner = make_learner()

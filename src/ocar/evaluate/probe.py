@@ -1,12 +1,14 @@
 """Probed accuracy: the test accuracy of a linear classifier fitted on the features.
 
 The features are the inputs of the model's head, in eval mode: of the weights that predict, and of
-the slow weights where both predict. The classifier is fitted on the training data, in a few
-augmented passes, see :mod:`ocar.evaluate.logistic`.
+the slow weights where both predict. Where predictions compare features of unit length (SCR), the
+probe takes these. The classifier is fitted on the training data, in a few augmented passes, see
+:mod:`ocar.evaluate.logistic`.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -14,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from ocar.accel.graph import release_memory
 from ocar.errors import ConfigError, InputError, ModelError
@@ -88,6 +91,7 @@ def probe_accuracy(
     predict: Any = getattr(learner, "predict", None)
     if getattr(getattr(learner, "settings", None), "prediction", None) == "both":
         predict = partial(predict, prediction="slow")
+    of_unit_length = getattr(getattr(learner, "objective", None), "unit_features", False)
 
     def forward(x: Inputs) -> None:
         if isinstance(learner, nn.Module):
@@ -102,10 +106,13 @@ def probe_accuracy(
             own = part.to(device)
             own = own if augment is None else apply_whole(augment, own, generator)
             parts.append(_inputs_of(layer, forward, own))
-        return torch.cat(parts)
+        features = torch.cat(parts)
+        return functional.normalize(features) if of_unit_length else features
 
     train_pieces = _pieces(train)
     features, labels = [], []
+    for x, _ in itertools.islice(train_pieces, 1):
+        forward(x[:1].to(device))  # a first prediction may send the memory through the model too
     for _ in range(passes):
         for x, y in train_pieces:
             features.append(extract(x, augment))

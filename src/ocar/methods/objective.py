@@ -166,6 +166,9 @@ class Objective(Part, ABC):
     predicts: bool = False
     """Whether predictions come from :meth:`predict` instead of the model's outputs."""
 
+    unit_features: bool = False
+    """Whether predictions compare features of unit length; the probe then takes these."""
+
     wants_boundaries: bool = False
     """Whether :meth:`boundary` is to be called; see :func:`ocar.evaluate.evaluate`."""
 

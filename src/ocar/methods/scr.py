@@ -145,6 +145,7 @@ class ContrastiveReplay(Projecting[SCRSettings]):
     """The supervised contrastive loss of two views; predicts by the nearest class mean."""
 
     predicts = True
+    unit_features = True
 
     def __init__(self, settings: SCRSettings, context: Context) -> None:
         super().__init__(settings, context, name="scr")
