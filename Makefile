@@ -83,9 +83,9 @@ coverage: dev  ## the same, and how much of the code they run: build/coverage/in
 	$(PYTEST) -n $(WORKERS) --cov --cov-report=term:skip-covered --cov-report=html:build/coverage
 
 test-long: dev  ## run the tests that take long
-	$(PYTEST) -n $(WORKERS) -m long --timeout=3600
+	$(PYTEST) -n $(WORKERS) --dist=loadfile -m long --timeout=3600
 
-test-sweep: dev  ## try every fault, bad batch and model; an hour, so that CI has samples only
+test-sweep: dev  ## try every fault, bad batch and model, and many kills; hours, so that CI has samples only
 	$(PYTEST) -n $(WORKERS) -m sweep --timeout=7200
 
 test-kernels: dev  ## run the kernels of a GPU on the CPU, by Triton's interpreter

@@ -76,7 +76,7 @@ def test_what_the_guide_prints_is_what_its_commands_print(tmp_path: Path) -> Non
         assert without_numbers(said) == without_numbers(printed)
 
 
-@pytest.mark.long
+@pytest.mark.sweep  # it installs the package with all that it needs
 def test_the_three_commands_in_a_fresh_clone(tmp_path: Path) -> None:
     clone = tmp_path / "clone"
     ignored = shutil.ignore_patterns(".git", ".venv", "build", "dist", "runs", "studies", ".*cache")

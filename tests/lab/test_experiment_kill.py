@@ -83,7 +83,7 @@ def test_a_killed_run_ends_as_one_that_was_not(
     assert check(tmp_path, method, 0, checkpoint_every=checkpoint_every, most=most) >= 1
 
 
-@pytest.mark.long
+@pytest.mark.sweep
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("first", range(0, 50, 5))
 def test_fifty_runs_killed_at_random_moments(tmp_path: Path, first: int) -> None:

@@ -42,7 +42,7 @@ def signalled(folder: Path, call: list[str], number: int, wanted: int) -> tuple[
     return process.returncode != 0, time.monotonic() - sent
 
 
-@pytest.mark.long
+@pytest.mark.sweep
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("method", ["er", "ocar"])
 def test_nothing_is_lost_to_a_signal(tmp_path: Path, method: str) -> None:

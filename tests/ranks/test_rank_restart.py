@@ -63,7 +63,7 @@ def test_the_example_goes_on_after_a_kill(tmp_path):
     check_restarts(tmp_path, kills=1, limit=50)
 
 
-@pytest.mark.long
+@pytest.mark.sweep
 @pytest.mark.timeout(1800)
 def test_ten_kills_at_random_moments_change_nothing(tmp_path):
     check_restarts(tmp_path, kills=10, limit=10_000)

@@ -166,13 +166,12 @@ def test_it_answers_learns_and_goes_on_after_a_restart(server: Any) -> None:
         assert said["labels"] == [offline.classes[i] for i in logits.argmax(1).tolist()]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
     ("case", "kills", "seconds"),
     [
-        ("digits", 2, 0.5),
-        ("digits", 10, 5),
-        pytest.param("cifar100", 2, 5, marks=pytest.mark.data),
+        pytest.param("digits", 2, 0.5, marks=pytest.mark.long),
+        pytest.param("digits", 10, 5, marks=pytest.mark.sweep),
+        pytest.param("cifar100", 2, 5, marks=[pytest.mark.sweep, pytest.mark.data]),
     ],
 )
 def test_killed_under_load_it_loses_nothing(
