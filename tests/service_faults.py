@@ -26,7 +26,7 @@ from faults import KINDS, Outcome, Tell, attempt
 import ocar
 from ocar import files
 from ocar.errors import OcarError
-from ocar.inputs import Item
+from ocar.items import Item
 from ocar.service import Refused, Service
 
 ITEM = (1, 4, 4)

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from ocar.errors import CheckpointWarning, ConfigError, DataError, InputError, OcarError
 from ocar.files import clear_partials, folder_lock, make_folder
-from ocar.inputs import Items, check_samples
+from ocar.items import Items, check_samples
 from ocar.learner import Learner
 from ocar.service import history, journal
 from ocar.service.history import NEEDED, History
