@@ -227,7 +227,9 @@ def test_graphs_are_forgotten_after_the_stored_logits_were_made_wider(how: str) 
     for x, y in vectors(2, [0, 1]):
         learner.learn(x, y)
     widths = []
-    learner._steps.graph.forget = lambda: widths.append(learner.memory._columns["logits"].shape[1])
+    learner._steps.graph.forget = lambda: widths.append(
+        learner.memory._columns.tensors["logits"].shape[1]
+    )
     ((x, y),) = vectors(1, [2, 3])
     getattr(learner, how)(x, y)
     learner.learn(x, y)
