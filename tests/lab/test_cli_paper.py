@@ -152,6 +152,28 @@ def test_without_results_the_table_says_how_to_begin(
     assert capsys.readouterr().err == f"ocar: There is no folder nowhere. {HOW_TO_RUN}\n"
 
 
+def test_make_does_the_missing_runs_and_counts_them(
+    results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    jobs: list[Job] = []
+
+    def pretend(given: list[Job], **_: object) -> int:
+        jobs.extend(given)
+        found = {job.config.seed: {"acc": 0.3, "aaa": 0.4} for job in given}
+        write_kept(tmp_path / "made", "split-cifar100", "er-ace", found)
+        return 0
+
+    monkeypatch.setattr(run_command, "do_runs", pretend)
+    make = ["paper", "table1", "--results", str(results), "--make", "--runs", f"{tmp_path}/made"]
+    make += ["--methods", "er-ace", "er", "--device", "cpu"]
+    assert main([*make, "--seeds", "4"]) == 0, capsys.readouterr().err
+    runs = [(job.config.label, job.config.seed) for job in jobs]
+    assert runs == [*(("er-ace", seed) for seed in range(4)), ("er", 3)]  # ER has three
+    assert "ours, 4 seeds 30.0 ± 0.0 40.0 ± 0.0" in lines(capsys)
+    assert main([*make, "--methods", "er", "--seeds", "3"]) == 0
+    assert len(jobs) == 5  # nothing is missing
+
+
 def test_a_damaged_file_does_not_hide_the_others(results: Path, capsys: Captured) -> None:
     bad = results / "split-cifar100" / "lpr-0123456789.json"
     bad.write_text("{")
@@ -172,6 +194,8 @@ def test_wrong_calls(capsys: Captured) -> None:
     assert main(["paper", "table1", "--benchmark", "clear"]) == 2
     assert main(["paper", "clear", "--json", "--markdown"]) == 2
     assert "Invalid --json with --markdown" in capsys.readouterr().err
+    assert main(["paper", "table1", "--make", "--methods", "er-acce"]) == 2
+    assert "Did you mean 'er-ace'?" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", NAMES)

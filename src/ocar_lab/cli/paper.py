@@ -10,17 +10,14 @@ import shlex
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ocar.errors import ConfigError, RunError
-from ocar.install import find_source
 from ocar.registry import unknown
 from ocar_lab.cli.arguments import parse
-from ocar_lab.cli.tables import markdown_sheets, print_errors, print_json, print_sheets
-from ocar_lab.published import SOURCE
-from ocar_lab.runs import Run, read_all, read_folders, run_folders
+from ocar_lab.cli.paper_tables import show_table
+from ocar_lab.cli.tables import print_errors
+from ocar_lab.runs import Run, read_folders, run_folders
 
 if TYPE_CHECKING:
     from ocar_lab.experiment import Job
@@ -50,9 +47,6 @@ CURVES = {"curves": "validation accuracy over time, with the spread over seeds"}
 NAMES = TABLES | FIGURES | CURVES
 
 ALIASES = {"table2": "clear", "table3": "times"}
-
-RESULTS = Path("results")
-"""Where ``ocar keep`` writes."""
 
 FOLDERS = ("--out", "--results", "--data-root")
 """Options that name a folder, which the numbers do not depend on."""
@@ -84,128 +78,8 @@ def main(command: str, arguments: list[str], *, debug: bool) -> int:
     if name not in NAMES:
         raise unknown("table or figure", given, [*NAMES, *ALIASES])
     if name in TABLES:
-        return _show_table(name, rest)
+        return show_table(name, rest, debug=debug)
     return _draw_curves(name, rest, debug=debug) if name in CURVES else _draw_figure(name, rest)
-
-
-# Tables
-
-
-@dataclass(frozen=True, kw_only=True)
-class TableOptions:
-    """Options of every table."""
-
-    results: Path = RESULTS
-    """A folder that contains kept results or runs, at any depth."""
-
-    json: bool = False
-    """Print JSON: every number, the claims, the commands for missing runs."""
-
-    markdown: bool = False
-    """Print Markdown."""
-
-    def __post_init__(self) -> None:
-        if self.json and self.markdown:
-            raise ConfigError("Invalid --json with --markdown. Must be one of them.")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Table1Options(TableOptions):
-    """Table 1 of the paper: its numbers, ours, and the difference in standard deviations.
-
-    The difference is (ours - paper) / sqrt(s_paper² + s_ours²), with means over seeds and sample
-    standard deviations s. One seed of ours has no spread: then it is over s_paper alone, marked by
-    °. A difference beyond two standard deviations is marked by !.
-
-    A row uses runs that follow the protocol with the published settings. Among several
-    configurations the one with the most seeds is used, and the others are named.
-    """
-
-    benchmark: Literal["split-cifar100", "split-tinyimagenet"] = "split-cifar100"
-    """Which half of the table."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ClearOptions(TableOptions):
-    """The paper's table of Online CLEAR: its numbers, ours, the difference in standard deviations.
-
-    The difference is (ours - paper) / sqrt(s_paper² + s_ours²), with means over seeds and sample
-    standard deviations s. One seed of ours has no spread: then it is over s_paper alone, marked by
-    °. A difference beyond two standard deviations is marked by !.
-
-    PACS stands in for CLEAR in a second table: the same methods on a smaller domain-incremental
-    benchmark, without numbers of the paper. Where no settings were selected, any are used.
-    """
-
-
-@dataclass(frozen=True, kw_only=True)
-class TimesOptions(TableOptions):
-    """The paper's table of training times: the first task of Split-CIFAR100, without evaluation.
-
-    The paper's seconds are of a V100, so times are compared as ratios to ER. Ours are all of one
-    device, the one with the most methods, and of runs without another run in parallel.
-    """
-
-
-@dataclass(frozen=True, kw_only=True)
-class CheckOptions(TableOptions):
-    """Every claim of the paper's text: whether it holds in our numbers.
-
-    A claim is that some methods are better than others. It holds if the worst of the former is
-    better than the best of the latter in the means over seeds, and is open as long as a method has
-    no number.
-    """
-
-
-def _show_table(name: str, arguments: list[str]) -> int:
-    kinds: dict[str, type[TableOptions]] = {
-        "table1": Table1Options,
-        "clear": ClearOptions,
-        "times": TimesOptions,
-        "check": CheckOptions,
-    }
-    options = parse(kinds[name], arguments, command=f"ocar paper {name}")
-    # Before there are any results, the table shows the commands that make them.
-    begun = options.results.exists() or options.results != RESULTS
-    if not begun:
-        sys.stderr.write(_where_results_are())
-    runs, errors = read_all(options.results) if begun else ([], [])
-    print_errors(errors)
-
-    from ocar_lab.paper import claims, sheets, tables, times  # --help does not wait for them
-
-    if isinstance(options, CheckOptions):
-        verdicts = claims.verdicts(runs)
-        document, shown = sheets.claims_document(verdicts), [sheets.claims_sheet(verdicts)]
-    elif isinstance(options, TimesOptions):
-        table = times.times_table(runs)
-        document, shown = sheets.times_document(table), [sheets.times_sheet(table)]
-    else:
-        found = (
-            [tables.table1(runs, options.benchmark)]
-            if isinstance(options, Table1Options)
-            else [*tables.clear_tables(runs)]
-        )
-        document, shown = sheets.table_document(found), [*map(sheets.table_sheet, found)]
-    if options.json:
-        print_json({"paper": SOURCE, **document})
-    elif options.markdown:
-        sys.stdout.write(markdown_sheets(shown))
-    else:
-        print_sheets(shown)
-    return 1 if errors else 0
-
-
-def _where_results_are() -> str:
-    clone, _ = find_source()
-    there = "FOLDER" if clone is None else clone / RESULTS
-    return (
-        f"Our numbers are missing: there is no folder {RESULTS} here. Run this in a clone of ocar, "
-        f"or give --results {there}, or a folder of runs.\n"
-    )
-
-
-# Figures
 
 
 def command_line(name: str, arguments: Sequence[str]) -> str:

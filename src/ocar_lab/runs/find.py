@@ -86,21 +86,24 @@ def read_folders(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
     return read_each(read_run, folders)
 
 
-def read_all(root: Path) -> tuple[list[Measured], list[str]]:
-    """Every run that is stored or kept below a folder; one that is both counts once, as stored.
+def read_all(*roots: Path) -> tuple[list[Measured], list[str]]:
+    """Every run that is stored or kept below some folders; one that is both counts once, as stored.
 
     Args:
-        root: The folder, or one result file.
+        *roots: The folders, or result files.
 
     Returns:
         The runs, and the errors of those that cannot be read.
 
     Raises:
-        RunError: The folder does not exist.
+        RunError: A folder does not exist.
     """
-    found = Found([], [root], []) if root.is_file() else find_all(root)
-    stored, errors = read_folders(found.runs)
-    results, more = read_each(read_result, found.results)
+    found = [Found([], [root], []) if root.is_file() else find_all(root) for root in roots]
+    # A folder may lie below another one.
+    folders = {path.resolve(): path for own in found for path in own.runs}
+    files = {path.resolve(): path for own in found for path in own.results}
+    stored, errors = read_folders([*folders.values()])
+    results, more = read_each(read_result, [*files.values()])
     return together(stored, results), errors + more
 
 
