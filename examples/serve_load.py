@@ -37,7 +37,7 @@ import torch
 from torch import Tensor, nn
 
 import ocar
-from ocar.inputs import Item
+from ocar.items import Item
 from ocar.service.opened import open_service
 from ocar_lab.runs.provenance import describe_process
 

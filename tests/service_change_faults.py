@@ -20,10 +20,9 @@ from typing import Any
 
 import torch
 from faults import KINDS, Tell, attempt
-from service_faults import batch, digest, leave, new_learner, open_service
+from service_faults import batch, close, digest, leave, new_learner, open_service, started
 
 import ocar
-from ocar.errors import OcarError
 from ocar.service import Refused
 
 LEARNED, TO, LABEL = 5, 2, 7
@@ -31,10 +30,7 @@ LEARNED, TO, LABEL = 5, 2, 7
 
 def change(folder: Path, how: str, tell: Tell) -> None:
     """Start the service, and change it."""
-    try:
-        service = open_service(folder)
-    except (OcarError, OSError) as error:
-        tell(["not started", str(error)])
+    if (service := started(folder, tell)) is None:
         return
     tell(["asked"])
     try:
@@ -45,10 +41,7 @@ def change(folder: Path, how: str, tell: Tell) -> None:
         tell(["done"])
     except Refused as error:
         tell(["refused", str(error)])
-    try:
-        service.close()
-    except OSError as error:
-        tell(["not saved", str(error)])
+    close(service, tell)
 
 
 def expected(how: str) -> tuple[ocar.Learner, ocar.Learner]:

@@ -26,7 +26,7 @@ from faults import KINDS, Outcome, Tell, attempt
 import ocar
 from ocar import files
 from ocar.errors import OcarError
-from ocar.inputs import Item
+from ocar.items import Item
 from ocar.service import Refused, Service
 
 ITEM = (1, 4, 4)
@@ -67,12 +67,26 @@ def digest(learner: ocar.Learner) -> str:
     return content.hexdigest()
 
 
-def send(folder: Path, names: range, tell: Tell) -> None:
-    """Start the service, send batches, note the answers, end it."""
+def started(folder: Path, tell: Tell) -> Service | None:
+    """The service; None if it cannot start, which is noted."""
     try:
-        service = open_service(folder)
+        return open_service(folder)
     except (OcarError, OSError) as error:
         tell(["not started", str(error)])
+        return None
+
+
+def close(service: Service, tell: Tell) -> None:
+    """End the service, and note if it cannot be saved."""
+    try:
+        service.close()
+    except OSError as error:
+        tell(["not saved", str(error)])
+
+
+def send(folder: Path, names: range, tell: Tell) -> None:
+    """Start the service, send batches, note the answers, end it."""
+    if (service := started(folder, tell)) is None:
         return
     for name in names:
         tell(["sent", name])
@@ -82,10 +96,7 @@ def send(folder: Path, names: range, tell: Tell) -> None:
         except Refused as error:
             tell(["unsure" if UNSURE in str(error) else "refused", name])
         service.flush()
-    try:
-        service.close()
-    except OSError as error:
-        tell(["not saved", str(error)])
+    close(service, tell)
 
 
 def leave(folder: Path, names: range, tell: Tell) -> None:

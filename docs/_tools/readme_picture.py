@@ -11,15 +11,13 @@ compares it with those that are stored.
 
 from __future__ import annotations
 
-import hashlib
-import io
 import itertools
 import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from PIL import Image, PngImagePlugin
+from pictures import write_picture
 
 from ocar_lab.drawing import clean, mark_boundaries, method_styles, new_figure, shown
 
@@ -28,8 +26,6 @@ PICTURE = ROOT / "docs" / "_static" / "accuracy-over-time.png"
 FIGURES = ROOT / "results" / "figures"
 METHODS = ("er", "ocar")
 STYLES = method_styles(METHODS)
-KEY = "Numbers"
-"""Where a PNG says what it was drawn from."""
 
 
 def read_numbers() -> dict[str, Any]:
@@ -54,11 +50,6 @@ def read_numbers() -> dict[str, Any]:
             for method in METHODS
         },
     }
-
-
-def checksum(numbers: Mapping[str, Any]) -> str:
-    """A sum that changes if a number does."""
-    return hashlib.sha256(json.dumps(numbers, sort_keys=True).encode()).hexdigest()
 
 
 def falls(curve: Mapping[str, Any]) -> list[float]:
@@ -113,13 +104,7 @@ def _per_cent(values: list[float]) -> list[float]:
 def main() -> None:
     """Draw it."""
     numbers = read_numbers()
-    drawn = io.BytesIO()
-    draw(numbers).savefig(drawn, dpi=150, format="png")
-    about = PngImagePlugin.PngInfo()
-    about.add_text(KEY, checksum(numbers))
-    with Image.open(drawn) as picture:
-        small = picture.convert("RGB").quantize(64, dither=Image.Dither.NONE)
-    small.save(PICTURE, optimize=True, pnginfo=about)
+    write_picture(PICTURE, draw(numbers), numbers)
     for method, curve in numbers["split-mnist"].items():
         points = ", ".join(f"{100 * fall:.0f}" for fall in falls(curve))
         print(f"{shown(method)} falls by {points} points after the boundaries")

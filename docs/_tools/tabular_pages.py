@@ -8,7 +8,6 @@ from, and a test compares it with those that are stored.
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import statistics
@@ -16,8 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from PIL import Image, PngImagePlugin
-from readme_picture import KEY, checksum
+from pictures import write_picture
 from tables import plus_minus, table
 
 from ocar_lab.drawing import BLUE, GREEN, LEGEND, RED, clean, mark_boundaries, new_figure
@@ -137,14 +135,7 @@ def draw(numbers: Mapping[str, Any]) -> Any:
 def main() -> None:
     """Draw it."""
     numbers = read_numbers()
-    drawn = io.BytesIO()
-    draw(numbers).savefig(drawn, dpi=150, format="png")
-    about = PngImagePlugin.PngInfo()
-    about.add_text(KEY, checksum(numbers))
-    with Image.open(drawn) as picture:
-        small = picture.convert("RGB").quantize(64, dither=Image.Dither.NONE)
-    PICTURE.parent.mkdir(exist_ok=True)
-    small.save(PICTURE, optimize=True, pnginfo=about)
+    write_picture(PICTURE, draw(numbers), numbers)
     print(f"{PICTURE.relative_to(ROOT)}: {PICTURE.stat().st_size / 1000:.0f} kB")
 
 

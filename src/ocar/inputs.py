@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from ocar import accel
 from ocar.augment import scale_to_unit
-from ocar.errors import CheckpointError, InputError, OcarError
+from ocar.errors import InputError, OcarError
+from ocar.items import Items, check_samples, from_plain, items_of, to_plain, unnamed
 from ocar.methods.settings import LearnerSettings
 from ocar.models.head import GrowingHead, check_shape
 from ocar.models.latent import LatentReplay
@@ -20,8 +21,6 @@ from ocar.models.modes import evaluating
 from ocar.rng import make_generator
 from ocar.standardize import InputScale, Keep, RunningScale, load_scale
 from ocar.structure import (
-    PADDING,
-    TYPES,
     Given,
     Inputs,
     apply,
@@ -30,7 +29,6 @@ from ocar.structure import (
     as_tensor,
     call,
     describe,
-    named_part,
     one_tensor,
     parts_of,
     with_name,
@@ -43,74 +41,6 @@ _AS_THEY_ARE = (
 )
 
 _LOOKUPS = (nn.Embedding, nn.EmbeddingBag)  # a model with one may be given indices
-
-
-class Item(NamedTuple):
-    """Shape and type of one sample of a stream, or of a part of it."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-
-
-Items = Item | dict[str, Item]
-"""Of samples that are one tensor, or of the parts of a structure, by name."""
-
-
-def check_samples(x: Inputs, *, like: Items | None) -> Items:
-    """Shape and type of raw samples ``(n, ...)``.
-
-    Raises:
-        InputError: They are not finite, of the wrong type, or unlike those before (``like``).
-    """
-    if isinstance(x, Tensor) and x.dim() < 2:
-        raise InputError(f"x must be a tensor (n, ...) of samples; given {_shown(x)}.")
-    parts = parts_of(x)
-    for name, part in parts.items():
-        if part.dtype not in TYPES:
-            raise InputError(
-                f"{named_part(name)} must be uint8, bool, integer or floating point; given "
-                f"{part.dtype}."
-            )
-    items = _items(x)
-    if like is not None:
-        _check_like(_named(items), _named(like))
-    for name, part in parts.items():
-        if part.is_floating_point() and not bool(torch.isfinite(part).all()):
-            bad = int((~torch.isfinite(part)).reshape(len(part), -1).any(1).sum())
-            raise InputError(
-                f"{named_part(name)} must be finite; {bad} of {len(part)} samples hold NaN or Inf."
-            )
-    return items
-
-
-def _items(x: Inputs) -> Items:
-    """Shape and type of one of some samples."""
-    items = {name: Item(part.shape[1:], part.dtype) for name, part in parts_of(x).items()}
-    return items.get("", items)
-
-
-def _named(items: Items) -> dict[str, Item]:
-    return items if isinstance(items, dict) else {"": items}
-
-
-def _check_like(items: dict[str, Item], like: dict[str, Item]) -> None:
-    """Raise if samples are unlike those before."""
-    if items.keys() != like.keys():
-        raise InputError(f"x must be {_kind(like)}, as before; given {_kind(items)}.")
-    for name, item in items.items():
-        if item != (old := like[name]):
-            padding = f" {PADDING}" if not item.dtype.is_floating_point and name else ""
-            raise InputError(
-                f"{named_part(name)} must hold samples of shape {tuple(old.shape)} and "
-                f"{old.dtype}, as before; given {tuple(item.shape)} and {item.dtype}.{padding}"
-            )
-
-
-def _kind(items: dict[str, Item]) -> str:
-    """What samples are, in a message."""
-    if "" in items:
-        return "one tensor"
-    return f"a tuple of {len(items)}" if "0" in items else f"a dictionary of {', '.join(items)}"
 
 
 def _check_labels(y: Tensor) -> list[int]:
@@ -302,7 +232,7 @@ class Intake:
         else:
             units = self._head.register(labels)
             y = torch.tensor(units)
-        self.item, self.stored = item, _items(x)
+        self.item, self.stored = item, items_of(x)
         return x, y, units
 
     def _check_method(self, x: Inputs) -> None:
@@ -355,8 +285,8 @@ class Intake:
 
     def state(self) -> dict[str, Any]:
         """Plain values for a checkpoint."""
-        stored = {} if self._features is None else {"stored": _saved(self.stored)}
-        return {"item": _saved(self.item), "outputs": self.outputs, **stored}
+        stored = {} if self._features is None else {"stored": to_plain(self.stored)}
+        return {"item": to_plain(self.item), "outputs": self.outputs, **stored}
 
     def statistics(self) -> dict[str, Tensor]:
         """Mean and variance of inputs and targets, for a checkpoint."""
@@ -370,8 +300,8 @@ class Intake:
         Raises:
             CheckpointError: They are of other samples, or of a learner that did not standardise.
         """
-        items = _loaded(state["item"])
-        stored = items if self._features is None else _loaded(state["stored"])
+        items = from_plain(state["item"])
+        stored = items if self._features is None else from_plain(state["stored"])
         outputs = int(state["outputs"])
         targets = torch.Size([outputs]) if items and self._standardizes_targets else None
         scales = {}
@@ -381,7 +311,7 @@ class Intake:
             scales[part].values = load_scale(name, statistics, stored[part].shape, self._device)
         self.targets.values = load_scale("targets", statistics, targets, self._device)
         self.inputs.parts = scales
-        self.item, self.stored, self.outputs = _whole(items), _whole(stored), outputs
+        self.item, self.stored, self.outputs = unnamed(items), unnamed(stored), outputs
 
 
 @contextmanager
@@ -412,28 +342,6 @@ def _of_backward(tensor: Tensor) -> Tensor:
 def _type(x: Inputs) -> str:
     """What samples are, in a message."""
     return f"{x.dtype}" if isinstance(x, Tensor) else describe(x)
-
-
-def _saved(items: Items | None) -> Any:
-    if isinstance(items, dict):
-        return {name: _saved(item) for name, item in items.items()}
-    return None if items is None else [list(items.shape), str(items.dtype)]
-
-
-def _loaded(saved: Any) -> dict[str, Item]:
-    """What :func:`_saved` was given, by the names of the parts."""
-    parts = saved if isinstance(saved, Mapping) else {} if saved is None else {"": saved}
-    found = {}
-    for part, (shape, name) in parts.items():
-        dtype = getattr(torch, str(name).removeprefix("torch."), None)
-        if not isinstance(dtype, torch.dtype):
-            raise CheckpointError(f"The checkpoint has samples of unknown type {name!r}.")
-        found[part] = Item(torch.Size(shape), dtype)
-    return found
-
-
-def _whole(items: dict[str, Item]) -> Items | None:
-    return items.get("", items) or None
 
 
 def _nothing(model: nn.Module, x: Inputs) -> None:

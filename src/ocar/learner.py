@@ -23,7 +23,8 @@ from ocar.averaging import SlowWeights
 from ocar.errors import InputError, ModelError
 from ocar.export import Frozen, write_model
 from ocar.guard import BatchGuard, Guard, GuardCounts
-from ocar.inputs import Intake, check_samples
+from ocar.inputs import Intake
+from ocar.items import check_samples
 from ocar.methods.context import Context
 from ocar.methods.objective import Begun
 from ocar.methods.settings import LearnerSettings, Prediction, check_shared

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from ocar import accel
 from ocar.config import require
-from ocar.inputs import Intake, Items, check_samples
+from ocar.inputs import Intake
+from ocar.items import Items, check_samples
 from ocar.learner import Learner
 from ocar.methods.context import mean_prediction
 from ocar.models.check import copy_model

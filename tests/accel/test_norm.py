@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,14 +19,7 @@ from ocar.accel.norm import _fits, batched_norms
 from ocar.curvature.recorder import pull_back
 from ocar.models import make_model
 
-
-@pytest.fixture(autouse=True)
-def _double_precision() -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
-
+pytestmark = pytest.mark.usefixtures("double")
 
 LAYERS = [
     (nn.BatchNorm1d, (7, 3)),

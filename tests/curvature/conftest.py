@@ -1,7 +1,6 @@
 """Double precision and a fixed seed for every test here, and the helpers on the path."""
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,5 @@ sys.path[:0] = [str(path) for path in (HERE, HERE.parent) if str(path) not in sy
 
 
 @pytest.fixture(autouse=True)
-def _double_precision() -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
+def _seeded(double: None) -> None:
     torch.manual_seed(0)
-    yield
-    torch.set_default_dtype(before)

@@ -29,14 +29,6 @@ SETTINGS = {"lr": 0.05, "tau_step": 1e-3, "ema": 0.2, "memory": 20, "passes": 2}
 SPLIT = "ignore:The curvature of these layers would take"
 
 
-@pytest.fixture(autouse=True)
-def double():
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
-
-
 @pytest.fixture
 def narrow(monkeypatch):
     """Layers of a few inputs are wide."""

@@ -49,7 +49,8 @@ def test_the_guide_names_every_figure_of_the_paper() -> None:
 
 
 def test_the_first_picture_is_drawn_from_what_is_stored() -> None:
-    from readme_picture import KEY, PICTURE, checksum, falls, read_numbers
+    from pictures import KEY, checksum
+    from readme_picture import PICTURE, falls, read_numbers
 
     numbers = read_numbers()
     with Image.open(PICTURE) as picture:

@@ -15,7 +15,7 @@ STORED = {path.stem: json.loads(path.read_text()) for path in ROOT.glob("results
 
 
 def test_the_picture_is_drawn_from_what_is_stored() -> None:
-    from readme_picture import KEY, checksum
+    from pictures import KEY, checksum
     from tabular_pages import PICTURE, read_numbers
 
     with Image.open(PICTURE) as picture:

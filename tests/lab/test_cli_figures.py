@@ -84,7 +84,7 @@ def test_curves_are_of_stored_runs_and_missing_ones_are_made(
     assert parts["er-iid"]["numbers"]["times"][-1] == 5
     # Without the runs, and for fewer methods, what was kept is drawn.
     (tmp_path / "none").mkdir()
-    monkeypatch.setattr("ocar_lab.cli.run.do_runs", no_runs)
+    monkeypatch.setattr("ocar_lab.cli.running.do_runs", no_runs)
     common[3] = str(tmp_path / "none")
     assert main([*common, "--methods", "er-iid", "--seeds", "0"]) == 0
     assert json.loads(file.read_text(encoding="utf-8"))["parts"] == parts

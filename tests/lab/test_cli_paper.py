@@ -163,7 +163,7 @@ def test_make_does_the_missing_runs_and_counts_them(
         write_kept(tmp_path / "made", "split-cifar100", "er-ace", found)
         return 0
 
-    monkeypatch.setattr(run_command, "do_runs", pretend)
+    monkeypatch.setattr("ocar_lab.cli.running.do_runs", pretend)
     make = ["paper", "table1", "--results", str(results), "--make", "--runs", f"{tmp_path}/made"]
     make += ["--methods", "er-ace", "er", "--device", "cpu"]
     assert main([*make, "--seeds", "4"]) == 0, capsys.readouterr().err

@@ -3,28 +3,20 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
 from tolerances import EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
-from toys import RAW, assert_same, convnet, everything, images, mlp, vectors
+from toys import RAW, assert_same, convnet, images, mlp, vectors
+from twins import assert_resumes, masked_and_grown
 
 import ocar
 from ocar.errors import ConfigError
 from ocar.methods.der import squared_distance
 
 LR = 0.2
-
-
-@pytest.fixture
-def double() -> None:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
 
 
 def weights(model: nn.Module) -> Tensor:
@@ -193,24 +185,10 @@ def test_a_head_with_units_to_spare_learns_as_one_that_grows(transform) -> None:
     options = {"lr": 0.05, "memory": 20, "transform": transform}
     if transform is not None:
         options |= {"tau_step": 1e-3, "ema": 0.2, "fisher": "exact"}
-    wide, tight = mlp(units=16), mlp(units=16)
-    small = tight[2]
-    small.weight.data, small.bias.data = small.weight.data[:2].clone(), small.bias.data[:2].clone()
-    small.out_features = 2
-    masked = ocar.make_learner("der++", wide, **options)
-    grown = ocar.make_learner("der++", tight, **options)
-    for i, labels in enumerate([[0, 1]] * 3 + [[2, 3]] * 3 + [[4]] * 3):
-        ((x, y),) = vectors(1, labels, seed=i)
-        if max(labels) >= grown.head.capacity:
-            grown.head.reserve(max(labels) + 1)
-            rows = slice(small.out_features // 2, small.out_features)
-            small.weight.data[rows] = wide[2].weight.data[rows]
-            small.bias.data[rows] = wide[2].bias.data[rows]
-        masked.learn(x.double(), y)
-        grown.learn(x.double(), y)
-    x = next(vectors(1, [0]))[0].double()
-    assert grown.head.capacity == 8
-    assert_close(masked.predict(x), grown.predict(x), rtol=1e-8, atol=1e-9)
+    masked, grown = masked_and_grown(
+        lambda model: ocar.make_learner("der++", model, **options),
+        [[0, 1]] * 3 + [[2, 3]] * 3 + [[4]] * 3,
+    )
     stored = [learner.memory.gather(learner.memory.slots).extras for learner in (masked, grown)]
     assert [extras["logits"].shape[1] for extras in stored] == [16, 8]
     assert stored[0]["known"].tolist() == stored[1]["known"].tolist()
@@ -227,7 +205,9 @@ def test_graphs_are_forgotten_after_the_stored_logits_were_made_wider(how: str) 
     for x, y in vectors(2, [0, 1]):
         learner.learn(x, y)
     widths = []
-    learner._steps.graph.forget = lambda: widths.append(learner.memory._columns["logits"].shape[1])
+    learner._steps.graph.forget = lambda: widths.append(
+        learner.memory._columns.tensors["logits"].shape[1]
+    )
     ((x, y),) = vectors(1, [2, 3])
     getattr(learner, how)(x, y)
     learner.learn(x, y)
@@ -250,19 +230,12 @@ def test_a_restored_learner_goes_on_to_the_bit_while_the_head_grows(transform, t
     learner = ocar.make_learner(
         "der++", convnet(units=2), lr=0.02, memory=25, transform=transform, seed=3, **options
     )
-    path = Path(tmp_path) / "ckpt"
-    for i, labels in enumerate([[0, 1]] * 3 + [[2, 3]] * 3 + [[4, 5]] * 3):
-        ((x, y),) = images(1, labels, seed=i)
-        if i == 5:
-            learner.save(path)
-            restored = ocar.load(path, convnet(units=2))
-            assert_same(everything(restored), everything(learner))
+    schedule = [[0, 1]] * 3 + [[2, 3]] * 3 + [[4, 5]] * 3
+    batches = [next(images(1, labels, seed=i)) for i, labels in enumerate(schedule)]
+    for x, y in batches[:5]:
         learner.learn(x, y)
-        if i >= 5:
-            restored.learn(x, y)
-    assert_same(everything(restored), everything(learner))
+    assert_resumes(learner, batches[5:], convnet(units=2), tmp_path)
     assert learner.head.capacity == 8
-    assert torch.equal(restored.predict(x), learner.predict(x))
 
 
 def test_told_classes_are_not_seen_classes(tmp_path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from tolerances import BITWISE, EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
 from toys import RAW, assert_same, convnet, everything, images, mlp, vectors
+from twins import masked_and_grown
 
 import ocar
 from ocar.errors import ConfigError
@@ -22,13 +23,7 @@ CURVED = {"tau_step": 1e-3, "ema": 0.2}
 METHODS = {"er-ace": {"lr": 0.1}, "ocar-ace": {"lr": 0.05, **CURVED}}
 BOTH = pytest.mark.parametrize("method", METHODS)
 
-
-@pytest.fixture(autouse=True)
-def _double() -> Iterator[None]:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def batch(labels: list[int], *, seed: int = 0, size: int = 10) -> tuple[Tensor, Tensor]:
@@ -244,23 +239,10 @@ def test_a_step_of_ocar_ace_by_hand() -> None:
 
 @BOTH
 def test_a_masked_head_learns_as_one_that_really_grows(method: str) -> None:
-    wide, tight = mlp(units=16), mlp(units=16)
-    small = tight[2]
-    small.weight.data, small.bias.data = small.weight.data[:2].clone(), small.bias.data[:2].clone()
-    small.out_features = 2
     settings = {"fisher": "exact"} if method == "ocar-ace" else {}
-    masked, grown = make(method, wide, **settings), make(method, tight, **settings)
-    for seed, labels in enumerate([[0, 1]] * 3 + [[2, 3]] * 3 + [[4]] * 2):
-        if max(labels) >= grown.head.capacity:
-            grown.head.reserve(max(labels) + 1)
-            rows = slice(small.out_features // 2, small.out_features)
-            small.weight.data[rows] = wide[2].weight.data[rows]
-            small.bias.data[rows] = wide[2].bias.data[rows]
-        x, y = batch(labels, seed=seed)
-        masked.learn(x, y)
-        grown.learn(x, y)
-    assert grown.head.capacity == 8
-    assert_close(masked.predict(x), grown.predict(x), rtol=1e-8, atol=1e-9)
+    masked_and_grown(
+        lambda model: make(method, model, **settings), [[0, 1]] * 3 + [[2, 3]] * 3 + [[4]] * 2
+    )
 
 
 @BOTH

@@ -10,7 +10,8 @@ import torch
 from tolerances import EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
-from toys import RAW, assert_same, convnet, everything, images, mlp, seeded, vectors
+from toys import RAW, convnet, images, mlp, seeded, vectors
+from twins import assert_resumes, masked_and_grown
 
 import ocar
 from ocar.errors import CheckpointError, ConfigError, ModelError
@@ -228,24 +229,11 @@ def test_online_ewc_adds_up_the_mean_fisher_of_each_stretch(structure: str) -> N
 @pytest.mark.parametrize("structure", ["diagonal", "full"])
 def test_a_masked_head_learns_as_one_that_really_grows(structure, accumulation) -> None:
     options = {"structure": structure, "accumulation": accumulation, "anchor_every": 4}
-    wide, tight = mlp(units=16).double(), mlp(units=16).double()
-    small = tight[2]
-    small.weight.data, small.bias.data = small.weight.data[:2].clone(), small.bias.data[:2].clone()
-    small.out_features = 2
-    masked, grown = make(wide, memory=20, **options), make(tight, memory=20, **options)
-    for i, labels in enumerate([[0, 1]] * 4 + [[2, 3]] * 4 + [[4]] * 2):
-        ((x, y),) = vectors(1, labels, seed=i)
-        if max(labels) >= grown.head.capacity:
-            grown.head.reserve(max(labels) + 1)
-            rows = slice(small.out_features // 2, small.out_features)
-            small.weight.data[rows] = wide[2].weight.data[rows]
-            small.bias.data[rows] = wide[2].bias.data[rows]
-        masked.learn(x.double(), y)
-        grown.learn(x.double(), y)
-    x = next(vectors(1, [0]))[0].double()
-    assert (grown.head.capacity, masked.head.capacity) == (8, 16)
+    masked, _ = masked_and_grown(
+        lambda model: make(model.double(), memory=20, **options),
+        [[0, 1]] * 4 + [[2, 3]] * 4 + [[4]] * 2,
+    )
     assert float(masked.transform.average.abs().sum()) > 0
-    assert_close(masked.predict(x), grown.predict(x), rtol=1e-8, atol=1e-9)
 
 
 def test_how_often_the_fisher_is_estimated(monkeypatch) -> None:
@@ -281,15 +269,10 @@ def test_it_runs_with_every_root_and_with_other_losses(fisher: str) -> None:
 )
 def test_a_restored_learner_goes_on_to_the_bit(settings, tmp_path: Path) -> None:
     learner = make(convnet(units=2), strength=0.1, **settings)
-    for i, (x, y) in enumerate(images(10, [0, 1, 2, 3])):
-        if i == 4:
-            learner.save(tmp_path / "ckpt")
-            restored = ocar.load(tmp_path / "ckpt", convnet(units=2))
-            assert_same(everything(restored), everything(learner))
+    batches = list(images(10, [0, 1, 2, 3]))
+    for x, y in batches[:4]:
         learner.learn(x, y)
-        if i >= 4:
-            restored.learn(x, y)
-    assert_same(everything(restored), everything(learner))
+    assert_resumes(learner, batches[4:], convnet(units=2), tmp_path)
     state = learner.transform.state_dict()
     state.pop("anchor")
     with pytest.raises(CheckpointError, match=r"another penalty: missing \['anchor'\]"):

@@ -17,14 +17,6 @@ from ocar.errors import CheckpointError, ConfigError
 from ocar.methods.lwf import divergence
 
 
-@pytest.fixture
-def double() -> None:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
-
-
 def learner_on(model: nn.Module, **settings) -> ocar.Learner:
     return ocar.make_learner("er-lwf", model, **{"lr": 0.1, "memory": 40, **RAW, **settings})
 

@@ -11,21 +11,14 @@ import torch
 from tolerances import EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
-from toys import RAW, assert_same, convnet, everything, images, mlp, vectors
+from toys import RAW, assert_same, convnet, images, mlp, vectors
+from twins import assert_resumes
 
 import ocar
 from ocar.errors import ConfigError
 from ocar.methods.objective import Outcome, Step
 
 cross_entropy = nn.functional.cross_entropy
-
-
-@pytest.fixture
-def double() -> None:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
 
 
 def learner_on(model: nn.Module, **settings) -> ocar.Learner:
@@ -238,15 +231,12 @@ def test_a_restored_learner_goes_on_to_the_bit(scoring, transform, tmp_path: Pat
     more = {} if transform is None else {"tau_step": 1e-6, "ema": 0.2, "transform": transform}
     settings = {"augment": ocar.CropFlip(padding=1), "lr": 0.02, "scoring": scoring, **more}
     learner = learner_on(convnet(units=2), **settings)
-    for i, labels in enumerate([[0, 1]] * 3 + [[2, 3]] * 3 + [[0, 1]] + [[2, 3]] + [[4]]):
-        x, y = next(images(1, labels, seed=i))
-        if i == 6:  # candidates of the batch before would be hurt most
-            learner.save(tmp_path / "ckpt")
-            restored = ocar.load(tmp_path / "ckpt", convnet(units=2))
-        if i >= 6:
-            restored.learn(x, y)
+    schedule = [[0, 1]] * 3 + [[2, 3]] * 3 + [[0, 1]] + [[2, 3]] + [[4]]
+    batches = [next(images(1, labels, seed=i)) for i, labels in enumerate(schedule)]
+    for x, y in batches[:6]:
         learner.learn(x, y)
-    assert_same(everything(restored), everything(learner))
+    # Candidates of the batch before would be hurt most.
+    assert_resumes(learner, batches[6:], convnet(units=2), tmp_path)
     assert learner.head.capacity == 8
 
 

@@ -12,6 +12,7 @@ from tolerances import EXACT
 from torch import nn
 from torch.testing import assert_close
 from toys import RAW, assert_same, convnet, everything, images, mlp, never_wait, vectors
+from twins import masked_and_grown
 
 import ocar
 from ocar.errors import ConfigError
@@ -20,14 +21,6 @@ from ocar.methods.er import ERSettings
 from ocar.methods.ocar import OCARSettings
 
 SETTINGS = {"lr": 0.05, "tau_step": 1e-3, "ema": 0.2}
-
-
-@pytest.fixture
-def double() -> None:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
 
 
 def flat_gradient(model: nn.Module, loss: torch.Tensor) -> torch.Tensor:
@@ -119,28 +112,10 @@ def test_with_a_huge_damping_it_is_sgd_with_rate_alpha_over_tau(curvature) -> No
 def test_a_masked_head_learns_as_one_that_really_grows(kind, weighting) -> None:
     """Twelve spare units give the same weights as a head with no unit to spare."""
     options = {"fisher": "exact", "damping_kind": kind, "weighting": weighting, "memory": 20}
-    wide, tight = mlp(units=16), mlp(units=16)
-    small = tight[2]
-    small.weight.data, small.bias.data = small.weight.data[:2].clone(), small.bias.data[:2].clone()
-    small.out_features = 2
-    masked = ocar.OCAR(wide, **SETTINGS, **options)
-    grown = ocar.OCAR(tight, **SETTINGS, **options)
-    schedule = [[0, 1]] * 4 + [[2, 3]] * 4 + [[4]] * 2
-    for i, labels in enumerate(schedule):
-        ((x, y),) = vectors(1, labels, seed=i)
-        if max(labels) >= grown.head.capacity:
-            grown.head.reserve(max(labels) + 1)
-            rows = slice(small.out_features // 2, small.out_features)
-            small.weight.data[rows] = wide[2].weight.data[rows]
-            small.bias.data[rows] = wide[2].bias.data[rows]
-        masked.learn(x.double(), y)
-        grown.learn(x.double(), y)
-    assert masked.classes == grown.classes
-    assert sorted(masked.classes) == [0, 1, 2, 3, 4]
-    x = next(vectors(1, [0]))[0].double()
-    assert grown.head.capacity == 8
-    assert masked.head.capacity == 16
-    assert_close(masked.predict(x), grown.predict(x), rtol=1e-8, atol=1e-9)
+    masked_and_grown(
+        lambda model: ocar.OCAR(model, **SETTINGS, **options),
+        [[0, 1]] * 4 + [[2, 3]] * 4 + [[4]] * 2,
+    )
 
 
 def test_tau_grows_with_every_gradient_step() -> None:

@@ -11,7 +11,8 @@ import torch
 from tolerances import EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
-from toys import RAW, assert_same, convnet, everything, images, mlp, vectors
+from toys import RAW, convnet, images, mlp, vectors
+from twins import assert_resumes
 
 import ocar
 from ocar.errors import ConfigError
@@ -19,14 +20,6 @@ from ocar.methods.objective import Step
 
 cross_entropy = nn.functional.cross_entropy
 KINDS = pytest.mark.parametrize("kind", ["survey", "paper"])
-
-
-@pytest.fixture
-def double() -> None:
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(before)
 
 
 def learner_on(model: nn.Module, **settings) -> ocar.Learner:
@@ -258,15 +251,11 @@ def test_a_restored_learner_goes_on_to_the_bit(kind, transform, tmp_path: Path) 
     more = {} if transform is None else {"tau_step": 1e-6, "ema": 0.2, "transform": transform}
     settings = {"augment": ocar.CropFlip(padding=1), "lr": 0.02, "perturbation": kind, **more}
     learner = learner_on(convnet(units=2), **settings)
-    for i, labels in enumerate([[0, 1]] * 3 + [[2]] * 2 + [[1, 3]] * 3 + [[4]]):
-        x, y = next(images(1, labels, seed=i))
-        if i == 4:
-            learner.save(tmp_path / "ckpt")
-            restored = ocar.load(tmp_path / "ckpt", convnet(units=2))
-        if i >= 4:
-            restored.learn(x, y)
+    schedule = [[0, 1]] * 3 + [[2]] * 2 + [[1, 3]] * 3 + [[4]]
+    batches = [next(images(1, labels, seed=i)) for i, labels in enumerate(schedule)]
+    for x, y in batches[:4]:
         learner.learn(x, y)
-    assert_same(everything(restored), everything(learner))
+    assert_resumes(learner, batches[4:], convnet(units=2), tmp_path)
     assert learner.head.capacity == 8
 
 

@@ -8,6 +8,7 @@ import warnings
 
 import pytest
 import torch
+from gpu_toys import batches, network
 from torch import Tensor, nn
 
 import ocar
@@ -57,24 +58,6 @@ METHODS = {
     "ocar-top": ("ocar", OCAR | {"fisher": "top(2)"}),
     "ocar-sampled": ("ocar", OCAR | {"fisher": "sampled(2)"}),
 }
-
-
-def network(dtype: torch.dtype = torch.float64) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return SlimResNet18(width=4, classes=4).to("cuda", dtype)
-
-
-def batches(count: int) -> list[tuple[Tensor, Tensor]]:
-    """Batches of which new classes are a part every now and then: 4 units become 8, then 16."""
-    generator = torch.Generator().manual_seed(1)
-    result = []
-    for index in range(count):
-        known = 2 + index // 4
-        x = torch.randint(0, 256, (6, 3, 32, 32), generator=generator, dtype=torch.uint8)
-        y = torch.randint(max(0, known - 3), known, (6,), generator=generator)
-        result.append((x.cuda(), y))
-    return result
 
 
 def make(kind: str, *, record: bool, guard: Guard | None = DEFAULT) -> Learner:

@@ -6,12 +6,12 @@ import warnings
 
 import pytest
 import torch
-from torch import Tensor, nn
+from gpu_toys import batches, network
+from torch import nn
 
 import ocar
 from ocar.learner import Learner
 from ocar.methods.registry import make_settings
-from ocar.models.resnet import SlimResNet18
 
 pytestmark = [
     pytest.mark.gpu,
@@ -50,22 +50,7 @@ def make(case: str, *, record: bool) -> Learner:
         **settings,
         **more,
     )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        model = SlimResNet18(width=4, classes=4).to("cuda", torch.float64)
-    return Learner(model, own, transform=rewriting, record=record)
-
-
-def batches(count: int) -> list[tuple[Tensor, Tensor]]:
-    """New classes every now and then: 4 units become 8, then 16."""
-    generator = torch.Generator().manual_seed(1)
-    result = []
-    for index in range(count):
-        known = 2 + index // 4
-        x = torch.randint(0, 256, (6, 3, 32, 32), generator=generator, dtype=torch.uint8)
-        y = torch.randint(max(0, known - 3), known, (6,), generator=generator)
-        result.append((x.cuda(), y))
-    return result
+    return Learner(network(), own, transform=rewriting, record=record)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -293,10 +293,10 @@ def test_loading_keeps_the_storage(kind: str) -> None:
     memory = make(kind, 4)
     feed(memory, [[0, 1, 2]])
     state = memory.state_dict()
-    before = memory._columns["x"]  # a recorded graph would go on reading from here
+    before = memory._columns.tensors["x"]  # a recorded graph would go on reading from here
     feed(memory, [[0, 1, 2]], start=3)
     memory.load_state_dict(state)
-    assert memory._columns["x"] is before
+    assert memory._columns.tensors["x"] is before
 
 
 # --- an accelerator -----------------------------------------------------------------------------
@@ -320,14 +320,16 @@ def test_a_memory_on_a_device_agrees_with_one_on_the_host(kind: str) -> None:
         host.set_extras(host.draw(1), {"logits": extras["logits"][:1]})
         assert torch.equal(batch.x.cpu(), host.sample(4).x)
         assert_same(device.state_dict(), host.state_dict())
-        before = {name: column.clone() for name, column in device._columns.items()}
+        before = {name: column.clone() for name, column in device._columns.tensors.items()}
         refused = {"logits": moved["logits"] + 1}
         device.add(
             x_moved + 1, y_moved, refused, labels=y.tolist(), accepted=torch.tensor(False).cuda()
         )
-        assert_same(device._columns, before)
+        assert_same(device._columns.tensors, before)
         host.add(x, y, extras)  # takes the same slots, and draws as often
-        device._columns = {name: column.cuda() for name, column in host._columns.items()}
+        device._columns.tensors = {
+            name: column.cuda() for name, column in host._columns.tensors.items()
+        }
 
 
 # --- what is removed ----------------------------------------------------------------------------

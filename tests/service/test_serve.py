@@ -27,7 +27,7 @@ from torch import Tensor
 
 from ocar.datasets import data_root
 from ocar.errors import ConfigError, RunError
-from ocar.inputs import Item
+from ocar.items import Item
 from ocar.service import Refused, Service, opened
 from ocar.state import load_state
 from ocar_lab.cli import main, serve

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import ocar
 from ocar.errors import InputError
-from ocar.inputs import Item
+from ocar.items import Item
 from ocar.service import Refused, Service
 
 

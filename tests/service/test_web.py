@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import ocar
 from ocar.errors import InputError
-from ocar.inputs import Item
+from ocar.items import Item
 from ocar.service import Service
 
 for package in ("fastapi", "prometheus_client", "uvicorn"):

@@ -13,7 +13,7 @@ import inspect
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -23,6 +23,7 @@ from torch import Tensor
 
 from ocar import accel
 from ocar.errors import CheckpointError, ConfigError, InputError
+from ocar.memory.columns import Columns, Keep
 from ocar.rng import make_generator
 from ocar.state import with_prefix, without_prefix
 from ocar.structure import Inputs, from_parts, parts_of, with_name, without_name
@@ -127,8 +128,7 @@ class Memory(ABC):
         self.device = torch.device(device)
         self.generator = make_generator(seed, "memory")
         self.seen = 0
-        self._columns: dict[str, Tensor] = {}
-        self._shards: accel.Shards | None = None
+        self._columns = Columns(capacity, self.device, float_targets=self.float_targets)
         # numpy: its calls on small arrays cost a tenth of torch's. -1 marks an empty slot.
         self._labels = np.full(capacity, -1, dtype=np.int64)
         self._slots = torch.empty(0, dtype=torch.int64)  # the occupied ones, ascending
@@ -149,8 +149,8 @@ class Memory(ABC):
         Every rank must call :meth:`sample`, :meth:`gather`, :meth:`find`, :meth:`remove` and
         :meth:`state_dict` then.
         """
-        assert not self._columns
-        self._shards = accel.Shards(ranks, self.capacity)
+        assert not self._columns.tensors
+        self._columns.shards = accel.Shards(ranks, self.capacity)
 
     # What a policy implements
 
@@ -189,7 +189,7 @@ class Memory(ABC):
         labels: Sequence[int] | None = None,
         known: Mapping[str, Tensor] | None = None,
         accepted: Tensor | None = None,
-        keep: Callable[[Iterable[Tensor], Sequence[int]], None] | None = None,
+        keep: Keep | None = None,
     ) -> None:
         """Offer n samples; the memory keeps those that its policy chooses.
 
@@ -213,66 +213,42 @@ class Memory(ABC):
         if set(extras) != set(self.extras):
             raise InputError(f"Invalid extras {sorted(extras)}. Must be {sorted(self.extras)}.")
         columns = {**with_name("x", parts_of(x)), "y": y, **extras}
-        if self._columns and columns.keys() != self._columns.keys():
-            given, stored = (sorted(without_name("x", c)) for c in (columns, self._columns))
-            raise InputError(f"Invalid parts {given} of x. Must be {stored}, as those stored.")
-        self._check_columns(columns, rows=next(iter(columns.values())).shape[:1])
+        stored = self._columns.tensors
+        if stored and columns.keys() != stored.keys():
+            given, before = (sorted(without_name("x", c)) for c in (columns, stored))
+            raise InputError(f"Invalid parts {given} of x. Must be {before}, as those stored.")
+        self._columns.check(columns, rows=next(iter(columns.values())).shape[:1])
         host = _host_labels(y, labels)
         if not host:
             return
-        if not self._columns:
-            # Not zeros: a slot whose first item was not accepted must hold a real one too.
-            repeated = self._held() % len(host)
-            self._columns = {
-                name: c.detach()[repeated.to(c.device)].to(self.device)
-                for name, c in columns.items()
-            }
+        if not stored:
+            self._columns.begin(columns)
         placement = self.place(Offer(x=x, y=y, labels=host, known=known))
         self.seen += len(host)
         slots, rows = list(placement.writes), list(placement.writes.values())
-        places, sources = self._places(slots, rows)
-        if places and keep is not None:
-            keep(self._columns.values(), places)
+        self._columns.write(columns, slots, rows, accepted=accepted, keep=keep)
         self._labels[list(placement.freed)] = -1
         self._labels[slots] = np.array(host)[rows]
         if placement.freed or len(self) < self.capacity:
             self._find_slots()
-        if places:
-            accel.write_rows(self._columns, columns, places, sources, accepted)
-
-    def _held(self) -> Tensor:
-        """The slot of each row of the columns: all, or those of this rank."""
-        return torch.arange(self.capacity) if self._shards is None else self._shards.slots
-
-    def _places(self, slots: Sequence[int], rows: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Rows of the columns here for slots, and what they get of ``rows``."""
-        return (list(slots), list(rows)) if self._shards is None else self._shards.own(slots, rows)
-
-    def _whole(self, column: Tensor) -> Tensor:
-        """A column with all slots, on whichever rank they are."""
-        return column if self._shards is None else self._shards.whole(column)
 
     def reconcile(self) -> None:
         """Learn which labels the slots really hold, after samples that were not accepted.
 
         This waits for the accelerator. A class that holds more than its share loses some.
         """
-        if not self._columns or self._columns["y"].is_floating_point():
+        y = self._columns.tensors.get("y")
+        if y is None or y.is_floating_point():
             return
-        held = self._whole(self._columns["y"]).cpu().numpy()
+        held = self._columns.whole(y).cpu().numpy()
         self._labels = np.where(self._labels >= 0, held, -1)
         self._labels[list(self.relabel(self._labels.tolist()))] = -1
         self._find_slots()
 
     def find(self, x: Inputs) -> Tensor:
         """The occupied slots whose input equals one of ``(n, *item)``, int64 on the host."""
-        stored = without_name("x", self._columns)
-        found = torch.zeros(len(self._held()), dtype=torch.bool, device=self.device)
-        for row in range(len(x) if stored else 0):
-            own = {name: part[row].to(self.device) for name, part in parts_of(x).items()}
-            same = [(stored[n] == part).flatten(1).all(1) for n, part in own.items()]
-            found |= torch.stack(same).all(0)
-        return self._slots[self._whole(found).cpu()[self._slots]]
+        found = self._columns.equal(with_name("x", parts_of(x)))
+        return self._slots[found[self._slots]]
 
     def remove(self, slots: Tensor) -> None:
         """Empty some slots and overwrite what they held.
@@ -289,15 +265,12 @@ class Memory(ABC):
         self._labels[slots.numpy()] = -1
         self._find_slots()
         if not len(self):
-            self._columns, self.seen = {}, 0
+            self._columns.tensors, self.seen = {}, 0
             self.start()
             return
         self.removed(slots.tolist())
         # All empty slots: the first batch was repeated in slots that were not filled since.
-        empty = np.flatnonzero(self._labels[self._held().numpy()] < 0)
-        first = self._items(self._slots[:1].to(self.device))
-        for name, column in self._columns.items():
-            column[torch.from_numpy(empty).to(self.device)] = first[name]
+        self._columns.overwrite(self._labels < 0, by=self._slots[:1])
 
     def _find_slots(self) -> None:
         self._slots = torch.from_numpy(np.flatnonzero(self._labels >= 0))
@@ -319,20 +292,14 @@ class Memory(ABC):
         """
         if check:
             self._check_slots(slots)
-        columns, index = self._columns, slots.to(self.device, non_blocking=True)
-        if not columns:
+        if self._columns.tensors:
+            items = self._columns.gather(slots.to(self.device, non_blocking=True))
+        else:
             dtypes = {"x": None, "y": torch.int64, **dict.fromkeys(self.extras)}
-            columns = {k: torch.empty(0, dtype=d, device=self.device) for k, d in dtypes.items()}
-        items = self._items(index) if self._columns else columns
+            items = {k: torch.empty(0, dtype=d, device=self.device) for k, d in dtypes.items()}
         x = from_parts(without_name("x", items))
         extras = {name: items[name] for name in self.extras}
         return Batch(x, items["y"], extras=extras, indices=slots)
-
-    def _items(self, index: Tensor) -> dict[str, Tensor]:
-        """What slots on the memory's device hold in each column, on whichever rank they are."""
-        if self._shards is not None:
-            return self._shards.gather(self._columns, index)
-        return {name: column.index_select(0, index) for name, column in self._columns.items()}
 
     def set_extras(self, slots: Tensor, extras: Mapping[str, Tensor]) -> None:
         """Rewrite some of the declared extras, each ``(n, *item)``, in n distinct slots."""
@@ -341,10 +308,8 @@ class Memory(ABC):
             raise InputError(f"Invalid slots {slots.tolist()}. Must be distinct.")
         if not set(extras) <= set(self.extras):
             raise InputError(f"Invalid extras {sorted(extras)}. Must be in {sorted(self.extras)}.")
-        self._check_columns(extras, rows=slots.shape)
-        places, rows = self._places(slots.tolist(), range(len(slots)))
-        if places:
-            accel.write_rows(self._columns, extras, places, rows)
+        self._columns.check(extras, rows=slots.shape)
+        self._columns.write(extras, slots.tolist(), range(len(slots)))
 
     def widen_extra(self, name: str, width: int) -> None:
         """Make the first dimension of an extra's items at least ``width``, with zeros at its end.
@@ -353,15 +318,12 @@ class Memory(ABC):
         """
         if name not in self.extras:
             raise InputError(f"Invalid extra {name!r}. Must be in {sorted(self.extras)}.")
-        column = self._columns.get(name)
+        column = self._columns.tensors.get(name)
         if column is None:
             return
         if column.ndim < 2:
             raise InputError(f"Invalid extra {name!r}: items without a dimension. Must have one.")
-        if column.shape[1] < width:
-            wider = column.new_zeros(len(column), width, *column.shape[2:])
-            wider[:, : column.shape[1]] = column
-            self._columns[name] = wider
+        self._columns.widen(name, width)
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -379,8 +341,9 @@ class Memory(ABC):
     @property
     def labels(self) -> Tensor:
         """Labels of the stored items, int64 on the host, by ascending slot."""
-        if self._columns and (dtype := self._columns["y"].dtype) != torch.int64:
-            raise InputError(f"No labels: the stored targets are {dtype}. Must be torch.int64.")
+        y = self._columns.tensors.get("y")
+        if y is not None and y.dtype != torch.int64:
+            raise InputError(f"No labels: the stored targets are {y.dtype}. Must be torch.int64.")
         return torch.from_numpy(self._labels[self._slots.numpy()])
 
     def class_counts(self) -> dict[int, int]:
@@ -389,7 +352,7 @@ class Memory(ABC):
 
     def memory_usage(self) -> int:
         """Bytes of the columns on this rank; 0 before the first sample."""
-        return sum(c.numel() * c.element_size() for c in self._columns.values())
+        return self._columns.nbytes
 
     def __repr__(self) -> str:
         shown = ", ".join(f"{name}={value!r}" for name, value in self.arguments().items())
@@ -399,8 +362,7 @@ class Memory(ABC):
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything that a restored memory needs to go on exactly: copies, on the host."""
-        columns = {n: self._whole(c).to("cpu", copy=True) for n, c in self._columns.items()}
-        return self._bookkeeping() | with_prefix("columns", columns)
+        return self._bookkeeping() | with_prefix("columns", self._columns.state_dict())
 
     def _bookkeeping(self) -> dict[str, Tensor]:
         """The state without the columns."""
@@ -430,28 +392,7 @@ class Memory(ABC):
         self._find_slots()
         self.seen = int(given["seen"])
         self.generator.set_state(given["generator"])
-        if self._shards is not None:
-            columns = {name: column[self._shards.slots] for name, column in columns.items()}
-        if not self._columns or not columns:
-            self._columns = {k: torch.empty_like(c, device=self.device) for k, c in columns.items()}
-        for name, column in columns.items():
-            self._columns[name].copy_(column)
-
-    def _check_columns(self, columns: Mapping[str, Tensor], *, rows: torch.Size) -> None:
-        for name, column in columns.items():
-            shape, dtype = tuple(column.shape), column.dtype
-            if not shape or shape[:1] != rows:
-                raise InputError(f"Invalid shape {shape} of {name}. Must begin with {tuple(rows)}.")
-            kept = self._columns.get(name, column)
-            if shape[1:] != kept.shape[1:] or dtype != kept.dtype:
-                raise InputError(
-                    f"Invalid {name}: items {shape[1:]} and {dtype}. Must be as those stored, "
-                    f"{tuple(kept.shape[1:])} and {kept.dtype}."
-                )
-            integer = dtype == torch.int64 and len(shape) == 1
-            if name == "y" and not integer and not (self.float_targets and dtype.is_floating_point):
-                allowed = "1-D torch.int64" + (" or floating point" if self.float_targets else "")
-                raise InputError(f"Invalid y: {len(shape)}-D {dtype}. Must be {allowed}.")
+        self._columns.load_state_dict(columns)
 
     def _check_slots(self, slots: Tensor) -> None:
         if slots.dtype != torch.int64 or slots.ndim != 1 or slots.device.type != "cpu":
@@ -480,7 +421,7 @@ class Memory(ABC):
         if not seen and bool(state["occupied"].any()):
             raise CheckpointError("Invalid memory state: occupied slots before any sample.")
         try:
-            self._check_columns(columns, rows=torch.Size([capacity]))
+            self._columns.check(columns, rows=torch.Size([capacity]))
             torch.Generator().set_state(state["generator"])
         except (InputError, RuntimeError) as error:
             raise CheckpointError(f"Invalid memory state. {error}") from error

@@ -17,8 +17,9 @@ from dataclasses import dataclass, fields
 
 from ocar.config import require_range
 from ocar.methods.context import Context
+from ocar.methods.curvature_settings import CurvatureSettings
 from ocar.methods.objective import Objective
-from ocar.methods.ocar import CurvatureSettings, OCARSettings
+from ocar.methods.ocar import OCARSettings
 from ocar.methods.transform import Transform
 
 

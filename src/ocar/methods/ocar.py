@@ -24,7 +24,7 @@ import math
 from collections import deque
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal, SupportsFloat
 
 import torch
@@ -33,15 +33,14 @@ from torch import Tensor, nn
 from ocar import accel
 from ocar.accel.transfer import now
 from ocar.config import require, require_range
-from ocar.curvature import CURVATURES, Curvature
+from ocar.curvature import Curvature
 from ocar.curvature.cost import Work
-from ocar.curvature.fisher import parse_root
-from ocar.curvature.selection import Patterns, as_names
 from ocar.methods.context import Context
+from ocar.methods.curvature_settings import CurvatureSettings
 from ocar.methods.objective import Begun, Forward, Objective, Step
 from ocar.methods.rate import DivergenceRate
 from ocar.methods.student_t import ResidualScale
-from ocar.methods.transform import Transform, TransformSettings
+from ocar.methods.transform import Transform
 from ocar.state import with_prefix, without_prefix
 from ocar.structure import Inputs
 
@@ -51,66 +50,6 @@ again less often."""
 
 LEAST_EMA = 0.1
 """Weight of a new estimate of the curvature, once ten batches have been seen."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class CurvatureSettings(TransformSettings):
-    """Settings of a gradient that a curvature preconditions, for any objective with predictions."""
-
-    needs_predictions = True
-
-    curvature: str | Curvature = "kfac"
-    """``"kfac"``, ``"ekfac"``, ``"foof"``, ``"dense"`` (the full Fisher, for tiny models), the name
-    of a registered kind, or, from Python, an object such as ``EKFAC()``, whose own options are
-    then used in place of those below."""
-
-    fisher: str = "sketched(2)"
-    """Root of the Fisher, see :mod:`ocar.curvature.fisher`."""
-
-    fisher_passes: Literal["first", "every"] = "first"
-    """Renew the curvature on the first pass over a stream batch, or on every pass."""
-
-    fisher_forward: Literal["shared", "own"] = "shared"
-    """Take the Fisher from the forward pass of the loss, or from one more, as the authors'
-    code does (BatchNorm's running statistics then move once more)."""
-
-    damping_kind: Literal["factored", "exact"] = "factored"
-    """Damp each Kronecker factor, balanced by π (the authors' code), or A ⊗ G + τI (the text)."""
-
-    factor_scale: Literal["none", "outputs"] = "none"
-    """Average A and G, or A·√K and G/√K with K units of the head (the authors' code). The two
-    differ for a while after the head has grown. For K-FAC alone."""
-
-    sharing: Literal["expand", "reduce"] = "expand"
-    """How locations of a layer with shared weights count, see :mod:`ocar.curvature.blocks`."""
-
-    norm_layers: bool = False
-    """Precondition normalisation layers too."""
-
-    exclude: Patterns = ()
-    """Parameters that keep their plain gradient: names of parameters or modules, with ``*`` for
-    anything, or classes of modules; see :mod:`ocar.curvature.selection`."""
-
-    include: Patterns = ()
-    """The only parameters that may have curvature, in the same form; by default all."""
-
-    track_norms: bool = False
-    """Report the ratio of gradient norms after and before."""
-
-    max_cost: float | None = 1.5
-    """Operations of the curvature divided by those of the gradient steps, counted from shapes. To
-    keep to it, the curvature of wide layers is split, see :mod:`ocar.curvature.cost`; None for
-    never."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("exclude", "include"):
-            object.__setattr__(self, name, as_names(getattr(self, name)))
-        valid = self.max_cost is None or self.max_cost > 0
-        require("max_cost", self.max_cost, valid, "larger than 0, or None for no bound")
-        if isinstance(self.curvature, str):
-            CURVATURES.find(self.curvature)
-        parse_root(self.fisher)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -223,24 +162,7 @@ class OCARSettings(CurvatureSettings):
         }
         if degrees_of_freedom is not None:
             given["degrees_of_freedom"] = degrees_of_freedom
-        if isinstance(self.curvature, Curvature):
-            return self.curvature.bind(model, **given)
-        kind = CURVATURES.find(self.curvature)
-        options = (
-            "fisher",
-            "damping_kind",
-            "factor_scale",
-            "weighting",
-            "sharing",
-            "norm_layers",
-            "exclude",
-            "include",
-            "track_norms",
-            "max_cost",
-        )
-        taken = {field.name for field in fields(kind)}
-        given |= {name: getattr(self, name) for name in options if name in taken}
-        return kind(model, **given)
+        return self.bind_curvature(model, given, "weighting")
 
     def tau_at(self, step: int, *, lr: SupportsFloat) -> float:
         """The damping after a number of gradient steps."""

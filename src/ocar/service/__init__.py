@@ -5,6 +5,7 @@ framework hands it batches and questions, as :mod:`ocar.integrations.web` does w
 """
 
 from ocar.service.journal import Journal, Repaired
-from ocar.service.service import Accepted, Refused, Service, repair, roll_back
+from ocar.service.offline import repair, roll_back
+from ocar.service.service import Accepted, Refused, Service
 
 __all__ = ["Accepted", "Journal", "Refused", "Repaired", "Service", "repair", "roll_back"]

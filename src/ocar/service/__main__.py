@@ -15,7 +15,7 @@ from pathlib import Path
 from ocar.errors import OcarError
 from ocar.service import history
 from ocar.service.journal import ranges
-from ocar.service.service import repair, roll_back
+from ocar.service.offline import repair, roll_back
 
 
 def main() -> None:

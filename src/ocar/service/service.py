@@ -8,7 +8,6 @@ import queue
 import threading
 import time
 import warnings
-from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -20,13 +19,13 @@ from torch import Tensor
 
 from ocar.errors import CheckpointWarning, ConfigError, DataError, InputError, OcarError
 from ocar.files import clear_partials, folder_lock, make_folder
-from ocar.inputs import Items, check_samples
+from ocar.items import Items, check_samples
 from ocar.learner import Learner
-from ocar.service import history, journal
-from ocar.service.history import NEEDED, History
-from ocar.service.journal import KEYS, Journal, Repaired
+from ocar.service import history
+from ocar.service.history import History
+from ocar.service.journal import KEYS, Journal
+from ocar.service.score import Score
 from ocar.serving import Answer, Serving
-from ocar.state import load_state
 from ocar.structure import Given, Inputs, as_inputs
 
 
@@ -106,7 +105,7 @@ class Service:
         self.failure = self.unsaved = ""
         self._load, self._keys, self._checkpoints = load, keys, checkpoints
         self._observe = observe
-        self._scores: deque[float] = deque(maxlen=window)
+        self._score = Score(window)
         self._closed, self._until = False, math.inf
         self._accepting = threading.Lock()
         with ExitStack() as held:
@@ -271,7 +270,7 @@ class Service:
         """Predict a batch, then learn it."""
         begun = time.perf_counter()
         if self.learner.objective.learns:  # GDumb trains anew for a prediction
-            self._scores.extend(_scores(self.learner, x, y))
+            self._score.take(self.learner, x, y)
         self.learner.learn(x, y)
         self._observe(time.perf_counter() - begun)
 
@@ -280,8 +279,7 @@ class Service:
 
         In regression the mean absolute error. None before the first batch of this process.
         """
-        scores = list(self._scores)
-        return sum(scores) / len(scores) if scores else None
+        return self._score.mean()
 
     def _save(self) -> None:
         """Save the learner, and drop what is older than the checkpoint before it."""
@@ -309,7 +307,7 @@ class Service:
             self._queue.join()
             try:
                 history.roll_back(self.folder, batches)
-                self._scores.clear()
+                self._score.clear()
                 self.journal.close()
                 self._open(_none)
             except ConfigError as error:
@@ -401,55 +399,6 @@ class Service:
                 self._save()
                 if self.unsaved:
                     raise OSError(errno.EIO, self.unsaved)
-
-
-def repair(folder: Path) -> Repaired:
-    """Go on without the batches of a damaged journal that cannot be read.
-
-    All others are kept and move up: their numbers are consecutive again. The old files of the
-    journal stay, and are not read any more.
-
-    Args:
-        folder: The folder of a service that does not run.
-
-    Raises:
-        RunError: Another process works in the folder.
-        CheckpointError: The checkpoint is damaged, and so is the one before it.
-    """
-    with folder_lock(folder):
-        generation = journal.files(folder)[0]
-        found = [saved for saved in history.find(folder) if saved.generation == generation]
-        after = 0
-        if found:
-            whole = History(folder, most=NEEDED).restore(load_state)
-            assert whole is not None
-            after = int(whole[1]["batches"])
-        usable = [saved for saved in found if saved.batches <= after]
-        history.begin_generation(folder, usable[-NEEDED:])
-        return journal.repair(folder, after=after)
-
-
-def roll_back(folder: Path, batches: int) -> None:
-    """As :meth:`Service.roll_back`, for the folder of a service that does not run.
-
-    Raises:
-        RunError: Another process works in the folder.
-        ConfigError: There is no such checkpoint.
-    """
-    with folder_lock(folder):
-        history.roll_back(folder, batches)
-
-
-def _scores(learner: Learner, x: Inputs, y: Tensor) -> list[float]:
-    """For each sample whether it is predicted right, or the error of a regression."""
-    if learner.head is not None and not learner.classes:
-        return [0.0] * len(y)
-    outputs = learner.predict(x).cpu()
-    if learner.head is None:
-        errors: list[float] = (outputs - y).abs().mean(1).tolist()
-        return errors
-    labels = torch.tensor(learner.classes)[outputs.argmax(1)]
-    return [float(right) for right in (labels == y).tolist()]
 
 
 def _none() -> Learner:

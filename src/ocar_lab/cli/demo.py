@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ocar.errors import MissingPackageError
-from ocar_lab.cli import run as run_command
 from ocar_lab.cli.arguments import command_line, parse
 from ocar_lab.cli.report import NAME, write_report
+from ocar_lab.cli.run import make_jobs
+from ocar_lab.cli.running import do_runs, stored
 from ocar_lab.cli.tables import print_runs
 from ocar_lab.cli.workers import choose_workers
 from ocar_lab.optional import require_packages
@@ -49,12 +50,12 @@ def main(command: str, arguments: list[str], *, debug: bool) -> int:
     workers, config = choose_workers(
         {"device": "cpu", "threads": 1}, workers=options.workers, jobs=jobs_count
     )
-    jobs = run_command.make_jobs(BENCHMARK, METHODS, seeds=options.seeds, out=options.out, **config)
+    jobs = make_jobs(BENCHMARK, METHODS, seeds=options.seeds, out=options.out, **config)
     again = command_line(command, arguments)
-    code = run_command.do_runs(jobs, workers=workers, again=again, debug=debug)
+    code = do_runs(jobs, workers=workers, again=again, debug=debug)
     if code:
         return code
-    runs = run_command.stored(jobs)
+    runs = stored(jobs)
     sys.stdout.write("\n")
     print_runs(runs)
     sys.stdout.write(

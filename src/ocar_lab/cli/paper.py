@@ -143,8 +143,8 @@ def _draw_figure(name: str, arguments: list[str]) -> int:
 def _draw_curves(name: str, arguments: list[str], *, debug: bool) -> int:
     from ocar.methods.registry import METHODS
     from ocar.streams.benchmarks import get_benchmark
-    from ocar_lab.cli import run as run_command
     from ocar_lab.cli.flags import check_names
+    from ocar_lab.cli.running import do_runs
     from ocar_lab.cli.workers import choose_workers
     from ocar_lab.drawing import save
     from ocar_lab.paper.figures import curves
@@ -163,7 +163,7 @@ def _draw_curves(name: str, arguments: list[str], *, debug: bool) -> int:
     if jobs:
         workers, _ = choose_workers({}, workers=options.workers, jobs=len(jobs))
         again = shlex.join(["ocar", "paper", name, *arguments])
-        code = run_command.do_runs(jobs, workers=workers, again=again, debug=debug)
+        code = do_runs(jobs, workers=workers, again=again, debug=debug)
         if code:
             return code
     chosen: dict[str, Sequence[Run]] = {}
@@ -202,7 +202,7 @@ def _stored(options: CurvesOptions) -> dict[str, Sequence[Run]]:
 
 def _missing_runs(options: CurvesOptions, kept: dict[str, Any]) -> list[Job]:
     """The runs of each method that has too few seeds, both stored and in the file."""
-    from ocar_lab.cli import run as run_command
+    from ocar_lab.cli.run import make_jobs
     from ocar_lab.cli.workers import choose_workers
 
     jobs: list[Job] = []
@@ -215,5 +215,5 @@ def _missing_runs(options: CurvesOptions, kept: dict[str, Any]) -> list[Job]:
         chosen = options.seeds or (0,)
         _, config = choose_workers(wanted, workers=options.workers, jobs=len(chosen))
         method, out = label.removesuffix(IID), options.results
-        jobs += run_command.make_jobs(options.benchmark, [method], seeds=chosen, out=out, **config)
+        jobs += make_jobs(options.benchmark, [method], seeds=chosen, out=out, **config)
     return jobs

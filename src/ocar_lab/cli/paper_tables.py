@@ -169,7 +169,8 @@ def show_table(name: str, arguments: list[str], *, debug: bool) -> int:
 
 def _make(options: Table1Options, *, again: str, debug: bool) -> int:
     """Do the runs that a half of Table 1 misses; 0 if all are finished."""
-    from ocar_lab.cli import run as run_command
+    from ocar_lab.cli.run import plan
+    from ocar_lab.cli.running import do_runs
     from ocar_lab.cli.workers import choose_workers
     from ocar_lab.paper.tables import table1
 
@@ -186,10 +187,10 @@ def _make(options: Table1Options, *, again: str, debug: bool) -> int:
         words += [] if value is None else flag_words(name, value)
     jobs: list[Job] = []
     for command in chosen:
-        own, _, notes = run_command.plan([*shlex.split(command.line)[2:], *words])
+        own, _, notes = plan([*shlex.split(command.line)[2:], *words])
         sys.stderr.writelines(notes)
         jobs += [job for job in own if job.config.seed < options.seeds]
-    return run_command.do_runs(jobs, workers=workers, again=again, debug=debug)
+    return do_runs(jobs, workers=workers, again=again, debug=debug)
 
 
 def _where_results_are() -> str:

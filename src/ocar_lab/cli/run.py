@@ -12,17 +12,13 @@ from ocar.config import require
 from ocar.errors import ConfigError
 from ocar_lab.cli.arguments import command_line
 from ocar_lab.cli.flags import Call, parse_call
-from ocar_lab.cli.progress import RunDisplay
-from ocar_lab.cli.stopping import StopRequest
+from ocar_lab.cli.running import do_runs, stored
 from ocar_lab.cli.tables import print_runs
-from ocar_lab.cli.time_left import TimeLeft
 from ocar_lab.cli.workers import choose_workers
-from ocar_lab.experiment import Ended, Job, Progress, RunConfig, run_many
+from ocar_lab.experiment import Job, RunConfig
 from ocar_lab.experiment.config import method_name
 from ocar_lab.experiment.executors import Workers
 from ocar_lab.experiment.trackers import TrackerName
-from ocar_lab.runs import Run, read_run
-from ocar_lab.runs.folder import CONFIG
 from ocar_lab.tune.preset import read_preset
 
 CONFIGURATION, NO_FLAGS = RunConfig, ("seed", "plugins")
@@ -174,41 +170,6 @@ def with_preset(call: Call[Options]) -> tuple[dict[str, dict[str, Any]], list[st
     if preset.benchmark == call.benchmark:
         return merged, []
     return merged, [f"{path} was found on {preset.benchmark}, not on {call.benchmark}.\n"]
-
-
-def stored(jobs: Sequence[Job]) -> list[Run]:
-    """The runs of some jobs, as far as they have begun."""
-    folders = [job.out / job.config.folder() for job in jobs]
-    return [read_run(folder) for folder in folders if (folder / CONFIG).exists()]
-
-
-def do_runs(jobs: Sequence[Job], *, workers: Workers, again: str, debug: bool) -> int:
-    """Do some runs and show their progress; 0 if every run is finished, else 1."""
-    width = max(len(job.config.label) for job in jobs)
-    labels = [f"{job.config.label:{width}} seed {job.config.seed}" for job in jobs]
-    finished, announced, suggested = 0, False, False
-    left = TimeLeft([job.config.label for job in jobs], workers=workers.count)
-    with RunDisplay(labels, left) as display, StopRequest() as stop:
-        for message in run_many(jobs, workers=workers, stop=stop):
-            left.follow(message)
-            display.show(message)
-            if isinstance(message, Progress) and not suggested:
-                every = jobs[message.job].config.interval
-                hint = "" if every == "task" else left.suggest_every(message, every)
-                suggested = bool(hint)
-                if hint:
-                    display.note(hint)
-            if isinstance(message, Ended):
-                finished += message.state in ("finished", "already finished")
-                if message.state == "failed":
-                    text = message.details if debug else message.error
-                    display.note(f"ocar: {labels[message.job]} failed: {text}")
-            if stop() and not announced:
-                announced = True
-                display.note("Stopping: each run is saved as soon as its batch is done.")
-    if stop():
-        sys.stderr.write(f"Stopped. The same command resumes:\n  {again}\n")
-    return 0 if finished == len(jobs) else 1
 
 
 def _interval_notes(jobs: Sequence[Job]) -> list[str]:

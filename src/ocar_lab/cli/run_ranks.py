@@ -18,7 +18,7 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from ocar.accel import Ranks
 from ocar.errors import OcarError, RankError, RankLeftError
-from ocar_lab.cli.run import do_runs
+from ocar_lab.cli.running import do_runs
 from ocar_lab.experiment import Job
 from ocar_lab.experiment.executors import Workers
 from ocar_lab.experiment.loop import follow_run

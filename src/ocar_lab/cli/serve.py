@@ -14,7 +14,7 @@ import torch
 
 from ocar.config import require
 from ocar.errors import ConfigError
-from ocar.inputs import Item
+from ocar.items import Item
 from ocar.service.opened import open_service
 from ocar_lab.cli.arguments import parse
 from ocar_lab.cli.tables import print_text

@@ -27,7 +27,7 @@ import platform
 from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any
 
 from ocar.errors import RunError
 from ocar.files import (
@@ -64,16 +64,14 @@ DAMAGE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeErro
 """What Python raises when a file holds values of the wrong type."""
 
 
-def open_to_write(
-    path: Path, mode: Literal["ab", "r+b"] = "ab", *, buffering: int = -1
-) -> IO[bytes]:
-    """Open a file to write.
+def open_to_write(path: Path, *, buffering: int = -1) -> IO[bytes]:
+    """Open a file to append to it.
 
     Raises:
         RunError: It is a link or no regular file.
     """
     try:
-        return open_regular(path, mode, buffering=buffering)
+        return open_regular(path, "ab", buffering=buffering)
     except NotRegularError as error:
         raise RunError(
             f"{path} cannot be written: {error}. Replace it by a plain copy, or remove it."

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ocar.errors import InputError
-from ocar.inputs import Item, Items
+from ocar.items import Item, Items
 from ocar.structure import Inputs, as_inputs, named_part
 
 MOST_LABEL = 2**31 - 1

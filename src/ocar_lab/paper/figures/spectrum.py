@@ -113,11 +113,14 @@ class SpectrumFigure(RunFigure):
 
 FIGURE = SpectrumFigure
 
+POINTS = 120
+"""Ranks of a layer that are drawn, at most."""
 
-def rank(values: torch.Tensor, *, points: int = 120) -> Ranked:
+
+def rank(values: torch.Tensor) -> Ranked:
     """Eigenvalues ``(n,)`` by rank, as many as a picture can show."""
     ordered = values.double().sort(descending=True).values
-    ranks = np.unique(np.logspace(0, np.log10(len(ordered)), points).round().astype(int))
+    ranks = np.unique(np.logspace(0, np.log10(len(ordered)), POINTS).round().astype(int))
     kept = ordered[torch.from_numpy(ranks - 1)]
     return Ranked(count=len(ordered), ranks=tuple(ranks.tolist()), values=tuple(kept.tolist()))
 

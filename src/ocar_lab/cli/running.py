@@ -1,0 +1,49 @@
+"""Runs by whichever workers, with their progress, and what is stored of them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from ocar_lab.cli.progress import RunDisplay
+from ocar_lab.cli.stopping import StopRequest
+from ocar_lab.cli.time_left import TimeLeft
+from ocar_lab.experiment import Ended, Job, Progress, run_many
+from ocar_lab.experiment.executors import Workers
+from ocar_lab.runs import Run, read_run
+from ocar_lab.runs.folder import CONFIG
+
+
+def do_runs(jobs: Sequence[Job], *, workers: Workers, again: str, debug: bool) -> int:
+    """Do some runs and show their progress; 0 if every run is finished, else 1."""
+    width = max(len(job.config.label) for job in jobs)
+    labels = [f"{job.config.label:{width}} seed {job.config.seed}" for job in jobs]
+    finished, announced, suggested = 0, False, False
+    left = TimeLeft([job.config.label for job in jobs], workers=workers.count)
+    with RunDisplay(labels, left) as display, StopRequest() as stop:
+        for message in run_many(jobs, workers=workers, stop=stop):
+            left.follow(message)
+            display.show(message)
+            if isinstance(message, Progress) and not suggested:
+                every = jobs[message.job].config.interval
+                hint = "" if every == "task" else left.suggest_every(message, every)
+                suggested = bool(hint)
+                if hint:
+                    display.note(hint)
+            if isinstance(message, Ended):
+                finished += message.state in ("finished", "already finished")
+                if message.state == "failed":
+                    text = message.details if debug else message.error
+                    display.note(f"ocar: {labels[message.job]} failed: {text}")
+            if stop() and not announced:
+                announced = True
+                display.note("Stopping: each run is saved as soon as its batch is done.")
+    if stop():
+        sys.stderr.write(f"Stopped. The same command resumes:\n  {again}\n")
+    return 0 if finished == len(jobs) else 1
+
+
+def stored(jobs: Sequence[Job]) -> list[Run]:
+    """The runs of some jobs, as far as they have begun."""
+    folders = [job.out / job.config.folder() for job in jobs]
+    return [read_run(folder) for folder in folders if (folder / CONFIG).exists()]
