@@ -155,8 +155,18 @@ class Ranks:
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Replace a contiguous tensor by the sum over ranks, the same to the bit on all."""
-        self._send("sum", tensor, partial(dist.all_reduce, tensor, group=self._group))
-        return tensor
+        return self.start_sum_(tensor)()
+
+    def start_sum_(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """Begin :meth:`sum_`, and go on while the tensor travels; the result waits for it."""
+        send = partial(dist.all_reduce, tensor, group=self._group, async_op=True)
+        work = self._send("sum", tensor, send)
+
+        def wait() -> Tensor:
+            self._try(work.wait)
+            return tensor
+
+        return wait
 
     def broadcast_(self, tensor: Tensor, source: int = 0) -> Tensor:
         """Replace a contiguous tensor by that of one rank."""
@@ -272,12 +282,16 @@ class Ranks:
                 )
         return found[filled[0]][0] if filled else items
 
-    def _send(self, kind: str, sent: Tensor, collective: Callable[[], object]) -> None:
-        """Run one collective; what goes wrong in it becomes an error that names a rank."""
+    def _send(self, kind: str, sent: Tensor, collective: Callable[[], Any]) -> Any:
+        """Run one collective, and count it."""
         self.traffic.messages[kind] += 1
         self.traffic.bytes[kind] += sent.nbytes
+        return self._try(collective)
+
+    def _try(self, collective: Callable[[], Any]) -> Any:
+        """What goes wrong in a collective becomes an error that names a rank."""
         try:
-            collective()
+            return collective()
         except RuntimeError as error:  # gloo's and NCCL's
             self.failed = True
             raise self._blame(error) from error

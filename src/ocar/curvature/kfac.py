@@ -31,6 +31,7 @@ class FactorBlocks(InputBlocks):
     """A as in FOOF, and G, for linear layers and convolutions."""
 
     about = "Kronecker factors"
+    symmetric = ("A", "G")
 
     units: Tensor | None = None
     """K, the units of the head, if A·√K and G/√K are averaged; None for A and G."""
