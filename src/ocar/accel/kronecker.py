@@ -135,6 +135,21 @@ def inverses(buffer: FactorBuffer) -> Tensor:
 
 
 @operation
+def inverse_tensors(buffer: FactorBuffer, pairs: Pairs, *, found: bool) -> list[Tensor]:
+    """What :func:`precondition` reads of some layers, to send or to overwrite.
+
+    Tensors of the same layers have the same shapes and layout on all ranks.
+
+    Args:
+        buffer: The factors; :func:`mix_and_damp` has damped them.
+        pairs: The layers.
+        found: Whether :func:`invert` has inverted them here. If not, another rank has.
+    """
+    flat = inverses(buffer)
+    return [buffer.view(flat, name) for pair in pairs for name in pair.names]
+
+
+@operation
 def precondition(
     buffer: FactorBuffer,
     pairs: Pairs,

@@ -141,6 +141,9 @@ class Blocks(ABC, Generic[L]):
     def eigenvalues(self, layer: L, damping: float) -> Tensor:
         """All eigenvalues of the damped curvature of a layer, ascending."""
 
+    def share(self, ranks: accel.Ranks) -> None:
+        """Share the inverses out over ranks; called before the first estimate."""
+
     def is_due(self, batches: int) -> bool:
         """Whether to :meth:`refresh` before a batch; there were so many ``batches`` before it."""
         return False
