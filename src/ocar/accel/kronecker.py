@@ -1,7 +1,8 @@
 """Average, damp, invert and apply the Kronecker factors of all layers.
 
-The three operations work on one :class:`~ocar.accel.buffer.FactorBuffer`: ``mix_and_damp`` and
-``invert`` after a new estimate, ``precondition`` in every gradient step.
+The operations work on one :class:`~ocar.accel.buffer.FactorBuffer`: ``mix_and_damp`` and ``invert``
+after a new estimate, ``precondition`` in every gradient step. ``inverse_tensors`` is for ranks that
+send each other inverses.
 """
 
 from __future__ import annotations
