@@ -3,8 +3,8 @@
     python experiments/ranks_cost.py
 
 A message of b bytes a rank takes hops · latency + volume / bandwidth. With N ranks in a ring a
-gather has N − 1 hops and (N − 1) b bytes, a sum 2 (N − 1) hops and 2 (N − 1)/N b bytes. NCCL sums
-along trees, with 2 log₂ N hops (double binary trees, NCCL 2.4).
+gather has N − 1 hops and (N − 1) b bytes, a sum 2 (N − 1) hops and 2 (N − 1)/N b bytes, a broadcast
+N − 1 hops and b bytes. NCCL sums along trees, with 2 log₂ N hops (double binary trees, NCCL 2.4).
 
 1. The check. torchrun starts 2 and 4 processes on this machine. They fit latency and bandwidth to
    messages of a few sizes. In turn with these they learn, and send the messages of one batch
@@ -13,7 +13,7 @@ along trees, with 2 log₂ N hops (double binary trees, NCCL 2.4).
 2. The prediction for GPUs, on paper: the messages of a batch by :func:`messages`, which a test
    compares with those that were counted; operations from shapes; the rates in ``ASSUMED``.
 
-The result is ``results/ranks/cost.json``.
+The result is ``results/ranks/cost.json``. With ``--predict`` only the prediction is made again.
 """
 
 from __future__ import annotations
@@ -27,11 +27,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
@@ -39,7 +40,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import ocar
-from ocar.accel.ranks import Ranks
+from ocar.accel import Pair
+from ocar.accel.ranks import Inverses, Ranks
+from ocar.accel.shared_inverses import share_out
 from ocar.curvature.cost import Work, find_parts
 from ocar.curvature.found import find_layers
 from ocar.curvature.layers import DiagonalLayer, MatrixLayer
@@ -82,6 +85,8 @@ class Link:
         """Hops of a message, and the bytes that one rank sends on them."""
         if kind == "gather":
             return ranks - 1, (ranks - 1) * size
+        if kind == "broadcast":
+            return ranks - 1, size
         hops = 2 * math.ceil(math.log2(ranks)) if self.trees else 2 * (ranks - 1)
         return hops, 2 * (ranks - 1) / ranks * size
 
@@ -102,7 +107,9 @@ class Load:
     outputs: int
     parameters: int
     tensors: int  #: How many tensors the parameters are.
-    factors: tuple[int, ...] = ()  #: Numbers of each kind of block; none without curvature.
+    factors: tuple[int, ...] = ()  #: Numbers that each kind of block sends; none without curvature.
+    pairs: tuple[Pair, ...] = ()  #: The layers with Kronecker factors.
+    inverses: str = "replicated"
     channels: tuple[int, ...] = ()  #: Of each BatchNorm layer.
     draws: bool = False  #: Whether layers may draw, such as dropout: the guard then asks twice.
     columns: int = COLUMNS
@@ -119,7 +126,10 @@ class Message:
 
 
 def messages(load: Load, ranks: int) -> Iterator[Message]:
-    """The messages of one batch, with a replicated memory and synchronised BatchNorm."""
+    """The messages of one batch, with a replicated memory and synchronised BatchNorm.
+
+    Those of inverses are as without inputs of wide layers that were always zero.
+    """
     new, old, joint = (
         -(-rows // ranks) for rows in (load.new, load.replayed, load.new + load.replayed)
     )
@@ -134,14 +144,35 @@ def messages(load: Load, ranks: int) -> Iterator[Message]:
         yield Message("gather", joint * outputs)
         yield from (Message("sum", size) for size in slopes)
         yield Message("sum", (load.parameters + load.tensors) * load.number)
+        if load.pairs and load.inverses == "sharded":
+            weights = (p.groups * p.parts * p.d_in * p.d_out for p in load.pairs)
+            yield Message("sum", sum(weights) * load.number)
     if load.factors:
         yield from (Message("sum", load.columns * size) for size in slopes)
         yield from (Message("sum", count * load.number) for count in load.factors)
+        if load.pairs and load.inverses != "replicated":
+            yield Message("sum", 8)
+        if load.inverses == "broadcast":
+            for own in by_rank(load.pairs, ranks):
+                squares = (p.groups * (p.parts * p.d_in**2 + p.d_out**2) for p in own)
+                yield Message("broadcast", sum(squares) * load.number)
         if load.draws:
             yield from [Message("gather", old * outputs)] * 2
         else:
             yield from statistics_
             yield Message("gather", (joint if load.channels else old) * outputs)
+
+
+def by_rank(pairs: Sequence[Pair], ranks: int) -> list[list[Pair]]:
+    """The layers that each rank inverts, if it has any."""
+    owners = share_out(pairs, ranks)
+    shares = [[p for p in pairs if owners[p.layer] == rank] for rank in range(ranks)]
+    return [share for share in shares if share]
+
+
+def triangles(shapes: Iterable[tuple[int, ...]]) -> int:
+    """Numbers in the upper triangles of stacks of square matrices."""
+    return sum(count * d * (d + 1) // 2 for count, d, _ in shapes)
 
 
 # The check against gloo
@@ -152,9 +183,9 @@ class Noted(Ranks):
 
     noted: list[Message]
 
-    def _send(self, kind: str, sent: Tensor, collective: Callable[[], object]) -> None:
+    def _send(self, kind: str, sent: Tensor, collective: Callable[[], Any]) -> Any:
         self.noted.append(Message(kind, sent.nbytes))
-        super()._send(kind, sent, collective)
+        return super()._send(kind, sent, collective)
 
 
 class Silent(Ranks):
@@ -165,9 +196,9 @@ class Silent(Ranks):
         own = own.detach()
         return torch.cat([own[torch.arange(count) % max(1, len(own))] for count in counts])
 
-    def sum_(self, tensor: Tensor) -> Tensor:
+    def start_sum_(self, tensor: Tensor) -> Callable[[], Tensor]:
         """As many times this rank's."""
-        return tensor.mul_(self.size)
+        return partial(tensor.mul_, self.size)
 
 
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
@@ -341,8 +372,19 @@ class Operations(NamedTuple):
     """Operations of an OCAR batch."""
 
     shared: int  # passes and estimates of the factors
-    products: int  # of the gradients with the inverses, on every rank
-    factorizations: int  # on every rank
+    products: dict[str, int]  # of each layer's gradients with its inverses
+    factorizations: dict[str, int]  # of each layer
+
+    def unshared(self, load: Load, ranks: int) -> float:
+        """Seconds of what is not split by samples, on the rank that takes longest."""
+
+        def seconds(numbers: Mapping[str, int], *, split: bool, pace: float) -> float:
+            shares = by_rank(load.pairs, ranks if split else 1)
+            return max(sum(numbers[pair.layer] for pair in own) for own in shares) / pace
+
+        how, paces = load.inverses, (ASSUMED["products"], ASSUMED["factorizations"])
+        applied = seconds(self.products, split=how == "sharded", pace=paces[0])
+        return applied + seconds(self.factorizations, split=how != "replicated", pace=paces[1])
 
 
 def on_meta(make: Callable[[], nn.Module], pixels: int) -> tuple[Load, Operations]:
@@ -367,17 +409,18 @@ def on_meta(make: Callable[[], nn.Module], pixels: int) -> tuple[Load, Operation
     rows = NEW + REPLAYED
     parts, _ = find_parts(matrices, places, Work(rows, PASSES), max_cost=MAX_COST)
     shared = counter.get_total_flops() * rows * (3 * PASSES + COLUMNS)
-    products = factorizations = 0
+    products, factorizations = dict[str, int](), dict[str, int]()
     for name, layer in matrices.items():
         layer.parts = parts.get(name, 1)
         k, d, groups = layer.d_in, layer.d_out, layer.groups
         shared += rows * places[name] * (groups * k**2 + COLUMNS * d**2)
-        products += 2 * PASSES * groups * k * d * (k + d)
-        factorizations += groups * k**3 // 3 + d**3
+        products[name] = 2 * PASSES * groups * k * d * (k + d)
+        factorizations[name] = groups * k**3 // 3 + d**3
     parameters = list(model.parameters())
+    others = [own for own in layers if isinstance(own, DiagonalLayer)]
     sizes = [
-        sum(sum(map(math.prod, own.shapes().values())) for own in layers if isinstance(own, kind))
-        for kind in (MatrixLayer, DiagonalLayer)
+        sum(triangles(own.shapes().values()) for own in matrices.values()),
+        sum(sum(map(math.prod, own.shapes().values())) for own in others),
     ]
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
     load = Load(
@@ -389,6 +432,10 @@ def on_meta(make: Callable[[], nn.Module], pixels: int) -> tuple[Load, Operation
         parameters=sum(p.numel() for p in parameters),
         tensors=len(parameters),
         factors=tuple(size for size in sizes if size),
+        pairs=tuple(
+            Pair(name, own.own_groups, own.d_in, own.d_out, parts=own.parts)
+            for name, own in matrices.items()
+        ),
         channels=tuple(m.num_features for m in norms),
         draws=draws,
     )
@@ -405,9 +452,10 @@ def predict() -> list[dict[str, Any]]:
         load, work = on_meta(make, pixels)
         launching = each * operators(narrow, pixels)
         shared = work.shared / ASSUMED["products"]
-        unshared = work.products / ASSUMED["products"]
-        unshared += work.factorizations / ASSUMED["factorizations"]
-        for ranks in (8, 64):
+        one = shared + work.unshared(load, 1)
+        for ranks, inverses in product((8, 64), get_args(Inverses)):
+            load = replace(load, inverses=inverses)
+            unshared = work.unshared(load, ranks)
             about = ASSUMED["links"][str(ranks)]
             link = Link(latency=about["latency"], bandwidth=about["bandwidth"], trees=True)
             host = Link(latency=ASSUMED["host"]["latency"], bandwidth=ASSUMED["host"]["bandwidth"])
@@ -418,6 +466,7 @@ def predict() -> list[dict[str, Any]]:
                 {
                     "network": name,
                     "ranks": ranks,
+                    "inverses": inverses,
                     "messages": len(sent),
                     "bytes": sum(m.size for m in sent),
                     "sending": sending,
@@ -426,7 +475,7 @@ def predict() -> list[dict[str, Any]]:
                     "launching": launching,
                     "batch": max(launching, computing + sending),
                     "share": sending / (computing + sending),
-                    "one": shared + unshared,
+                    "one": one,
                 }
             )
     return found
@@ -436,18 +485,23 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--rounds", type=int, default=25, help="times that each is measured")
+    parser.add_argument("--predict", action="store_true", help="leave what was measured before")
     parser.add_argument("--rank-out", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.rank_out is not None:
         measure(given.rank_out, given.rounds)
         return
-    record = {
-        **describe_process(torch.device("cpu")),
+    prediction = {
         "batch": {"new": NEW, "replayed": REPLAYED, "passes": PASSES},
         "assumed": ASSUMED,
         "predicted": predict(),
-        "gloo": [check_gloo(size, given.rounds) for size in (2, 4)],
     }
+    if given.predict:
+        record = json.loads(RESULT.read_text()) | prediction
+    else:
+        about = describe_process(torch.device("cpu"))
+        gloo = [check_gloo(size, given.rounds) for size in (2, 4)]
+        record = {**about, **prediction, "gloo": gloo}
     RESULT.parent.mkdir(parents=True, exist_ok=True)
     RESULT.write_text(json.dumps(record, indent=1) + "\n")
     for row in [*record["predicted"], *(n for g in record["gloo"] for n in g["networks"])]:

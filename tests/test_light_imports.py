@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -93,6 +94,11 @@ def test_the_library_needs_neither_the_workbench_nor_an_optional_package() -> No
     command = [sys.executable, "-W", "ignore", "-c", REFUSE + LIBRARY]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr[-2000:]
+
+
+def test_the_package_can_be_pickled() -> None:
+    """Ray and cloudpickle send a function with the modules that it uses."""
+    assert pickle.loads(pickle.dumps(ocar)) is ocar
 
 
 READ = """

@@ -107,5 +107,9 @@ class _Package(types.ModuleType):
     def __dir__(self) -> list[str]:
         return sorted({*super().__dir__(), *__all__})
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Ray and cloudpickle send a function with the modules that it uses.
+        return importlib.import_module, (__name__,)
+
 
 sys.modules[__name__].__class__ = _Package

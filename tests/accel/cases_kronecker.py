@@ -386,6 +386,71 @@ def precondition_cases() -> list[Case]:
     ]
 
 
+# --- inverse_tensors ----------------------------------------------------------------------------
+
+UNUSED = Pair("unused", 1, 300, 2, linear=True)
+"""So wide that the host leaves out inputs that were always zero."""
+
+
+def damped_buffer(implementation: Implementation) -> tuple[FactorBuffer, tuple[Pair, ...]]:
+    """Damped factors of several layers; of one most inputs are unused."""
+    pairs = (*PAIRS, UNUSED)
+    buffer = make_buffer(implementation, pairs)
+    for flat in (buffer.averages, buffer.estimates):
+        a = buffer.view(flat, "unused.A")
+        a[:, 9:] = 0.0
+        a[:, :, 9:] = 0.0
+    rates = torch.full((len(buffer.shapes),), 0.3, dtype=torch.float64)
+    dims = torch.tensor([shape[-1] for shape in buffer.shapes.values()]).to(buffer.averages)
+    assert implementation["mix_and_damp"](buffer, pairs, rates.to(dims.device), dims, 0.04)
+    return buffer, pairs
+
+
+def run_inverse_tensors(implementation: Implementation) -> list[Tensor]:
+    """Apply inverses that were copied from a buffer to another, which did not invert."""
+    source, pairs = damped_buffer(implementation)
+    target, _ = damped_buffer(implementation)
+    assert int(implementation["invert"](source, pairs)) == 0
+    given, found = (
+        implementation["inverse_tensors"](buffer, pairs, found=buffer is source)
+        for buffer in (source, target)
+    )
+    for one, other in zip(given, found, strict=True):
+        assert (one.shape, one.stride()) == (other.shape, other.stride())
+        other.copy_(one)
+    results = [
+        implementation["precondition"](
+            buffer,
+            pairs,
+            lazily([implementation.given(t) for t in gradients(pairs)]),
+            [None] * len(pairs),
+        )
+        for buffer in (source, target)
+    ]
+    for one, other in zip(*results, strict=True):
+        assert torch.equal(one, other)
+    return list(results[1])
+
+
+def reference_inverse_tensors() -> list[Tensor]:
+    """The products with the dense inverses."""
+    buffer, pairs = damped_buffer(Implementation("plain", dtype=torch.float64))
+    results = []
+    for pair, gradient in zip(pairs, gradients(pairs), strict=True):
+        a, g = (np.linalg.inv(buffer.estimate(name).numpy()) for name in pair.names)
+        results.append(torch.from_numpy(g @ gradient.numpy() @ a))
+    return results
+
+
+def inverse_tensors_cases() -> list[Case]:
+    return [
+        Case(
+            "inverse_tensors", "copied", run_inverse_tensors, reference_inverse_tensors,
+            rounded=1e-4, only=("plain", "host"),
+        )
+    ]  # fmt: skip
+
+
 # --- inverse ------------------------------------------------------------------------------------
 
 
@@ -434,5 +499,6 @@ def inverse_cases() -> list[Case]:
 
 
 CASES = [
-    *gram_cases(), *mix_cases(), *invert_cases(), *precondition_cases(), *inverse_cases()
+    *gram_cases(), *mix_cases(), *invert_cases(), *precondition_cases(),
+    *inverse_tensors_cases(), *inverse_cases(),
 ]  # fmt: skip

@@ -32,5 +32,22 @@ def test_averages_and_estimates_are_views() -> None:
     assert torch.equal(buffer.view(other, "a.A"), torch.arange(18.0).view(2, 3, 3))
 
 
+def test_symmetric_estimates_are_packed_as_triangles() -> None:
+    like = torch.empty(0, dtype=torch.float64)
+    buffer = FactorBuffer(SHAPES, like=like, symmetric={"a.A", "a.G"})
+    values = torch.randn(2, 3, 3, dtype=torch.float64)
+    a = buffer.estimate("a.A").copy_(values + values.mT).clone()
+    buffer.estimate("a.G").fill_(5.0)
+    buffer.estimate("b.F").copy_(torch.arange(4))
+    packed = buffer.pack(["b.F", "a.A"])
+    triangles = [float(matrix[i, j]) for matrix in a for i in range(3) for j in range(i, 3)]
+    assert packed.tolist() == [0.0, 1.0, 2.0, 3.0, *triangles]
+    buffer.estimates.zero_()
+    buffer.unpack_(2 * packed, ["b.F", "a.A"])
+    assert torch.equal(buffer.estimate("a.A"), 2 * a)
+    assert buffer.estimate("b.F").tolist() == [0.0, 2.0, 4.0, 6.0]
+    assert not buffer.estimate("a.G").any()  # it was not packed
+
+
 def test_the_factors_of_a_layer_have_names() -> None:
     assert Pair("blocks.0.conv1", 1, 9, 4).names == ("blocks.0.conv1.A", "blocks.0.conv1.G")

@@ -27,8 +27,8 @@ def test_the_check_against_gloo_is_the_stored_one() -> None:
 def test_the_prediction_is_the_stored_one() -> None:
     for row in STORED["predicted"]:
         times = [ms(row[name]) for name in ("sending", "computing", "batch")]
-        cells = [row["network"], row["ranks"], row["messages"], f"{row['bytes'] / 1e6:,.0f} MB"]
-        cells += [*times, f"{row['share']:.0%}", ms(row["one"])]
+        cells = [row[name] for name in ("network", "ranks", "inverses", "messages")]
+        cells += [f"{row['bytes'] / 1e6:,.0f} MB", *times, f"{row['share']:.0%}", ms(row["one"])]
         assert f"| {' | '.join(map(str, cells))} |\n" in PAGE
         name = row["network"].partition(",")[0]
         assert f"{ms(row['launching'])} for {name}" in PAGE

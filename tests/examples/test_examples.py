@@ -23,7 +23,7 @@ def test_every_example_is_tested() -> None:
     for name in (name for name in tested if name.startswith("gallery_")):
         assert (Path(__file__).parent / f"test_{name}.py").exists()
     tested |= {"lora_text"}  # in test_gallery_text.py
-    tested |= {"ranks"}  # in tests/ranks
+    tested |= {"ranks", "ranks_ray"}  # in tests/ranks
     assert {path.stem for path in EXAMPLES.glob("*.py")} == tested
 
 

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 import ocar
 from ocar.accel.ranks import bounds
+from ocar.guard import GuardWarning
 from ocar.learner import Learner
 
 WORKER = Path(__file__).with_name("rank_worker.py")
@@ -142,8 +144,17 @@ FORGETS_AFTER = 9
 """Batches after which :func:`learn` forgets a class and two samples on request."""
 
 
+SPOILED_AFTER = 9
+"""Batches after which :func:`learn` spoils a factor, so that all other batches are refused."""
+
+
 def learn(
-    learner: Learner, stream: Batches, *, uneven: bool = False, forget: bool = False
+    learner: Learner,
+    stream: Batches,
+    *,
+    uneven: bool = False,
+    forget: bool = False,
+    spoil: bool = False,
 ) -> Learner:
     """Learn a stream, of each batch this rank's share.
 
@@ -159,6 +170,10 @@ def learn(
                 last = len(x) if ranks.rank == ranks.size - 1 else min(first + 1, 2)
             rows = slice(first, last)
         learner.learn(x[rows], y[rows])
+        if spoil and learner.batches == SPOILED_AFTER:
+            buffer = learner.transform.curvature.blocks[0].buffer
+            buffer.average(next(iter(buffer.shapes))).diagonal(dim1=1, dim2=2).sub_(1e6)
+            warnings.simplefilter("ignore", GuardWarning)
         if forget and learner.batches == FORGETS_AFTER:
             assert learner.forget(label=int(y[0])) > 0
             assert learner.forget(x[y != y[0]][:2]) > 0

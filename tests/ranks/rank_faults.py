@@ -66,8 +66,8 @@ def learn(fault: str, ranks: ocar.Ranks, folder: Path, *, last: bool) -> None:
         learner.forget(label=9 if last else 2)
     if last and fault == "slow":
         wait_until_gave_up(folder, ranks)
-    if last and fault == "killed":
-        os.kill(os.getpid(), signal.SIGKILL)
+    if last and fault == "killed":  # the others begin a sum and wait for it
+        ranks.start_sum_ = lambda tensor: os.kill(os.getpid(), signal.SIGKILL)
     try:
         learner.learn(x, y)
     except OcarError:

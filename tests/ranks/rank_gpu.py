@@ -61,7 +61,10 @@ def check_norm(ranks: ocar.Ranks) -> None:
 def main() -> None:
     warnings.simplefilter("default")  # CUDA warns of a lot
     count, *cases = sys.argv[1:]
-    placements = [ocar.Ranks(timeout=100, memory=memory) for memory in ("replicated", "sharded")]
+    placements = [
+        ocar.Ranks(timeout=100, memory="replicated", inverses="broadcast"),
+        ocar.Ranks(timeout=100, memory="sharded", inverses="sharded"),
+    ]
     for ranks in placements:
         for case in cases:
             check(case, int(count), ranks)

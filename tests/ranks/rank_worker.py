@@ -18,15 +18,19 @@ import ocar
 def main() -> None:
     folder, count, *cases = sys.argv[1:]
     torch.set_num_threads(1)
-    replicated = ocar.Ranks(timeout=100)
-    sharded = ocar.Ranks(timeout=100, memory="sharded")
-    own = ocar.Ranks(timeout=100, batchnorm="own")
+    groups: dict[str, ocar.Ranks] = {}
     for case in cases:
         method, model, settings = parse(case)
-        how = {name: settings.pop(name, False) for name in ("uneven", "forget")}
+        how = {name: settings.pop(name, False) for name in ("uneven", "forget", "spoil")}
         exports = settings.pop("export", False)
-        ranks = sharded if settings.pop("sharded", False) else replicated
-        ranks = own if settings.pop("own", False) else ranks
+        placed = {
+            "memory": "sharded" if settings.pop("sharded", False) else "replicated",
+            "batchnorm": "own" if settings.pop("own", False) else "synchronized",
+            "inverses": settings.pop("inverses", "replicated"),
+        }
+        if f"{placed}" not in groups:
+            groups[f"{placed}"] = ocar.Ranks(timeout=100, **placed)
+        ranks = groups[f"{placed}"]
         learner = make_learner(method, model, ranks, **settings)
         if model == "evaluated":
             (*_, end) = ocar.evaluate(learner, ocar.make_stream("split-digits"), every="task")

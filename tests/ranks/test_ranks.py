@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,27 +24,31 @@ from torch.testing import assert_close
 
 import ocar
 from ocar.accel.ranks import bounds
+from ocar.curvature.blocks import Blocks
 from ocar.errors import ConfigError
 from ocar.models.check import may_draw
 
 ALIKE = {"rtol": 0.0, "atol": 1e-9}
 """What several ranks and one process may differ by, in float64."""
 
-HOW = ("uneven", "sharded", "forget", "export")
+HOW = ("uneven", "sharded", "inverses", "forget", "export", "spoil")
 """Options of a case that are no settings of a learner."""
+
+SHARED = ("broadcast", "sharded")
+"""Where inverses may be beside on every rank."""
 
 REQUIRED = ("er", "ocar", "ocar-ace", "der++")
 NETWORKS = ("mlp", "groupnorm", "batchnorm", "transformer")
 VARIANTS = (
     *(f"{method} mlp" for method in METHODS if method not in REQUIRED),
-    *(f"ocar mlp curvature={kind}" for kind in ("ekfac", "foof")),
+    *(f"ocar mlp curvature={kind} inverses=sharded" for kind in ("ekfac", "foof")),
     "ocar mlp weighting=both",
     "ocar mlp fisher=exact",
     "ocar mlp fisher=sampled(2)",
     "ocar mlp fisher_forward=own",
-    "ocar mlp fisher_passes=every",
+    "ocar mlp fisher_passes=every inverses=broadcast",
     "ocar batchnorm damping_kind=exact",
-    "ocar groupnorm norm_layers=True",
+    "ocar groupnorm norm_layers=True inverses=sharded",
     "ocar mlp memory_kind=reservoir",
     "ocar batchnorm seed=8 replay_batch=3",
     "agem mlp lr=0.05",
@@ -56,10 +62,10 @@ def check(folder: Path, size: int, batches: int, cases: list[str]) -> None:
     finish(start_ranks(size, [str(folder), str(batches), *cases]))
     for case in cases:
         method, model, settings = parse(case)
-        forget = settings.get("forget", False)
+        how = {name: settings.get(name, False) for name in ("forget", "spoil")}
         settings = {n: v for n, v in settings.items() if n not in HOW}
         learner = make_learner(method, model, None, **settings)
-        one = learn(learner, make_stream(model, batches), forget=forget)
+        one = learn(learner, make_stream(model, batches), **how)
         tensors, values = one.state()
         many = [torch.load(folder / f"{case.replace(' ', '_')}.{rank}") for rank in range(size)]
         for found, plain in many:
@@ -72,8 +78,10 @@ def check(folder: Path, size: int, batches: int, cases: list[str]) -> None:
 
 
 def test_two_ranks_learn_as_one_process_does(tmp_path):
-    cases = ["er mlp", "ocar groupnorm", "ocar-ace mlp", "der++ batchnorm", "ocar batchnorm"]
-    cases += ["ocar transformer", "ocar mlp uneven=True", "der++ mlp sharded=True memory=7"]
+    cases = ["er mlp", "ocar groupnorm", "ocar-ace mlp", "der++ batchnorm"]
+    cases += ["ocar batchnorm inverses=broadcast", "ocar transformer inverses=sharded"]
+    cases += ["ocar mlp uneven=True", "der++ mlp sharded=True memory=7"]
+    cases += [f"ocar mlp spoil=True inverses={how}" for how in SHARED]
     check(tmp_path, 2, 24, cases)
 
 
@@ -98,7 +106,7 @@ def test_four_ranks_learn_as_one_process_does(tmp_path):
             "ocar batchnorm",
             "er-ace mlp replay_batch=3",
             "er mlp uneven=True",
-            "ocar batchnorm sharded=True",
+            "ocar batchnorm sharded=True inverses=sharded",
         ],
     )
 
@@ -108,7 +116,8 @@ def test_four_ranks_learn_as_one_process_does(tmp_path):
 @pytest.mark.parametrize("size", [2, 4])
 def test_the_weights_after_200_batches_are_those_of_one_process(tmp_path, size, model):
     cases = [f"{method} {model}" for method in REQUIRED]
-    check(tmp_path, size, 200, [*cases, *(f"{case} sharded=True" for case in cases)])
+    cases += [f"{case} sharded=True" for case in cases]
+    check(tmp_path, size, 200, [*cases, *(f"ocar {model} inverses={how}" for how in SHARED)])
 
 
 @pytest.mark.long
@@ -140,12 +149,13 @@ def test_a_stream_is_evaluated_as_with_one_process(tmp_path):
 
 
 def test_a_batch_takes_the_messages_and_bytes_of_the_cost_model(tmp_path):
-    cases = ["er mlp", "ocar mlp", "ocar batchnorm", "er batchnorm", "ocar transformer"]
+    cases = ["er mlp", "ocar mlp", "ocar batchnorm inverses=sharded", "er batchnorm"]
+    cases += ["ocar mlp curvature=ekfac", "ocar transformer inverses=broadcast"]
     texts = finish(start_ranks(2, [str(tmp_path), "6", *cases]))
     for case in cases:
-        method, model, _ = parse(case)
-        stream = make_stream(model, 6)
-        learner = learn(make_learner(method, model, None), stream)
+        method, model, settings = parse(case)
+        stream, inverses = make_stream(model, 6), settings.pop("inverses", "replicated")
+        learner = learn(make_learner(method, model, None, **settings), stream)
         parameters = list(learner.model.parameters())
         blocks = learner.transform.curvature.blocks if method == "ocar" else []
         norms = [m for m in learner.model.modules() if isinstance(m, nn.BatchNorm2d)]
@@ -157,16 +167,33 @@ def test_a_batch_takes_the_messages_and_bytes_of_the_cost_model(tmp_path):
             outputs=learner.head.capacity,
             parameters=sum(p.numel() for p in parameters),
             tensors=len(parameters),
-            factors=tuple(len(block.buffer.estimates) for block in blocks),
+            factors=tuple(map(numbers_sent, blocks)),
+            pairs=tuple(p for block in blocks for p in getattr(block, "_pairs", {}).values()),
+            inverses=inverses,
             channels=tuple(m.num_features for m in norms),
             draws=may_draw(learner.model),
             number=8,
         )
         sent = list(cost.messages(load, 2))
-        for kind in ("gather", "sum"):
+        for kind in ("gather", "sum", "broadcast"):
             sizes = [message.size for message in sent if message.kind == kind]
             line = f"{case}: {kind} {len(sizes)} messages, {sum(sizes)} bytes\n"
-            assert all(line in text for text in texts), f"{line}{texts[0]}"
+            if sizes:
+                assert all(line in text for text in texts), f"{line}{texts[0]}"
+            else:
+                assert f"{case}: {kind}" not in texts[0]
+
+
+def numbers_sent(block: Blocks[Any]) -> int:
+    """Of A and G the triangles, of what is set and not estimated nothing, of the rest all."""
+    found = 0
+    for name, shape in block.buffer.shapes.items():
+        kind = name.rpartition(".")[2]
+        if kind in ("A", "G"):
+            found += cost.triangles([shape])
+        elif kind not in ("UA", "UG"):
+            found += math.prod(shape)
+    return found
 
 
 def test_shares_are_in_order_and_as_equal_as_can_be():
@@ -205,6 +232,14 @@ def test_a_timeout_is_a_time(timeout):
         ocar.Ranks(timeout=timeout)
 
 
-def test_statistics_of_batchnorm_have_two_names():
-    with pytest.raises(ConfigError, match=r"Invalid batchnorm='none'. Must be 'synchronized' or"):
-        ocar.Ranks(batchnorm="none")
+@pytest.mark.parametrize(
+    ("name", "allowed"),
+    [
+        ("batchnorm", "'synchronized' or 'own'"),
+        ("memory", "'replicated' or 'sharded'"),
+        ("inverses", "'replicated' or 'broadcast' or 'sharded'"),
+    ],
+)
+def test_placements_have_names(name, allowed):
+    with pytest.raises(ConfigError, match=f"Invalid {name}='none'. Must be {allowed}."):
+        ocar.Ranks(**{name: "none"})

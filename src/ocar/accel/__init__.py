@@ -8,6 +8,7 @@ implementations, which are chosen by device, type and shape of the arguments. Se
 ``gram``                     Gram matrices of many layers into one flat buffer
 ``mix_and_damp``             moving average, π and damping of all Kronecker factors
 ``invert``                   inverses of all factors, with a report of failures
+``inverse_tensors``          the inverses of some layers, to send to other ranks
 ``precondition``             products with the inverses, all layers
 ``patches``                  what a convolution sees, as rows
 ``weight_gradients``         gradients of the weights of several convolutions
@@ -21,7 +22,8 @@ implementations, which are chosen by device, type and shape of the arguments. Se
 
 :class:`Graph` records a function of tensors and launches it; :func:`parallel` runs independent jobs
 in parallel inside a recording. :class:`Ranks` are processes that learn together, and
-:class:`SharedModel` shares the passes of a model out over them.
+:class:`SharedModel` shares the passes of a model out over them, :class:`SharedInverses` its
+inverses.
 """
 
 from ocar.accel import kronecker_host, kronecker_triton
@@ -65,6 +67,7 @@ from ocar.accel.ranks import Ranks, Traffic
 from ocar.accel.rows import RowRecorder, Rows
 from ocar.accel.shards import Shards
 from ocar.accel.shared import Share, SharedModel
+from ocar.accel.shared_inverses import SharedInverses
 from ocar.accel.snapshot import COUNTS, Snapshot, Tensors, Verdict, commit_or_rollback, snapshot
 from ocar.accel.streams import Fence, Side, parallel, share_device
 from ocar.accel.weight_gradients import weight_gradients
@@ -90,6 +93,7 @@ __all__ = [
     "Scratch",
     "Shards",
     "Share",
+    "SharedInverses",
     "SharedModel",
     "Side",
     "Snapshot",

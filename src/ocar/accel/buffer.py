@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from ocar.accel import triangles
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,7 @@ class FactorBuffer:
     Args:
         shapes: Shape of each statistic by name.
         like: A tensor of the type and on the device that the statistics have.
+        symmetric: The names of those that are symmetric matrices ``(..., d, d)``.
 
     Attributes:
         averages: All averages, flat; zero at the start.
@@ -47,8 +50,15 @@ class FactorBuffer:
         derived: What operations derive from the averages, by name; theirs alone.
     """
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], *, like: Tensor) -> None:
+    def __init__(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        *,
+        like: Tensor,
+        symmetric: Container[str] = (),
+    ) -> None:
         self.shapes = dict(shapes)
+        self._symmetric = {name for name in self.shapes if name in symmetric}
         starts = [0, *itertools.accumulate(math.prod(shape) for shape in self.shapes.values())]
         self._starts = dict(zip(self.shapes, starts[:-1], strict=True))
         self.averages, self.estimates = like.new_zeros(2, starts[-1]).unbind()
@@ -78,3 +88,25 @@ class FactorBuffer:
     def estimate(self, name: str) -> Tensor:
         """Where the estimate of a statistic is written."""
         return self._estimates[name]
+
+    def pack(self, names: Sequence[str]) -> Tensor:
+        """The estimates of some statistics, flat; of symmetric matrices the upper triangles."""
+        parts = [
+            triangles.upper(estimate) if name in self._symmetric else estimate.flatten()
+            for name, estimate in ((name, self.estimate(name)) for name in names)
+        ]
+        return torch.cat(parts)
+
+    def unpack_(self, packed: Tensor, names: Sequence[str]) -> None:
+        """Replace the estimates of some statistics by what :meth:`pack` gave."""
+        for name, part in zip(names, packed.split([*map(self._packed, names)]), strict=True):
+            estimate = self.estimate(name)
+            if name in self._symmetric:
+                triangles.mirror_(estimate, part)
+            else:
+                estimate.copy_(part.view_as(estimate))
+
+    def _packed(self, name: str) -> int:
+        """Numbers of a statistic that is packed."""
+        shape = self.shapes[name]
+        return triangles.numbers(shape) if name in self._symmetric else math.prod(shape)

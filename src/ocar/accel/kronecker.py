@@ -1,7 +1,8 @@
 """Average, damp, invert and apply the Kronecker factors of all layers.
 
-The three operations work on one :class:`~ocar.accel.buffer.FactorBuffer`: ``mix_and_damp`` and
-``invert`` after a new estimate, ``precondition`` in every gradient step.
+The operations work on one :class:`~ocar.accel.buffer.FactorBuffer`: ``mix_and_damp`` and ``invert``
+after a new estimate, ``precondition`` in every gradient step. ``inverse_tensors`` is for ranks that
+send each other inverses.
 """
 
 from __future__ import annotations
@@ -132,6 +133,21 @@ def inverses(buffer: FactorBuffer) -> Tensor:
         buffer.derived["inverses"] = torch.zeros_like(buffer.averages)
     flat: Tensor = buffer.derived["inverses"]
     return flat
+
+
+@operation
+def inverse_tensors(buffer: FactorBuffer, pairs: Pairs, *, found: bool) -> list[Tensor]:
+    """What :func:`precondition` reads of some layers, to send or to overwrite.
+
+    Tensors of the same layers have the same shapes and layout on all ranks.
+
+    Args:
+        buffer: The factors; :func:`mix_and_damp` has damped them.
+        pairs: The layers.
+        found: Whether :func:`invert` has inverted them here. If not, another rank has.
+    """
+    flat = inverses(buffer)
+    return [buffer.view(flat, name) for pair in pairs for name in pair.names]
 
 
 @operation

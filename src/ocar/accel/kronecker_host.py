@@ -16,14 +16,21 @@ from torch import Tensor
 
 from ocar.accel import linalg
 from ocar.accel.buffer import FactorBuffer, Pair
-from ocar.accel.kronecker import Pairs, are_finite, invert, mix_and_damp, precondition
+from ocar.accel.kronecker import (
+    Pairs,
+    are_finite,
+    inverse_tensors,
+    invert,
+    mix_and_damp,
+    precondition,
+)
 from ocar.accel.rows import Rows
 
 _WIDE = 256  # inputs from which it pays to leave out those that were always zero
 _MOSTLY = 0.9  # unless more than this share of them was ever used
 
 
-def _on_host(buffer: FactorBuffer, *others: object) -> bool:
+def _on_host(buffer: FactorBuffer, *others: object, **settings: object) -> bool:
     return buffer.averages.is_cpu
 
 
@@ -135,8 +142,14 @@ def _factor(buffer: FactorBuffer, pair: Pair) -> _Factored | list[str]:
     if reasons:
         return reasons
     a, g = factors
-    of_g = g if pair.linear else torch.cholesky_inverse(g)
-    return _Factored(a, of_g, pair.linear, used, 0.0 if used is None else levels[pair.names[0]][0])
+    return _factored(buffer, pair, used, a, g if pair.linear else torch.cholesky_inverse(g))
+
+
+def _factored(
+    buffer: FactorBuffer, pair: Pair, used: Tensor | None, a: Tensor, g: Tensor
+) -> _Factored:
+    damping = 0.0 if used is None else buffer.derived["levels"][pair.names[0]][0]
+    return _Factored(a, g, pair.linear, used, damping)
 
 
 def _damped(
@@ -165,6 +178,21 @@ def _used_inputs(buffer: FactorBuffer, pair: Pair) -> Tensor | None:
         return None
     used = buffer.average(pair.names[0])[0].diagonal().nonzero().squeeze(-1)
     return used if len(used) <= _MOSTLY * pair.d_in else None
+
+
+@inverse_tensors.implementation("host", when=_on_host)
+def _inverse_tensors(buffer: FactorBuffer, pairs: Pairs, *, found: bool) -> list[Tensor]:
+    factored: dict[str, _Factored] = buffer.derived.setdefault("factored", {})
+    for pair in pairs:
+        used = _used_inputs(buffer, pair)
+        a, g = (torch.zeros_like(buffer.average(name)) for name in pair.names)
+        if used is not None:
+            a = a.new_zeros(1, len(used), len(used))
+        if found:  # the library stores factors by columns, and others would round differently
+            a.copy_(factored[pair.layer].a)
+            g.copy_(factored[pair.layer].g)
+        factored[pair.layer] = _factored(buffer, pair, used, a, g)
+    return [t for pair in pairs for t in (factored[pair.layer].a, factored[pair.layer].g)]
 
 
 @precondition.implementation("host", when=_on_host)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ T = TypeVar("T")
 
 Statistics = Literal["synchronized", "own"]
 Placement = Literal["replicated", "sharded"]
+Inverses = Literal["replicated", "broadcast", "sharded"]
 
 GRACE = 5.0
 """Seconds in which the ranks that noticed a fault report, before the others are called missing."""
@@ -63,6 +64,10 @@ class Ranks:
         memory: Every rank has the whole memory (``"replicated"``), or each some of its slots
             (``"sharded"``): then N ranks hold N times as much, replayed samples are sent, and
             every rank must call what reads the memory.
+        inverses: Of K-FAC with factored damping every rank computes all inverses
+            (``"replicated"``), which sends nothing. Or each layer's are computed by one rank. It
+            sends them to all (``"broadcast"``), or keeps them and sends the gradients that it has
+            multiplied with them (``"sharded"``).
 
     Attributes:
         rank: The number of this process, from 0.
@@ -78,14 +83,15 @@ class Ranks:
         timeout: float = 600.0,
         batchnorm: Statistics = "synchronized",
         memory: Placement = "replicated",
+        inverses: Inverses = "replicated",
     ) -> None:
         if not 0 < timeout < float("inf"):
             raise ConfigError(f"Invalid {timeout=}. Must be larger than 0, in seconds.")
-        if batchnorm not in ("synchronized", "own"):
-            raise ConfigError(f"Invalid {batchnorm=}. Must be 'synchronized' or 'own'.")
-        if memory not in ("replicated", "sharded"):
-            raise ConfigError(f"Invalid {memory=}. Must be 'replicated' or 'sharded'.")
+        _require_one_of("batchnorm", batchnorm, get_args(Statistics))
+        _require_one_of("memory", memory, get_args(Placement))
+        _require_one_of("inverses", inverses, get_args(Inverses))
         self.timeout, self.batchnorm, self.memory = timeout, batchnorm, memory
+        self.inverses = inverses
         self.traffic = Traffic()
         self.failed = False
         self.rank, self.size, self.connected = 0, 1, False
@@ -99,10 +105,13 @@ class Ranks:
             self._name = getattr(self._group, "group_name", "ocar")
 
     def __repr__(self) -> str:
-        return (
-            f"Ranks(rank={self.rank}, size={self.size}, timeout={self.timeout}, "
-            f"batchnorm={self.batchnorm!r}, memory={self.memory!r})"
-        )
+        return f"Ranks(rank={self.rank}, size={self.size}, timeout={self.timeout}, {self.about})"
+
+    @property
+    def about(self) -> str:
+        """The settings that must be the same on all ranks."""
+        names = "batchnorm", "memory", "inverses"
+        return ", ".join(f"{name}={getattr(self, name)!r}" for name in names)
 
     @property
     def device(self) -> torch.device:
@@ -155,8 +164,18 @@ class Ranks:
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Replace a contiguous tensor by the sum over ranks, the same to the bit on all."""
-        self._send("sum", tensor, partial(dist.all_reduce, tensor, group=self._group))
-        return tensor
+        return self.start_sum_(tensor)()
+
+    def start_sum_(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """Begin :meth:`sum_`, and go on while the tensor travels; the result waits for it."""
+        send = partial(dist.all_reduce, tensor, group=self._group, async_op=True)
+        work = self._send("sum", tensor, send)
+
+        def wait() -> Tensor:
+            self._try(work.wait)
+            return tensor
+
+        return wait
 
     def broadcast_(self, tensor: Tensor, source: int = 0) -> Tensor:
         """Replace a contiguous tensor by that of one rank."""
@@ -272,12 +291,16 @@ class Ranks:
                 )
         return found[filled[0]][0] if filled else items
 
-    def _send(self, kind: str, sent: Tensor, collective: Callable[[], object]) -> None:
-        """Run one collective; what goes wrong in it becomes an error that names a rank."""
+    def _send(self, kind: str, sent: Tensor, collective: Callable[[], Any]) -> Any:
+        """Run one collective, and count it."""
         self.traffic.messages[kind] += 1
         self.traffic.bytes[kind] += sent.nbytes
+        return self._try(collective)
+
+    def _try(self, collective: Callable[[], Any]) -> Any:
+        """What goes wrong in a collective becomes an error that names a rank."""
         try:
-            collective()
+            return collective()
         except RuntimeError as error:  # gloo's and NCCL's
             self.failed = True
             raise self._blame(error) from error
@@ -324,6 +347,13 @@ def bounds(rows: int, size: int) -> list[tuple[int, int]]:
     """The first row of each rank's share and the one after its last, as equal as can be."""
     ends = [rows * (rank + 1) // size for rank in range(size)]
     return list(zip([0, *ends[:-1]], ends, strict=True))
+
+
+def _require_one_of(name: str, value: str, allowed: Sequence[str]) -> None:
+    """Raise a ``ConfigError`` unless ``value`` is one of the options."""
+    if value not in allowed:
+        options = " or ".join(map(repr, allowed))
+        raise ConfigError(f"Invalid {name}={value!r}. Must be {options}.")
 
 
 def _connect(timeout: timedelta) -> None:

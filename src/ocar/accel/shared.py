@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from ocar.accel.buffer import FactorBuffer
 from ocar.accel.draws import OwnDraws
 from ocar.accel.ranks import Ranks, bounds
 from ocar.accel.shared_norm import synchronized_norms
@@ -147,9 +148,21 @@ class SharedModel:
             for parameter, grad, count in zip(own, grads, flat[-len(own) :].tolist(), strict=True):
                 parameter.grad = grad if count else None
 
-    def average_(self, estimates: Tensor, rows: int) -> None:
-        """Replace means over this rank's rows by means over all rows of a batch, in place."""
-        self.ranks.sum_(estimates.mul_(self.share(rows).weight))
+    def start_average_(
+        self, buffer: FactorBuffer, names: Sequence[str], rows: int
+    ) -> Callable[[], None]:
+        """Begin to replace estimates, means over this rank's rows, by means over all rows.
+
+        Args:
+            buffer: The estimates; they must not be used until the result was called.
+            names: Those that are sent.
+            rows: Rows of the whole batch.
+
+        Returns:
+            Waits for the other ranks, and writes the means over all rows.
+        """
+        wait = self.ranks.start_sum_(buffer.pack(names).mul_(self.share(rows).weight))
+        return lambda: buffer.unpack_(wait(), names)
 
     def _spread(self, flat: Tensor, tensors: Sequence[Tensor]) -> None:
         parts = flat.split([t.numel() for t in tensors])

@@ -100,6 +100,9 @@ class Blocks(ABC, Generic[L]):
     stored: ClassVar[tuple[str, ...]] = ()
     """Statistics that are not estimated but set by :meth:`refresh`, and saved with the others."""
 
+    symmetric: ClassVar[tuple[str, ...]] = ()
+    """Statistics that are symmetric matrices ``(..., d, d)``; ranks send half of them."""
+
     def __init__(
         self, layers: Mapping[str, L], *, sharing: Sharing = "expand", head: Head | None = None
     ) -> None:
@@ -138,6 +141,9 @@ class Blocks(ABC, Generic[L]):
     def eigenvalues(self, layer: L, damping: float) -> Tensor:
         """All eigenvalues of the damped curvature of a layer, ascending."""
 
+    def share(self, ranks: accel.Ranks) -> None:
+        """Share the inverses out over ranks; called before the first estimate."""
+
     def is_due(self, batches: int) -> bool:
         """Whether to :meth:`refresh` before a batch; there were so many ``batches`` before it."""
         return False
@@ -172,7 +178,7 @@ class Blocks(ABC, Generic[L]):
             Two scalars of bool in one tensor: whether the estimates are finite, and whether all
             inverses were found. If the estimates are not finite the averages stay.
         """
-        names = [name for name in self._names(seen) if name.rpartition(".")[2] not in self.stored]
+        names = self.estimated(seen)
         sums = [self.buffer.estimate(name).sum() for name in names]
         ok, rates = torch.stack(sums).sum().isfinite(), self._rates(ema)
         for name in names:
@@ -239,7 +245,9 @@ class Blocks(ABC, Generic[L]):
         for parameter in parameters:
             dtype = torch.promote_types(dtype, parameter.dtype)
         like = torch.empty(0, dtype=dtype, device=parameters[0].device)
-        self.buffer = accel.FactorBuffer(self.shapes(), like=like)
+        shapes = self.shapes()
+        symmetric = [name for name in shapes if name.rpartition(".")[2] in self.symmetric]
+        self.buffer = accel.FactorBuffer(shapes, like=like, symmetric=symmetric)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the statistics of all layers as they are now, by name."""
@@ -253,6 +261,10 @@ class Blocks(ABC, Generic[L]):
         """The names of all statistics of some layers, in the order of the buffer."""
         chosen = set(layers)
         return [name for name in self.buffer.shapes if name.rpartition(".")[0] in chosen]
+
+    def estimated(self, layers: Iterable[str]) -> list[str]:
+        """The names of those statistics of some layers that are estimated."""
+        return [n for n in self._names(layers) if n.rpartition(".")[2] not in self.stored]
 
     def fit(self) -> None:
         """Make room where a layer has got more outputs; their statistics start at zero."""
@@ -319,6 +331,7 @@ class UnitBlocks(Blocks[NormLayer]):
     """A small matrix for each unit of a normalisation layer: its scale and its shift."""
 
     about = "block a unit"
+    symmetric = ("F",)
 
     def estimate(self, seen: Mapping[str, Seen]) -> None:
         """1/n Σ_c Σ_n s sᵀ for each unit, s the score of its trainable parameters."""

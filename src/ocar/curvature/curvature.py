@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import wraps
@@ -173,7 +173,8 @@ class Curvature(ABC):
         self._not_inverted = torch.zeros((), dtype=torch.int64, device=self.device)
         self._recorder = Recorder({}, self.model)
         self._seen: dict[str, Seen] = {}
-        self._batches = self._samples = 0
+        self._sums: dict[Blocks[Any], Callable[[], None]] = {}  # on their way between ranks
+        self._batches = 0
         self._unseen: Set[str] = set()  # layers that the last forward pass did not show
         self.blocks = self._make_blocks()
 
@@ -375,8 +376,19 @@ class Curvature(ABC):
         columns = self.root.columns(likelihood, self.generator, targets)
         if weights is not None:
             columns = columns * weights.to(columns.dtype).sqrt().view(1, -1, 1)
-        self._samples = len(outputs)
         self._seen = self._see(outputs, columns, weights, active)
+        if self._shared is not None:  # they travel during the backward pass of the loss
+            for block, seen in self._seen_blocks():
+                block.estimate(seen)
+                own = block.buffer, block.estimated(seen)
+                self._sums[block] = self._shared.start_average_(*own, len(outputs))
+
+    def _seen_blocks(self) -> Iterator[tuple[Blocks[Any], dict[str, Seen]]]:
+        """The blocks with an estimate, and what their layers saw."""
+        for block in self.blocks:
+            seen = {name: self._seen[name] for name in block.layers if name in self._seen}
+            if seen:
+                yield block, seen
 
     @full_precision
     def renew(self, damping: Tensor | float, ema: Tensor | float) -> None:
@@ -385,15 +397,14 @@ class Curvature(ABC):
         An estimate that is not finite makes :attr:`ok` false and changes nothing. What this reads
         stays until :meth:`rewrite_`: a parallel backward pass must not reuse its memory.
         """
-        for block in self.blocks:
-            seen = {name: self._seen[name] for name in block.layers if name in self._seen}
-            if seen:
+        for block, seen in self._seen_blocks():
+            if self._shared is None:
                 block.estimate(seen)
-                if self._shared is not None:
-                    self._shared.average_(block.buffer.estimates, self._samples)
-                ok, inverted = block.renew(seen, ema, damping).unbind()
-                self.ok &= ok
-                self._not_inverted += ok & ~inverted
+            else:
+                self._sums.pop(block)()
+            ok, inverted = block.renew(seen, ema, damping).unbind()
+            self.ok &= ok
+            self._not_inverted += ok & ~inverted
 
     def apply_(self) -> None:
         """Apply the inverse to the gradients, in place; see :meth:`rewrite_`."""

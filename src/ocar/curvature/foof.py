@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -26,6 +26,7 @@ class InputBlocks(Blocks[MatrixLayer]):
     """A for linear layers and convolutions."""
 
     about = "second moments of inputs"
+    symmetric: ClassVar[tuple[str, ...]] = ("A",)
 
     def statistics(self, layer: MatrixLayer) -> dict[str, tuple[int, ...]]:
         """A alone."""

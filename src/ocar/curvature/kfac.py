@@ -31,6 +31,7 @@ class FactorBlocks(InputBlocks):
     """A as in FOOF, and G, for linear layers and convolutions."""
 
     about = "Kronecker factors"
+    symmetric = ("A", "G")
 
     units: Tensor | None = None
     """K, the units of the head, if A·√K and G/√K are averaged; None for A and G."""
@@ -70,6 +71,8 @@ class FactorBlocks(InputBlocks):
 class KroneckerBlocks(FactorBlocks):
     """A ⊗ G, each factor damped, balanced by π."""
 
+    _ranks: accel.Ranks | None = None
+
     def allocate(self) -> None:
         """Make an empty buffer, and the tables of the operations on it."""
         super().allocate()
@@ -88,6 +91,12 @@ class KroneckerBlocks(FactorBlocks):
         like = self.buffer.averages
         sizes = [shape[-1] for shape in self.buffer.shapes.values()]
         self._dims = torch.tensor(sizes, dtype=like.dtype, device=like.device)
+        self._inverses = accel.SharedInverses(tuple(self._pairs.values()), self._ranks)
+
+    def share(self, ranks: accel.Ranks) -> None:
+        """Each rank may invert the factors of some layers only."""
+        self._ranks = ranks
+        self.allocate()
 
     def following(self) -> AbstractContextManager[None]:
         """Record the rows of linear layers where that makes :meth:`precondition_` faster."""
@@ -101,7 +110,7 @@ class KroneckerBlocks(FactorBlocks):
         rates = self._rates(ema)
         ok = accel.mix_and_damp(self.buffer, pairs, rates, self._current_dims(), damping)
         self._count(seen, ok)
-        return torch.stack([ok, accel.invert(self.buffer, pairs) == 0])
+        return torch.stack([ok, self._inverses.invert(self.buffer, pairs) == 0])
 
     def _current_dims(self) -> Tensor:
         """The dimension of each factor; of the head's G only outputs that stand for a class."""
@@ -115,14 +124,14 @@ class KroneckerBlocks(FactorBlocks):
         self.buffer.estimates.copy_(self.buffer.averages)
         rates = torch.ones(len(self.buffer.shapes), dtype=torch.float64, device=self._dims.device)
         accel.mix_and_damp(self.buffer, pairs, rates, self._current_dims(), damping)
-        return accel.invert(self.buffer, pairs)
+        return self._inverses.invert(self.buffer, pairs)
 
     def precondition_(self) -> None:
         """Multiply the gradients with the inverses of A and G."""
         layers = {n: m for n, m in self.layers.items() if n in self.ready and m.has_gradient}
         if not layers:
             return
-        results = accel.precondition(
+        results = self._inverses.precondition(
             self.buffer,
             tuple(self._pairs[name] for name in layers),
             [layer.gradient for layer in layers.values()],

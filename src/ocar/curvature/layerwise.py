@@ -80,6 +80,9 @@ class LayerCurvature(Curvature):
                 "norm_layers=False, or exclude these layers."
             )
         self._shared = shared
+        if shared is not None:
+            for block in self.blocks:
+                block.share(shared.ranks)
 
     @abstractmethod
     def kinds(self) -> Mapping[type[Layer], type[Blocks[Any]]]:

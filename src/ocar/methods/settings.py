@@ -264,7 +264,7 @@ def check_shared(
 ) -> None:
     """Raise a ``ConfigError`` if ranks cannot share a method, or have different settings."""
     shown = re.sub(r" at 0x[0-9a-f]+", "", f"{settings!r}, {transform!r}, {guard!r}")
-    ranks.require_equal("settings", f"{shown}, {ranks.batchnorm}, {ranks.memory}")
+    ranks.require_equal("settings", f"{shown}, {ranks.about}")
     for part in (settings, transform):
         reason = "" if part is None else part.one_device
         if reason:

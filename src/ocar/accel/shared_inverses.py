@@ -1,0 +1,107 @@
+"""Kronecker factors that several ranks invert together: each layer is the business of one rank.
+
+All ranks have all averages. A rank inverts the damped factors of its layers. The others then get
+the inverses, or the gradients that were multiplied with them; see :class:`~ocar.accel.ranks.Ranks`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from ocar.accel.buffer import FactorBuffer, Pair
+from ocar.accel.kronecker import Pairs, inverse_tensors, invert, precondition
+from ocar.accel.operation import known
+from ocar.accel.ranks import Ranks
+from ocar.accel.rows import Rows
+
+
+def cost(pair: Pair) -> int:
+    """What the inverses of a layer cost: the cubes of their sizes."""
+    return pair.groups * (pair.parts * pair.d_in**3 + pair.d_out**3)
+
+
+def share_out(pairs: Sequence[Pair], size: int) -> dict[str, int]:
+    """The rank of each layer: the costliest layer first, each to the rank with the least so far."""
+    loads, found = [0] * size, {}
+    for pair in sorted(pairs, key=cost, reverse=True):
+        rank = found[pair.layer] = loads.index(min(loads))
+        loads[rank] += cost(pair)
+    return found
+
+
+class SharedInverses:
+    """Inverts and applies the Kronecker factors of some layers.
+
+    Args:
+        pairs: The layers.
+        ranks: The ranks; None for one process.
+    """
+
+    def __init__(self, pairs: Pairs, ranks: Ranks | None) -> None:
+        self._ranks = None if ranks is None or ranks.inverses == "replicated" else ranks
+        self._owners = {} if self._ranks is None else share_out(pairs, self._ranks.size)
+
+    def invert(self, buffer: FactorBuffer, pairs: Pairs) -> Tensor:
+        """:func:`~ocar.accel.kronecker.invert` with the same result on all ranks.
+
+        Where the number of failures is known at once, a failure is the same error on all ranks.
+        Elsewhere the old inverses of a rank's layers stay if one of these has none.
+        """
+        ranks = self._ranks
+        if ranks is None:
+            return invert(buffer, pairs)
+        own = self._of(ranks.rank, pairs)
+        failed = invert(buffer, own) if own else buffer.counts.new_zeros(())
+        ranks.sum_(failed)
+        if known(failed > 0):
+            reasons = ranks.exchange(buffer.derived.get("reason"))
+            buffer.derived["reason"] = next(filter(None, reasons), None)
+        elif ranks.inverses == "broadcast":
+            for rank in sorted({*self._owners.values()}):
+                self._broadcast(ranks, buffer, self._of(rank, pairs), rank)
+        return failed
+
+    def _of(self, rank: int, pairs: Pairs) -> Pairs:
+        """The layers of a rank."""
+        return tuple(pair for pair in pairs if self._owners[pair.layer] == rank)
+
+    def _broadcast(self, ranks: Ranks, buffer: FactorBuffer, pairs: Pairs, source: int) -> None:
+        """Give all ranks the inverses of some layers, in one message."""
+        tensors = inverse_tensors(buffer, pairs, found=ranks.rank == source)
+        if tensors:
+            flat = ranks.broadcast_(torch.cat([t.flatten() for t in tensors]), source)
+            for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+                tensor.copy_(part.view_as(tensor))
+
+    def precondition(
+        self,
+        buffer: FactorBuffer,
+        pairs: Pairs,
+        gradients: Sequence[Callable[[], Tensor]],
+        rows: Sequence[Rows | None],
+    ) -> list[Tensor]:
+        """:func:`~ocar.accel.kronecker.precondition`; each rank for its layers, if sharded."""
+        ranks = self._ranks
+        if ranks is None or ranks.inverses == "broadcast":
+            return precondition(buffer, pairs, gradients, rows)
+        jobs = zip(pairs, gradients, rows, strict=True)
+        own = [job for job in jobs if self._owners[job[0].layer] == ranks.rank]
+        found: dict[str, Tensor] = {}
+        if own:
+            mine, makers, known_rows = zip(*own, strict=True)
+            solved = precondition(buffer, mine, makers, known_rows)
+            found = {pair.layer: result for pair, result in zip(mine, solved, strict=True)}
+        results = [
+            found[pair.layer] if pair.layer in found else torch.zeros_like(gradient())
+            for pair, gradient in zip(pairs, gradients, strict=True)
+        ]
+        # All but one of the numbers that are added up are zero, so that the sum is exact.
+        flat = ranks.sum_(torch.cat([result.flatten() for result in results]))
+        parts = flat.split([result.numel() for result in results])
+        return [
+            part.view(result.shape).to(result.dtype)
+            for part, result in zip(parts, results, strict=True)
+        ]
