@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ocar.errors import MissingPackageError
 from ocar_lab.cli import run as run_command
-from ocar_lab.cli.arguments import command_line, parse
+from ocar_lab.cli.arguments import command_line, parse, require_folder
 from ocar_lab.cli.report import NAME, write_report
 from ocar_lab.cli.tables import print_runs
 from ocar_lab.cli.workers import choose_workers
@@ -38,6 +38,9 @@ class Options:
 
     workers: int = 1
     """Runs at a time. More than 1 are processes, each of which takes longer to start than a run."""
+
+    def __post_init__(self) -> None:
+        require_folder("--out", self.out)
 
 
 def main(command: str, arguments: list[str], *, debug: bool) -> int:

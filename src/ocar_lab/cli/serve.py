@@ -31,15 +31,15 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 class Options:
     """Serve a saved learner: it predicts and learns over HTTP.
 
-    What it has acknowledged it keeps, whatever happens to the process. The same command goes on
-    where the service was. It listens on this machine only, unless --host says otherwise.
+    A batch that was acknowledged is never lost, even if the process is killed. The same command
+    starts it again where it was. It listens on this machine only, unless --host says otherwise.
     """
 
     checkpoint: Path
-    """What learner.save wrote; it is only read."""
+    """A file that learner.save wrote; it is only read."""
 
     model: str = ""
-    """MODULE:FUNCTION, a function without arguments that makes the model of the checkpoint."""
+    """MODULE:FUNCTION, a function without arguments that makes the checkpoint's model; needed."""
 
     normalize: str | None = None
     """MODULE:FUNCTION, the learner's normalisation, if it is a function of your own."""
@@ -61,14 +61,14 @@ class Options:
     """File with the token that requests need, Authorization: Bearer TOKEN; or set OCAR_TOKEN."""
 
     max_bytes: int = 8 << 20
-    """Largest body of a request."""
+    """Largest body of a request, in bytes."""
 
     rate: float = 0.0
     """Requests a second from one client; 0 for no limit."""
 
     grace: int = 10
-    """Seconds after SIGTERM in which requests may end, and then those in which waiting batches are
-    learned; the next start learns the rest."""
+    """Seconds after SIGTERM for requests to end, and as many again to learn waiting batches; the
+    next start learns the rest."""
 
     every: int = 100
     """Batches between two checkpoints."""
@@ -77,10 +77,10 @@ class Options:
     """Checkpoints that are kept to roll back to, at least 2."""
 
     waiting: int = 64
-    """Most batches that may wait to be learned."""
+    """Largest number of batches that wait to be learned."""
 
     classes: int = 1000
-    """Most classes."""
+    """Largest number of classes."""
 
     window: int = 1000
     """Samples of the rolling prequential accuracy."""
@@ -89,10 +89,10 @@ class Options:
     """Threads of PyTorch, and predictions at a time."""
 
     shape: tuple[int, ...] = ()
-    """Shape of a sample, if the learner has seen none."""
+    """Shape of a sample; needed if the learner has seen none."""
 
     dtype: str = "uint8"
-    """Type of a sample, if the learner has seen none."""
+    """Type of a sample, such as float32, if the learner has seen none."""
 
     def __post_init__(self) -> None:
         for name in ("max_bytes", "every", "waiting", "classes", "window", "threads"):
@@ -163,7 +163,9 @@ def _listen(host: str, port: int) -> socket.socket:
         listening.listen(2048)
     except (OSError, OverflowError) as error:
         listening.close()
-        raise ConfigError(f"Cannot listen on {host}, port {port}: {error}.") from error
+        raise ConfigError(
+            f"Cannot listen on {host}, port {port}: {str(error).rstrip('.')}."
+        ) from error
     return listening
 
 

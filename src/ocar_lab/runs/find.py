@@ -98,6 +98,8 @@ def read_all(root: Path) -> tuple[list[Measured], list[str]]:
     Raises:
         RunError: The folder does not exist.
     """
+    if root.is_file() and root.suffix != ".json":
+        raise RunError(f"{root} is a file. Must be a folder, or a file of ocar keep (.json).")
     found = Found([], [root], []) if root.is_file() else find_all(root)
     stored, errors = read_folders(found.runs)
     results, more = read_each(read_result, found.results)
