@@ -103,7 +103,10 @@ def _dispatch(arguments: list[str], *, debug: bool) -> int:
     name, *rest = arguments
     if name not in COMMANDS:
         raise unknown("command", name, COMMANDS)
-    require_packages("The command line", "tyro", "rich", "polars", "scipy", extra="cli")
+    if name == "serve":  # its image has no tables
+        require_packages("A service", "tyro", "rich", extra="serve")
+    else:
+        require_packages("The command line", "tyro", "rich", "polars", "scipy", extra="cli")
     module = importlib.import_module(f"ocar_lab.cli.{COMMANDS[name][0]}")
     code: int = module.main(name, rest, debug=debug)
     sys.stdout.flush()

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -112,6 +113,9 @@ def main(command: str, arguments: list[str], *, debug: bool) -> int:
             f"--host {options.host} lets other machines in, so a token is needed: --token-file "
             f"FILE, or the environment variable {TOKEN}."
         )
+    functions = {flag: _function(options, flag) for flag in ("model", "normalize", "augment")}
+    if not (options.checkpoint.exists() or _state(options).exists()):
+        raise ConfigError(f"There is no checkpoint {options.checkpoint}. learner.save writes one.")
     with needed("A service", "FastAPI, uvicorn and prometheus-client", extra="serve"):
         import prometheus_client
         import uvicorn
@@ -124,7 +128,7 @@ def main(command: str, arguments: list[str], *, debug: bool) -> int:
     def stop() -> None:
         server.should_exit = True
 
-    running = Running(lambda observe: _open(options, observe), failed=stop)
+    running = Running(lambda observe: _open(options, functions, observe), failed=stop)
     app = make_app(
         running,
         token=token,
@@ -169,11 +173,12 @@ def _listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def _open(options: Options, observe: Any) -> Any:
-    def function(flag: str) -> Any:
-        name = getattr(options, flag)
-        return None if name is None else find_function(name, flag=f"--{flag}")
+def _function(options: Options, flag: str) -> Any:
+    name = getattr(options, flag)
+    return None if name is None else find_function(name, flag=f"--{flag}")
 
+
+def _open(options: Options, functions: Mapping[str, Any], observe: Any) -> Any:
     item = None
     if options.shape:
         dtype = getattr(torch, options.dtype, None)
@@ -183,9 +188,7 @@ def _open(options: Options, observe: Any) -> Any:
     return open_service(
         options.checkpoint,
         _state(options),
-        model=function("model"),
-        normalize=function("normalize"),
-        augment=function("augment"),
+        **functions,
         item=item,
         every=options.every,
         waiting=options.waiting,
