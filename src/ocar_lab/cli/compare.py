@@ -26,15 +26,16 @@ MOST_NAMED = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Compare two sets of runs, seed by seed: the mean of second - first, with its 95 % interval.
+    """Compare two sets of runs, seed by seed: the mean of second - first, with an interval.
 
     Each set is PATH or PATH:WORD, with further words after further colons. The path is a folder
     that contains runs or kept results, or one file of ocar keep. If it has several configurations,
     words select one: a benchmark, a method, or the first digits of a hash, as in results:er,
     results:split-cifar100:ocar or runs:1801a6.
 
-    Means are over the seeds that both sets have. The interval is Student's t over the paired
-    differences; * marks an interval that excludes 0.
+    Means are over the seeds that both sets have. The 95 % interval is Student's t over the paired
+    differences; * marks an interval that excludes 0. A recovery marked ≥ is a lower bound and has
+    no difference.
     """
 
     first: str
