@@ -44,6 +44,7 @@ html_theme = "furo"
 html_title = f"ocar {__version__}"
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
+html_search_scorer = str(HERE / "_tools" / "search.js")
 html_show_sourcelink = False
 html_copy_source = False
 html_theme_options: dict[str, Any] = {

@@ -51,6 +51,14 @@ def test_the_core_imports_with_its_four_packages_and_says_what_is_missing(words:
     assert ended.stderr == f"ocar: The command line needs {missing}: {install_line('cli')}\n"
 
 
+def test_a_service_needs_only_its_extra() -> None:
+    present = 'OPTIONAL -= {"tyro", "rich", "fastapi", "uvicorn", "prometheus_client"}\n'
+    code = f"{REFUSE}{present}from ocar_lab.cli import main\nsys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", code, "serve", "gone", "--model", "builtins:dict"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.stderr == "ocar: There is no checkpoint gone. learner.save writes one.\n"
+
+
 @pytest.mark.long
 def test_the_demo_needs_only_its_extra(tmp_path: Path) -> None:
     others = """

@@ -261,7 +261,7 @@ def table(part: str, data: dict[str, Any]) -> list[str]:
     lines = [
         "| learner | Acc | AAA | WC-Acc | AUROC, entropy | AUROC, max-softmax | FPR95, entropy | "
         "FPR95, max-softmax | ms a batch |",
-        "|---|---|---|---|---|---|---|---|---|",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for method, title in ROWS.items():
         runs = [run for name, run in data["runs"].items() if name.partition("/")[0] == method]

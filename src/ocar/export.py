@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from ocar.errors import ConfigError, MissingPackageError, ModelError, NumericalError
 from ocar.files import write_whole
 from ocar.inputs import Intake
+from ocar.install import install_line
 from ocar.methods.context import mean_prediction
 from ocar.models.check import copy_model
 from ocar.models.latent import LatentReplay
@@ -169,9 +170,8 @@ def _by_onnx(
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise MissingPackageError(
-            'ONNX needs onnx and onnxscript: pip install "ocar[onnx]"'
-        ) from error
+        hint = install_line("onnx")
+        raise MissingPackageError(f"ONNX needs onnx and onnxscript: {hint}") from error
     inputs = [f"x{name}" if name.isdigit() else name or "x" for name in names]
     made = torch.onnx.export(
         program, dynamo=True, verbose=False, input_names=inputs, output_names=["logits"]

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any, cast
 
 from ocar import registry
@@ -31,16 +32,26 @@ def load_plugins(names: Iterable[str]) -> None:
     """
     registry.load_plugins()
     for name in names:
-        here = str(Path.cwd())
-        if here not in sys.path:  # as in a console script
-            sys.path.append(here)
-        try:
-            importlib.import_module(name)
-        except Exception as error:
-            raise ConfigError(
-                f"Invalid plugin {name!r}: {type(error).__name__}: {error}. Must be the name of a "
-                "module, as in import MODULE, on PYTHONPATH or in the working directory."
-            ) from error
+        _import(name, f"Invalid plugin {name!r}")
+
+
+def _import(module: str, invalid: str) -> ModuleType:
+    """A module on Python's path or in the working directory; ``invalid`` begins its error."""
+    if os.sep in module or module.endswith(".py"):
+        raise ConfigError(f"{invalid}. Must be a module, as in import {Path(module).stem}.")
+    here = str(Path.cwd())
+    if here not in sys.path:  # as in a console script
+        sys.path.append(here)
+    try:
+        return importlib.import_module(module)
+    except Exception as error:
+        said = f"{invalid}: {type(error).__name__}: {str(error).rstrip('.')}."
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{module}.".startswith(f"{missing}."):
+            hint = "Must be a module on PYTHONPATH or in the working directory."
+        else:
+            hint = "The module raises this when it is imported; --debug shows where."
+        raise ConfigError(f"{said} {hint}") from error
 
 
 def find_function(name: str, *, flag: str) -> Callable[..., Any]:
@@ -56,16 +67,9 @@ def find_function(name: str, *, flag: str) -> Callable[..., Any]:
     module, colon, function = name.partition(":")
     if not (colon and module and function) or os.sep in name:
         raise ConfigError(f"Invalid {flag} {name!r}. Must be MODULE:FUNCTION, as in import MODULE.")
-    here = str(Path.cwd())
-    if here not in sys.path:  # as in a console script
-        sys.path.append(here)
-    try:
-        found = getattr(importlib.import_module(module), function)
-    except Exception as error:
-        raise ConfigError(
-            f"Invalid {flag} {name}: {type(error).__name__}: {error}. Must be a function of a "
-            "module on PYTHONPATH or in the working directory."
-        ) from error
+    found = getattr(_import(module, f"Invalid {flag} {name}"), function, None)
+    if found is None:
+        raise ConfigError(f"Invalid {flag} {name}: {module} has no function {function!r}.")
     if not callable(found):
         raise ConfigError(f"Invalid {flag} {name}: a {type(found).__name__}, not a function.")
     return cast("Callable[..., Any]", found)

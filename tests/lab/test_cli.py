@@ -100,7 +100,10 @@ def test_flags_of_several_methods_show_the_preset_of_each(capsys: Captured) -> N
             ["run", "split-digits", "er", "--tau", "1"],
             "--tau. It is a setting of ocar, ocar-",
         ),
-        (["run", "split-digits", "er", "--device", "tpu"], "invalid choice 'tpu'"),
+        (
+            ["run", "split-digits", "er", "--device", "tpu"],
+            "Invalid --device tpu. Must be one of auto, cpu, cuda.",
+        ),
         pytest.param(
             ["run", "split-digits", "er", "--device", "cuda"],
             "Invalid device='cuda'. PyTorch finds no CUDA device here.",
@@ -113,7 +116,7 @@ def test_flags_of_several_methods_show_the_preset_of_each(capsys: Captured) -> N
         ),
         (["run", "split-digits", "er", "--workers", "0"], "Invalid --workers 0"),
         (["run", "pacs", "der"], "Give --lr 0.05, or search: ocar tune pacs der"),
-        (["show"], "Missing from ocar show: DIR"),
+        (["show"], "DIR is missing: a folder that contains runs"),
         (["methods", "--jsn"], "--jsn"),
         (["data", "burn"], "burn"),
     ],

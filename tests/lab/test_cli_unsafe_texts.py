@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import os
 import re
@@ -269,6 +270,28 @@ def test_the_paper_is_left_out_of_every_output(tmp_path: Path, capsys: Captured)
         assert main(["report", str(tmp_path), "--json"]) == 0
         (section,) = json.loads(capsys.readouterr().out)["sections"]
         assert bool(section["tables"][0]["printed"]) is papers
+
+
+@pytest.mark.parametrize("width", [24, 60, 80])
+def test_a_narrow_terminal_loses_no_number(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    monkeypatch.setattr(terminal, "isatty", lambda: True)
+    monkeypatch.setattr("sys.stdout", terminal)
+    monkeypatch.setenv("COLUMNS", str(width))
+    numbers = [f"{10 * number}.5 ± {number}.5" for number in range(12)]
+    print_table(["method", *"abcdefghijkl"], [["ocar", *numbers]], numbers=True)
+    terminal.seek(0)
+    text = re.sub(r"\x1b\[\d*m", "", terminal.read())
+    assert all(number in text for number in numbers)
+    assert max(map(len, text.splitlines())) <= width
+
+
+def test_output_without_unicode(monkeypatch: pytest.MonkeyPatch) -> None:
+    ascii_only = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", ascii_only)
+    assert main(["show", "--help"]) == 0
+    ascii_only.seek(0)
+    assert "mean ? sample std" in ascii_only.read()
 
 
 def test_ordinary_texts_are_as_they_were(capsys: Captured) -> None:

@@ -12,8 +12,11 @@ from scipy import stats
 
 from ocar.errors import RunError
 from ocar_lab.cli import main
-from ocar_lab.runs import compare
+from ocar_lab.cli.compare import metric_rows
+from ocar_lab.runs import Paired, compare
 from ocar_lab.runs.find import HOW_TO_RUN
+from ocar_lab.runs.paired import Interval
+from ocar_lab.runs.table import Spread
 
 Captured = pytest.CaptureFixture[str]
 
@@ -130,11 +133,10 @@ def test_a_path_may_have_a_colon(tmp_path: Path, capsys: Captured) -> None:
 
 
 def test_errors_are_a_line(results: Path, tmp_path: Path, capsys: Captured) -> None:
-    assert main(["compare", f"{results}:er", str(tmp_path / "nowhere")]) == 1
-    assert (
-        capsys.readouterr().err
-        == f"ocar: There is no folder {tmp_path / 'nowhere'}. {HOW_TO_RUN}\n"
-    )
+    assert main(["compare", f"{results}:er", str(tmp_path / "nowhere")]) == 2
+    said = capsys.readouterr().err
+    assert f"there is no folder {tmp_path / 'nowhere'}. Must be PATH or PATH:WORD" in said
+    assert said.endswith(f"{HOW_TO_RUN}\n")
     empty = tmp_path / "empty"
     empty.mkdir()
     assert main(["compare", str(empty), f"{results}:er"]) == 1
@@ -151,3 +153,19 @@ def test_a_damaged_file_does_not_hide_the_others(results: Path, capsys: Captured
     assert captured.err.startswith(f"ocar: {bad} cannot be read")
     assert captured.err.count("\n") == 1
     assert "Acc" in captured.out
+
+
+def test_a_recovery_that_is_a_lower_bound_has_no_difference() -> None:
+    values = {"recovery": (5.0, 3.0), "recovered": (0.5, 1.0)}
+    metrics = {
+        name: Paired(
+            first=Spread(mean=first, std=None, count=1),
+            second=Spread(mean=second, std=None, count=1),
+            difference=second - first,
+            interval=Interval(-3.0, -1.0),
+        )
+        for name, (first, second) in values.items()
+    }
+    rows = {row[0]: row[1:] for row in metric_rows(metrics)}
+    assert rows["Recovery"] == ["≥ 5.0", "3.0", "", "", "1"]
+    assert rows["Recovered"][2] == "+50.0"

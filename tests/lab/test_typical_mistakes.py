@@ -35,7 +35,7 @@ COMMANDS = {
     f"{RUN} --learning-rate 1": "Unknown flag --learning-rate. Did you mean --lr?",
     f"{RUN} --seed 1": "Unknown flag --seed. Did you mean --seeds?",
     f"{RUN} --max-task 1": "Unknown flag --max-task. Did you mean --max-tasks?",
-    f"{RUN} --lr": "Missing value for argument '--lr'.",
+    f"{RUN} --lr": "--lr needs a value: a number.",
     f"{RUN} --lr much": "Invalid --lr much. Must be a number.",
     f"{RUN} --lr -1": "Invalid lr=-1.0. Must be larger than 0.",
     f"{RUN} --seeds 0,1": "Invalid --seeds 0,1. Must be whole numbers, separated by spaces.",
@@ -49,9 +49,26 @@ COMMANDS = {
     "tune split-digits er ocar": "A benchmark and one method are needed: ocar tune BENCHMARK",
     "show nowhere": "There is no folder nowhere. Runs are written by ocar run, by default to runs",
     "report .": "There are no runs in .. Runs are written by ocar run",
-    "compare kept:er": "Missing from ocar compare: SECOND",
+    "compare kept:er": "SECOND is missing: the second set, such as runs:ocar",
     "compare kept:er kept:ocar": "kept:er matches 2 configurations. Name one: kept:",
     "compare kept:mir kept:ocar": "kept:mir matches nothing. Name one: kept:",
+    "compare er ocar": "Invalid set 'er': there is no folder er. Must be PATH or PATH:WORD, as in",
+    "compare kept:er kept:ocar kept:mir": "Unexpected argument kept:mir.",
+    "methods er": "Unexpected argument er.",
+    f"{RUN} --out taken": "Invalid --out taken: taken is a file. Must be a folder, which may be",
+    "demo --out taken/in": "Invalid --out taken/in: taken is a file.",
+    "keep kept --to taken": "Invalid --to taken: taken is a file.",
+    "tune split-digits er --out taken": "Invalid --out taken: taken is a file.",
+    "report . --out .": "Invalid --out .: it is a folder. Must be a file.",
+    "show taken": "taken is a file. Must be a folder, or a file of ocar keep (.json).",
+    f"{RUN} --preset taken": "Invalid preset: taken cannot be read: it is no JSON.",
+    f"{RUN} --tracker wand": "Invalid --tracker wand. Must be one of tensorboard, mlflow, wandb.",
+    f"{RUN} --device": "--device needs a value: one of auto, cpu, cuda.",
+    f"{RUN} --plugin ./taken.py": "Must be a module, as in import taken.",
+    f"{RUN} --plugin nowhere": "Must be a module on PYTHONPATH or in the working directory.",
+    f"{RUN} --plugin needy": "No module named 'nowhere'. The module raises this when it is imp",
+    "tune --stream needy:make": "No module named 'nowhere'. The module raises this when it is imp",
+    "watch --port 65536": "port must be 0-65535. Choose another --port; 0 takes a free one.",
     "paper tabel1": "Unknown table or figure 'tabel1'. Did you mean 'table1'?",
 }
 
@@ -62,6 +79,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for changed in ({}, {"memory": 20}):
         write_kept(tmp_path / "kept", "split-digits", "er", {0: {"acc": 0.5}}, changed=changed)
     (tmp_path / "empty").mkdir()
+    (tmp_path / "taken").write_text("a file")
+    (tmp_path / "needy.py").write_text("import nowhere\n")
     monkeypatch.chdir(tmp_path)
     return tmp_path
 

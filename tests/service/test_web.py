@@ -89,6 +89,13 @@ def test_while_it_starts_probes_say_so(tmp_path: Path) -> None:
         assert client.learn(1)[0] == 200
 
 
+def test_a_body_that_is_not_said_to_be_json_is_answered_by_a_line(client: Client) -> None:
+    kind = {"Content-Type": "application/x-www-form-urlencoded"}  # as curl -d sends it
+    status, text, _ = client.raw("POST", "/predict", '{"x": [[0]]}', **kind)
+    assert status == 422
+    assert "with the header Content-Type: application/json" in json.loads(text)["detail"]
+
+
 def test_learning_that_has_stopped_is_not_ready(client: Client) -> None:
     service = client.running.service()
     service._queue.put((torch.zeros(1, 2), torch.zeros(1)))

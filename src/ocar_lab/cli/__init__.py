@@ -8,6 +8,7 @@ the command is called, so that help comes without PyTorch.
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -68,6 +69,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code; ``argv`` is by default that of the process."""
     for name, value in CUDA_DEFAULTS.items():
         os.environ.setdefault(name, value)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # ± in a terminal without Unicode
+            stream.reconfigure(errors="replace")
     given = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in given
     try:
@@ -99,7 +103,10 @@ def _dispatch(arguments: list[str], *, debug: bool) -> int:
     name, *rest = arguments
     if name not in COMMANDS:
         raise unknown("command", name, COMMANDS)
-    require_packages("The command line", "tyro", "rich", "polars", "scipy", extra="cli")
+    if name == "serve":  # its image has no tables
+        require_packages("A service", "tyro", "rich", extra="serve")
+    else:
+        require_packages("The command line", "tyro", "rich", "polars", "scipy", extra="cli")
     module = importlib.import_module(f"ocar_lab.cli.{COMMANDS[name][0]}")
     code: int = module.main(name, rest, debug=debug)
     sys.stdout.flush()
@@ -108,6 +115,8 @@ def _dispatch(arguments: list[str], *, debug: bool) -> int:
 
 def _say(error: Exception, *, debug: bool) -> str:
     text = str(error).strip()
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}."
     if isinstance(error, (OcarError, OSError)) and text:
         return text
     hint = "" if debug else "\n      This is a bug; --debug shows where."

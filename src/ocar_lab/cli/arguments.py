@@ -163,10 +163,12 @@ def parse_groups(
         known = dict(hints)
         for group in groups.values():
             known |= typing.get_args(group)[0].__annotations__
+        text = unbox(errors.getvalue())
         said = (
             _unknown_flag(arguments, known, about_unknown)
             or _invalid_value(arguments, known, errors.getvalue())
-            or unbox(errors.getvalue())
+            or _missing(kind, text)
+            or text.replace("Unrecognized options:", "Unexpected argument")
         )
         raise ConfigError(f"{said} See: {command} --help") from None
     found = {name: given.pop(name, {}) for name in groups}
@@ -191,15 +193,38 @@ def _unknown_flag(
 
 
 def _invalid_value(arguments: Sequence[str], hints: Mapping[str, Any], error: str) -> str:
-    """A line on the value that tyro could not parse as numbers; empty for another error."""
-    found = re.search(r"Error parsing --([a-z-]+)", error)
-    kind = _plain_type(hints.get(found[1].replace("-", "_"))) if found else None
-    if found is None or kind not in WORDS:
+    """A line on the flag whose value tyro refused or missed; empty for another error."""
+    found = re.search(r"(?:Error parsing|argument) '?--([a-z-]+)", " ".join(error.split("\n│")))
+    if found is None:
         return ""
+    name, kind = found[1], _plain_type(hints.get(found[1].replace("-", "_")))
+    is_choice = typing.get_origin(kind) is Literal
+    must = f"one of {', '.join(typing.get_args(kind))}" if is_choice else WORDS.get(kind, "")
     words = [word for argument in arguments for word in argument.split("=", 1)]
-    rest = words[words.index(f"--{found[1]}") + 1 :] if f"--{found[1]}" in words else []
+    rest = words[words.index(f"--{name}") + 1 :] if f"--{name}" in words else []
     given = " ".join(itertools.takewhile(lambda word: not word.startswith("--"), rest))
-    return f"Invalid --{found[1]} {given}. Must be {WORDS[kind]}."
+    if not given:
+        return f"--{name} needs a value{': ' * bool(must)}{must}."
+    return f"Invalid --{name} {given}. Must be {must}." if must else ""
+
+
+def _missing(kind: Any, error: str) -> str:
+    """A line on positional arguments that are missing; empty for another error."""
+    missing = [
+        f"{flag.name.upper()} is missing: {flag.about[:1].lower()}{flag.about[1:]}"
+        for flag in flags(kind).values()
+        if error.startswith("Missing from") and f" {flag.name.upper()} " in error
+    ]
+    return " ".join(missing)
+
+
+def require_folder(flag: str, path: Path) -> None:
+    """Raise unless a path is a folder, or can become one."""
+    there = next((part for part in (path, *path.parents) if part.exists()), path)
+    if there.exists() and not there.is_dir():
+        raise ConfigError(
+            f"Invalid {flag} {path}: {there} is a file. Must be a folder, which may be new."
+        )
 
 
 WORDS: dict[Any, str] = {
@@ -226,7 +251,9 @@ def _option(flag: Flag) -> Any:
     from tyro.conf import DisallowNone, arg
 
     if flag.default is MISSING:
-        return Required[Annotated[flag.kind, arg(help=flag.about)]]
+        several = typing.get_origin(flag.kind) is tuple
+        hint = "" if several else "(required)"
+        return Required[Annotated[flag.kind, arg(help=flag.about, help_behavior_hint=hint)]]
     if flag.default is None:
         return Annotated[flag.kind, DisallowNone, arg(help=flag.about, help_behavior_hint="")]
     hint = _hint({"": flag.default})
@@ -238,7 +265,7 @@ def _hint(by_owner: Mapping[str, Any]) -> str:
     texts = {owner: _written(value) for owner, value in by_owner.items()}
     if len(set(texts.values())) == 1:
         only = next(iter(texts.values()))
-        return "(required)" if only == "required" else f"(default: {only})"
+        return "(required)" if only == "required" else f"(default: {only})" if only else ""
     return f"({', '.join(f'{owner}: {text}' for owner, text in texts.items())})"
 
 

@@ -15,7 +15,7 @@ from ocar_lab.cli.tables import print_errors, print_json, print_table
 from ocar_lab.runs import Comparison, Group, Measured, Paired, compare, groups, read_all
 from ocar_lab.runs.find import HOW_TO_RUN
 from ocar_lab.runs.paired import listed
-from ocar_lab.runs.texts import ABSOLUTE, TITLES, describe, spread_text
+from ocar_lab.runs.texts import ABSOLUTE, TITLES, describe, metric_text, spread_text
 
 HASH_DIGITS = 4
 """Fewest digits that select a hash."""
@@ -26,22 +26,23 @@ MOST_NAMED = 8
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Compare two sets of runs, seed by seed: the mean of second - first, with its 95 % interval.
+    """Compare two sets of runs, seed by seed: the mean of second - first, with an interval.
 
     Each set is PATH or PATH:WORD, with further words after further colons. The path is a folder
     that contains runs or kept results, or one file of ocar keep. If it has several configurations,
     words select one: a benchmark, a method, or the first digits of a hash, as in results:er,
     results:split-cifar100:ocar or runs:1801a6.
 
-    Means are over the seeds that both sets have. The interval is Student's t over the paired
-    differences; * marks an interval that excludes 0.
+    Means are over the seeds that both sets have. The 95 % interval is Student's t over the paired
+    differences; * marks an interval that excludes 0. A recovery marked ≥ is a lower bound and has
+    no difference.
     """
 
     first: str
-    """The first set."""
+    """The first set, such as runs:er."""
 
     second: str
-    """The second set, from which the first is subtracted."""
+    """The second set, such as runs:ocar; the first is subtracted from it."""
 
     json: bool = False
     """Print JSON; metrics as fractions."""
@@ -68,6 +69,11 @@ def select(text: str) -> tuple[list[Measured], list[str]]:
     while not Path(path).exists() and ":" in path:  # a path may have colons itself
         path, _, word = path.rpartition(":")
         words.append(word)
+    if not Path(path).exists():
+        raise ConfigError(
+            f"Invalid set {text!r}: there is no folder {path}. Must be PATH or PATH:WORD, as in "
+            f"runs:er. {HOW_TO_RUN}"
+        )
     runs, errors = read_all(Path(path))
     if not runs:
         raise RunError("\n      ".join(errors) or f"There are no runs in {path}. {HOW_TO_RUN}")
@@ -105,14 +111,15 @@ def _print(comparison: Comparison, sides: Sequence[Group]) -> None:
     first, second = map(describe, sides)
     if first == second:
         first, second = (f"{describe(side)} {side.hash}" for side in sides)
+    rows = metric_rows(comparison.metrics)
     print_table(
-        ["metric", first, second, "second - first", "95 % interval", "pairs"],
-        metric_rows(comparison.metrics),
+        ["metric", first, second, "difference", "95 % interval", "pairs"],
+        rows,
         title=f"{sides[0].benchmark}: mean ± std over seeds {listed(comparison.seeds)}, in %",
         numbers=True,
     )
     notes = []
-    if any(pair.clear for pair in comparison.metrics.values()):
+    if any(row[4].endswith("*") for row in rows):
         notes.append("* the interval excludes 0")
     if len(comparison.seeds) == 1:
         notes.append("One pair has no spread and so no interval.")
@@ -126,15 +133,23 @@ def _print(comparison: Comparison, sides: Sequence[Group]) -> None:
 
 
 def metric_rows(metrics: Mapping[str, Paired]) -> list[list[str]]:
-    """One row of texts for each metric, in the order of ``TITLES``; fractions in per cent."""
+    """One row of texts for each metric, in the order of ``TITLES``; fractions in per cent.
+
+    A recovery that is only a lower bound has no difference.
+    """
     rows = []
     for name in (name for name in dict.fromkeys([*TITLES, *metrics]) if name in metrics):
         pair, scale = metrics[name], 1 if name in ABSOLUTE else 100
-        interval = ""
-        if pair.interval is not None:
-            low, high = (scale * end for end in pair.interval)
-            interval = f"{low:+z.1f} to {high:+z.1f}{' *' if pair.clear else ''}"
-        means = [spread_text(name, side) for side in (pair.first, pair.second)]
-        difference = f"{scale * pair.difference:+z.1f}"
+        sides = (
+            {n: p.first for n, p in metrics.items()},
+            {n: p.second for n, p in metrics.items()},
+        )
+        means = [metric_text(name, side) for side in sides]
+        difference = interval = ""
+        if means == [spread_text(name, side[name]) for side in sides]:  # no lower bound
+            difference = f"{scale * pair.difference:+z.1f}"
+            if pair.interval is not None:
+                low, high = (scale * end for end in pair.interval)
+                interval = f"{low:+z.1f} to {high:+z.1f}{' *' if pair.clear else ''}"
         rows.append([TITLES.get(name, name), *means, difference, interval, str(pair.pairs)])
     return rows

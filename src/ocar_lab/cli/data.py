@@ -20,8 +20,7 @@ ACTIONS = ("status", "verify")
 class Options:
     """Show which data sets are present, complete and genuine, and how to get the others.
 
-    ``ocar data status``, or just ``ocar data``, checks names, sizes and checksums; ``ocar data
-    verify`` reads everything.
+    ocar data checks names, sizes and checksums; ocar data verify reads everything.
     """
 
     data_root: Path | None = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ocar.errors import MissingPackageError
-from ocar_lab.cli.arguments import command_line, parse
+from ocar_lab.cli.arguments import command_line, parse, require_folder
 from ocar_lab.cli.report import NAME, write_report
 from ocar_lab.cli.run import make_jobs
 from ocar_lab.cli.running import do_runs, stored
@@ -39,6 +39,9 @@ class Options:
 
     workers: int = 1
     """Runs at a time. More than 1 are processes, each of which takes longer to start than a run."""
+
+    def __post_init__(self) -> None:
+        require_folder("--out", self.out)
 
 
 def main(command: str, arguments: list[str], *, debug: bool) -> int:

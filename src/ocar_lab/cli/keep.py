@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ocar.errors import OcarError, RunError
-from ocar_lab.cli.arguments import parse
+from ocar_lab.cli.arguments import parse, require_folder
 from ocar_lab.cli.tables import print_errors, print_text
 from ocar_lab.runs import keep, read_folders, run_folders
 from ocar_lab.runs.find import HOW_TO_RUN
@@ -27,6 +27,9 @@ class Options:
 
     to: Path = Path("results")
     """Folder for the results."""
+
+    def __post_init__(self) -> None:
+        require_folder("--to", self.to)
 
 
 def main(command: str, arguments: list[str], *, debug: bool) -> int:

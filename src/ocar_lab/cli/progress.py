@@ -113,9 +113,7 @@ class RunDisplay(Display):
                 visible=len(labels) <= MOST_BARS,
             )
         if self.bars is not None and len(labels) > 1:
-            self._all = self.bars.add_task(
-                "all", total=len(labels), rate="", left="", live="runs finished"
-            )
+            self._all = self.bars.add_task("all runs", total=len(labels), rate="", left="", live="")
 
     def show(self, message: Message) -> None:
         """Show a message."""

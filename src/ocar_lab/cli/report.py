@@ -42,6 +42,8 @@ class Options:
     def __post_init__(self) -> None:
         if self.json and self.out is not None:
             raise ConfigError("Invalid --json with --out. Must be one of them.")
+        if self.out is not None and self.out.is_dir():
+            raise ConfigError(f"Invalid --out {self.out}: it is a folder. Must be a file.")
 
 
 def main(command: str, arguments: list[str], *, debug: bool) -> int:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ocar.config import require
 from ocar.errors import ConfigError
-from ocar_lab.cli.arguments import command_line
+from ocar_lab.cli.arguments import command_line, require_folder
 from ocar_lab.cli.flags import Call, parse_call
 from ocar_lab.cli.running import do_runs, stored
 from ocar_lab.cli.tables import print_runs
@@ -65,6 +65,7 @@ class Options:
     def __post_init__(self) -> None:
         distinct = len(set(self.seeds)) == len(self.seeds) > 0
         require("seeds", self.seeds, distinct, "one or more different numbers")
+        require_folder("--out", self.out)
         require("ranks", self.ranks, self.ranks >= 1, "at least 1")
         if self.ranks > 1 and (self.ray is not None or self.workers is not None):
             raise ConfigError("Invalid --ranks with --workers or --ray. Give one of them.")

@@ -6,6 +6,7 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,15 +32,15 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 class Options:
     """Serve a saved learner: it predicts and learns over HTTP.
 
-    What it has acknowledged it keeps, whatever happens to the process. The same command goes on
-    where the service was. It listens on this machine only, unless --host says otherwise.
+    A batch that was acknowledged is never lost, even if the process is killed. The same command
+    starts it again where it was. It listens on this machine only, unless --host says otherwise.
     """
 
     checkpoint: Path
-    """What learner.save wrote; it is only read."""
+    """A file that learner.save wrote; it is only read."""
 
     model: str = ""
-    """MODULE:FUNCTION, a function without arguments that makes the model of the checkpoint."""
+    """MODULE:FUNCTION, a function without arguments that makes the checkpoint's model; needed."""
 
     normalize: str | None = None
     """MODULE:FUNCTION, the learner's normalisation, if it is a function of your own."""
@@ -61,14 +62,14 @@ class Options:
     """File with the token that requests need, Authorization: Bearer TOKEN; or set OCAR_TOKEN."""
 
     max_bytes: int = 8 << 20
-    """Largest body of a request."""
+    """Largest body of a request, in bytes."""
 
     rate: float = 0.0
     """Requests a second from one client; 0 for no limit."""
 
     grace: int = 10
-    """Seconds after SIGTERM in which requests may end, and then those in which waiting batches are
-    learned; the next start learns the rest."""
+    """Seconds after SIGTERM for requests to end, and as many again to learn waiting batches; the
+    next start learns the rest."""
 
     every: int = 100
     """Batches between two checkpoints."""
@@ -77,10 +78,10 @@ class Options:
     """Checkpoints that are kept to roll back to, at least 2."""
 
     waiting: int = 64
-    """Most batches that may wait to be learned."""
+    """Largest number of batches that wait to be learned."""
 
     classes: int = 1000
-    """Most classes."""
+    """Largest number of classes."""
 
     window: int = 1000
     """Samples of the rolling prequential accuracy."""
@@ -89,10 +90,10 @@ class Options:
     """Threads of PyTorch, and predictions at a time."""
 
     shape: tuple[int, ...] = ()
-    """Shape of a sample, if the learner has seen none."""
+    """Shape of a sample; needed if the learner has seen none."""
 
     dtype: str = "uint8"
-    """Type of a sample, if the learner has seen none."""
+    """Type of a sample, such as float32, if the learner has seen none."""
 
     def __post_init__(self) -> None:
         for name in ("max_bytes", "every", "waiting", "classes", "window", "threads"):
@@ -112,6 +113,9 @@ def main(command: str, arguments: list[str], *, debug: bool) -> int:
             f"--host {options.host} lets other machines in, so a token is needed: --token-file "
             f"FILE, or the environment variable {TOKEN}."
         )
+    functions = {flag: _function(options, flag) for flag in ("model", "normalize", "augment")}
+    if not (options.checkpoint.exists() or _state(options).exists()):
+        raise ConfigError(f"There is no checkpoint {options.checkpoint}. learner.save writes one.")
     with needed("A service", "FastAPI, uvicorn and prometheus-client", extra="serve"):
         import prometheus_client
         import uvicorn
@@ -124,7 +128,7 @@ def main(command: str, arguments: list[str], *, debug: bool) -> int:
     def stop() -> None:
         server.should_exit = True
 
-    running = Running(lambda observe: _open(options, observe), failed=stop)
+    running = Running(lambda observe: _open(options, functions, observe), failed=stop)
     app = make_app(
         running,
         token=token,
@@ -163,15 +167,18 @@ def _listen(host: str, port: int) -> socket.socket:
         listening.listen(2048)
     except (OSError, OverflowError) as error:
         listening.close()
-        raise ConfigError(f"Cannot listen on {host}, port {port}: {error}.") from error
+        raise ConfigError(
+            f"Cannot listen on {host}, port {port}: {str(error).rstrip('.')}."
+        ) from error
     return listening
 
 
-def _open(options: Options, observe: Any) -> Any:
-    def function(flag: str) -> Any:
-        name = getattr(options, flag)
-        return None if name is None else find_function(name, flag=f"--{flag}")
+def _function(options: Options, flag: str) -> Any:
+    name = getattr(options, flag)
+    return None if name is None else find_function(name, flag=f"--{flag}")
 
+
+def _open(options: Options, functions: Mapping[str, Any], observe: Any) -> Any:
     item = None
     if options.shape:
         dtype = getattr(torch, options.dtype, None)
@@ -181,9 +188,7 @@ def _open(options: Options, observe: Any) -> Any:
     return open_service(
         options.checkpoint,
         _state(options),
-        model=function("model"),
-        normalize=function("normalize"),
-        augment=function("augment"),
+        **functions,
         item=item,
         every=options.every,
         waiting=options.waiting,

@@ -42,9 +42,11 @@ def print_table(
 ) -> None:
     """Print a table: fitted to a terminal, plain and with unbroken lines elsewhere.
 
-    With ``numbers`` all columns but the first are aligned to the right.
+    With ``numbers`` all columns but the first are aligned to the right, and what a terminal has no
+    room for follows below, with the first column again.
     """
     from rich import box
+    from rich.cells import cell_len
     from rich.console import Console
     from rich.table import Table
 
@@ -53,14 +55,39 @@ def print_table(
     console = Console(
         width=width, highlight=False, markup=False, emoji=False, soft_wrap=not terminal
     )
-    table = Table(box=box.SIMPLE_HEAD if terminal else None, pad_edge=False)
-    for index, column in enumerate(header):
-        table.add_column(printable(column), justify="right" if numbers and index else "left")
-    for row in rows:
-        table.add_row(*map(printable, row))
     if title:
         console.print(printable(title), style="bold")
-    console.print(table)
+    cells = [[printable(cell) for cell in row] for row in (header, *rows)]
+    widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
+    for places in _parts(widths, console.width) if numbers else [range(len(widths))]:
+        table = Table(
+            box=box.SIMPLE_HEAD if terminal else None,
+            show_edge=False,
+            pad_edge=False,
+            collapse_padding=terminal,
+        )
+        for place in places:
+            is_number = numbers and place > 0
+            justify: Any = "right" if is_number else "left"
+            table.add_column(cells[0][place], justify=justify, no_wrap=is_number, overflow="fold")
+        for row in cells[1:]:
+            table.add_row(*(row[place] for place in places))
+        console.print(table)
+        if terminal:
+            console.print()
+
+
+def _parts(widths: Sequence[int], room: int) -> list[list[int]]:
+    """The places of a table's columns, as many as fit side by side; the first in each part."""
+    gap, first = 2, min(widths[0], room // 3)
+    parts, used = [[0]], first
+    for place, width in enumerate(widths[1:], start=1):
+        if len(parts[-1]) > 1 and used + gap + width > room:
+            parts.append([0])
+            used = first
+        parts[-1].append(place)
+        used += gap + width
+    return parts
 
 
 def print_sheets(sheets: Sequence[Sheet]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from ocar.errors import ConfigError
 from ocar_lab.cli import tune_stream
-from ocar_lab.cli.arguments import command_line
+from ocar_lab.cli.arguments import command_line, require_folder
 from ocar_lab.cli.flags import parse_call
 from ocar_lab.cli.stopping import StopRequest
 from ocar_lab.cli.tables import print_json, print_table
@@ -63,6 +63,7 @@ class Options:
     """Print JSON: the configuration, every trial, the best one, the preset file."""
 
     def __post_init__(self) -> None:
+        require_folder("--out", self.out)
         if self.trials < 1:
             raise ConfigError(f"Invalid --trials {self.trials}. Must be at least 1.")
 

@@ -22,9 +22,9 @@ USUAL = (Path("runs"), Path("studies"))
 class Options:
     """Watch runs and studies in the browser while they go on.
 
-    The page has what is running, how far it is and the time left, what has finished or failed, and
-    the figures of ocar report, which writes the same page as a file. It only reads. It listens on
-    this machine only, unless --host says otherwise. Ctrl-C ends it.
+    The page lists running runs with their progress and time left, finished and failed runs, and
+    has the figures of ocar report, which writes the same page as a file. The command only reads
+    the folders. It listens on this machine only, unless --host says otherwise. Ctrl-C ends it.
     """
 
     folders: tuple[Path, ...]

@@ -161,8 +161,8 @@ class Server(ThreadingHTTPServer):
             super().__init__((host, port), Handler)
         except (OSError, OverflowError) as error:
             raise ConfigError(
-                f"Cannot listen on {host}, port {port}: {error}. Choose another --port; 0 takes a "
-                "free one."
+                f"Cannot listen on {host}, port {port}: {str(error).rstrip('.')}. Choose "
+                "another --port; 0 takes a free one."
             ) from error
 
     def handle_error(self, request: Any, client_address: Any) -> None:

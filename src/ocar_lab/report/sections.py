@@ -210,7 +210,7 @@ def _unrecorded(methods: Methods) -> list[str]:
         return ["Kept results have no numbers over time: there is nothing to draw."]
     recorded = {name for columns in runs for name in columns.values}
     if "tau" in recorded and "norm_ratio" not in recorded:
-        return ["The ratio of gradient norms was not recorded: ocar run --track-norms does."]
+        return ["The ratio of gradient norms was not recorded. ocar run --track-norms records it."]
     return []
 
 

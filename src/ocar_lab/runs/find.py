@@ -98,6 +98,9 @@ def read_all(*roots: Path) -> tuple[list[Measured], list[str]]:
     Raises:
         RunError: A folder does not exist.
     """
+    for root in roots:
+        if root.is_file() and root.suffix != ".json":
+            raise RunError(f"{root} is a file. Must be a folder, or a file of ocar keep (.json).")
     found = [Found([], [root], []) if root.is_file() else find_all(root) for root in roots]
     # A folder may lie below another one.
     folders = {path.resolve(): path for own in found for path in own.runs}

@@ -289,6 +289,8 @@ def read_json(path: Path) -> dict[str, Any]:
     """
     try:
         value = printable_values(json.loads(read_file(path, most=MOST_JSON)))
+    except json.JSONDecodeError as error:
+        raise RunError(f"{path} cannot be read: it is no JSON, or damaged ({error}).") from error
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict):

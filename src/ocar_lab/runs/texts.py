@@ -58,8 +58,8 @@ EXPLAINED = {
     "forgetting_mean": "the same, mean over all tasks but the last",
     "plasticity": "accuracy on the last task at the end",
     "stability_gap": "drop of the accuracy on earlier tasks when a task begins",
-    "recovery": "evaluations until that accuracy is back; never if it does not come back",
-    "recovered": "share of task boundaries after which it came back",
+    "recovery": "evaluations until that accuracy is back; ≥ if some boundaries have no recovery",
+    "recovered": "share of task boundaries with a recovery",
     "first_task_seconds": "seconds of training on the first task",
 }
 """Each metric in a few words."""

@@ -76,6 +76,8 @@ def read_preset(path: Path) -> Preset:
         raise ConfigError(
             f"Invalid preset: {path} does not exist. ocar tune writes one."
         ) from error
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"Invalid preset: {path} cannot be read: it is no JSON.") from error
     except (OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"Invalid preset: {path} cannot be read: {error}") from error
     if not isinstance(document, dict) or document.get("format") != FORMAT:

@@ -178,6 +178,10 @@ def make_app(
 def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, given: RequestValidationError) -> Response:
+        if request.headers.get("content-type", "").partition(";")[0] != "application/json":
+            return error(
+                422, "The body must be JSON, with the header Content-Type: application/json."
+            )
         # Without what was given: JSON cannot hold NaN or half of a pair of surrogates.
         return error(422, [{k: e[k] for k in ("type", "loc", "msg")} for e in given.errors()])
 
