@@ -1,15 +1,15 @@
-"""The curvature of groups of layers: which statistics, how they are estimated, how they solve.
+"""The curvature of groups of layers: its statistics, their estimates, and the solve.
 
-A kind of curvature is made of blocks. One :class:`Blocks` object holds all layers that are treated
-in the same way, so that an operation can take all of them at once. Here are the base class and the
-blocks that several kinds share; the others lie in the file of their kind.
+A kind of curvature consists of blocks. One :class:`Blocks` object holds all layers with the same
+treatment, so that one operation can take all of them. This module has the base class and the blocks
+that several kinds share. Other blocks are in the file of their kind.
 
 The Kronecker factors of a layer are, with n samples and L locations,
 
-* ``expand``: A = 1/n Σ_n Σ_l a aᵀ and G = 1/(nL) Σ_c Σ_n Σ_l g gᵀ, each location a term of its own
+* ``expand``: A = 1/n Σ_n Σ_l a aᵀ and G = 1/(nL) Σ_c Σ_n Σ_l g gᵀ, one term per location
   (for convolutions: Grosse & Martens 2016);
 * ``reduce``: A = 1/n Σ_n ā āᵀ with ā the mean over locations, G = 1/n Σ_c Σ_n ĝ ĝᵀ with ĝ the sum
-  over them, each sample one term (Eschenhagen et al. 2023).
+  over locations, one term per sample (Eschenhagen et al. 2023).
 """
 
 from __future__ import annotations

@@ -1,18 +1,17 @@
-"""What curvature costs beside the gradient steps, and how the cost of wide layers is bounded.
+"""The cost of curvature compared with the gradient steps, and a bound for wide layers.
 
-The cost is counted in operations, from shapes alone, so that a run can be repeated to the bit. With
-k inputs and d outputs of a layer, its weights used at R = samples · locations places, and S passes,
-a stream batch takes
+The cost is counted in operations, from shapes alone, so that a run can be repeated to the bit. Let
+a layer have k inputs and d outputs, and R = samples · locations. With S passes a stream batch takes
 
 * 6 S R k d for the gradients: three products a pass,
 * R k² + k³/3 to estimate and factorise A, d³ to invert G,
-* 2 S k d (k + d) to precondition the gradients; or 2 S R (k² + k d + d²) where that is less, since
+* 2 S k d (k + d) to precondition the gradients, or 2 S R (k² + k d + d²) if that is less, since
   a gradient is a product of R rows.
 
-For few samples of small images the second and third dominate in wide layers. There the channels are
-split into p parts of k/p inputs, and A is kept as p blocks on its diagonal, damped as the whole A
-would be: p times less memory, p² times less work to factorise. Curvature between channels of
-different parts is left out.
+With few samples of small images, the second and third terms dominate in wide layers. There the
+channels are split into p parts of k/p inputs, and A becomes p blocks on its diagonal, damped like
+the whole A. This takes p times less memory and p² times less work to factorise. Curvature between
+channels of different parts is dropped.
 """
 
 from __future__ import annotations

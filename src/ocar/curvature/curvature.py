@@ -9,11 +9,11 @@ It is not an optimizer. In any training loop::
     curvature.precondition_()  # rewrites .grad
     optimizer.step()
 
-``update`` may be left out in some steps: the last inverse is used again.
+A step without ``update`` uses the last inverse again.
 
-A kind of curvature is a subclass of :class:`~ocar.curvature.layerwise.LayerCurvature` that says
-which blocks the layers have, see :mod:`ocar.curvature.blocks`. An object without a model is a
-specification: ``bind`` gives it one.
+A kind of curvature is a subclass of :class:`~ocar.curvature.layerwise.LayerCurvature` that chooses
+the blocks of the layers, see :mod:`ocar.curvature.blocks`. An object without a model is a
+specification. ``bind`` gives it a model.
 """
 
 from __future__ import annotations

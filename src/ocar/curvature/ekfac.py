@@ -1,8 +1,8 @@
 """E-KFAC: K-FAC's eigenbasis with second moments measured in it.
 
 George et al., "Fast Approximate Natural Gradient Descent in a Kronecker-factored
-Eigenbasis" (NeurIPS 2018). In the basis of eigenvectors U_G ⊗ U_A of its factors
-K-FAC takes the curvature to be the products of their eigenvalues. E-KFAC measures it,
+Eigenbasis" (NeurIPS 2018). In the basis U_G ⊗ U_A of the factors' eigenvectors,
+K-FAC approximates the curvature by products of eigenvalues. E-KFAC measures it,
 
     S = 1/n Σ_c Σ_n (U_Gᵀ ∇_cn U_A)²,    ∇_cn = Σ_l g_cnl a_nlᵀ,
 
@@ -11,8 +11,8 @@ which is never further from the Fisher in the Frobenius norm, and divides by it:
     ∇ ← U_G ((U_Gᵀ ∇ U_A) / (S + τ)) U_Aᵀ.
 
 An eigendecomposition is expensive, and any orthogonal basis is valid. So the basis is renewed only
-every ``basis_every`` batches; S then starts with the products of eigenvalues, as in K-FAC. Before
-the first renewal the basis is the identity, and S the diagonal of the Fisher.
+every ``basis_every`` batches. After a renewal S starts with the products of eigenvalues, as in
+K-FAC. Before the first renewal the basis is the identity, and S the diagonal of the Fisher.
 """
 
 from __future__ import annotations

@@ -2,13 +2,13 @@ r"""Square roots of the Fisher information of a model's own predictions.
 
 The Fisher of one sample with outputs f is JᵀMJ, where J = ∂f/∂w and M is small:
 diag(p) − ppᵀ for a categorical distribution with probabilities p, I/σ² for a
-Gaussian, (ν + 1)/(ν + 3) · I/σ² for a Student-t distribution. A *root* of it is
-a set of columns u_c with Σ_c u_c u_cᵀ = M, exactly or in expectation; each column
+Gaussian, (ν + 1)/(ν + 3) · I/σ² for a Student-t distribution. A *root* of M is
+a set of columns u_c with Σ_c u_c u_cᵀ = M, exactly or in expectation. Each column
 costs one backward pass through the network. Columns are stacked in a tensor of
 shape ``(columns, n, outputs)`` and pulled back together.
 
-Every root is M's own square root S applied to vectors v with E[Σ v vᵀ] = I, so
-a root is no more than a choice of v:
+Every root is the square root S of M times vectors v with E[Σ v vᵀ] = I. So
+the choice of v defines a root:
 
 ==================  =====================================================  ==========
 root                vectors                                                columns
@@ -20,20 +20,20 @@ root                vectors                                                colum
 ``empirical``       the true label (not the Fisher: for comparison)        1
 ==================  =====================================================  ==========
 
-K-FAC, and with it OCAR and NGD, takes ``sketched(2)`` by default: the cheapest root that seems to
-cost no accuracy on Split-CIFAR100. The guide to one's own model has the numbers.
+K-FAC, and with it OCAR and NGD, uses ``sketched(2)`` by default: the cheapest root that seems to
+cost no accuracy on Split-CIFAR100. The guide "Your own model" has the numbers.
 
-**Two targets.** Where samples do not interact, all but ``empirical`` are
+**Two targets.** If samples do not interact, all roots but ``empirical`` are
 unbiased for the same matrix. BatchNorm in train mode couples the samples of a
-batch: the output of one depends on the input of another, and what a column
-leaves at sample i is Σ_j J_jiᵀ u_j. Then there are two targets:
+batch: the output of a sample depends on the inputs of the others. A column then
+leaves Σ_j J_jiᵀ u_j at sample i, and there are two targets:
 
 * ``coupled``: Σ_c (Σ_j J_jiᵀ u_jc)(Σ_j J_jiᵀ u_jc)ᵀ, with the cross-sample terms
-  that a class-by-class backward pass over a batch has. It is what the authors
-  of OCAR compute. ``exact`` and ``sketched(r)`` have it, since their vectors are
-  shared by the whole batch.
-* ``independent``: Σ_j J_jiᵀ M_j J_ji, without those terms, the Fisher of
-  predictions drawn independently. ``exact(independent)``,
+  of a class-by-class backward pass over a batch. The authors of OCAR compute
+  this target. ``exact`` and ``sketched(r)`` have it, since the whole batch
+  shares their vectors.
+* ``independent``: Σ_j J_jiᵀ M_j J_ji, without the cross-sample terms: the Fisher
+  of predictions drawn independently. ``exact(independent)``,
   ``sketched(r, independent)``, ``sampled(m)`` and ``top(m)`` have it.
 """
 

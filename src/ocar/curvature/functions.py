@@ -1,12 +1,11 @@
-"""What functions such as ``functional.linear`` are given, during a forward pass.
+"""The inputs of functions such as ``functional.linear`` during a forward pass.
 
-The call of a module does not always show what its weight is multiplied with: a convolution may pad
-inside its own ``forward``, attention has three projections, an LSTM is one function, positions are
-a parameter that is added. There the weight itself is followed: :class:`Functions` sees every
-function of PyTorch that is called with a weight, and emits the input of those that it knows.
+The input of a module is not always the input of its weight. A convolution may pad inside its own
+``forward``, attention has three projections, an LSTM is one function, and positions are a parameter
+that is added. For such weights :class:`Functions` watches every function of PyTorch that is called
+with the weight. It emits the input of each function that it knows.
 
-A weight that is used in another way has no curvature, because a part of its gradient would be
-missing.
+A weight with an unknown use has no curvature, because a part of its gradient would be missing.
 """
 
 from __future__ import annotations

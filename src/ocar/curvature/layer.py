@@ -1,4 +1,4 @@
-"""What every kind of layer has: its parameters, and samples in the first dimension."""
+"""The base of every kind of layer: its parameters, and samples in the first dimension."""
 
 from __future__ import annotations
 

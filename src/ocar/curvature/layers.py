@@ -1,18 +1,18 @@
 """Layers as the curvature sees them.
 
-**The layout**, used everywhere in this package. A layer with shared weights applies them at several
-*locations* of each sample: the pixels of a convolution, the tokens of a sequence; L = 1 where there
-is one. Groups split the channels.
+**The layout**, used everywhere in this package. A layer with shared weights applies them at L
+*locations* of each sample: the pixels of a convolution, the tokens of a sequence. Other layers have
+L = 1. Groups split the channels.
 
-* inputs ``a``: ``(n, groups, d_in, L)``, with a row of ones last where there is a bias
+* inputs ``a``: ``(n, groups, d_in, L)``, with a last row of ones if the layer has a bias
 * output gradients ``g``: ``(columns, n, groups, d_out, L)``, one column for each column of the
   Fisher's root
 * the gradient of weight and bias as a matrix: ``(groups, d_out, d_in)``
 
-The order of the inputs of a convolution is that of its weight in memory, and the same in all three.
+All three order the inputs of a convolution like its weight in memory.
 
-A weight may be used several times in a forward pass: by a layer that is called twice, by two layers
-that share it. The locations of all its uses count.
+A weight may be used several times in a forward pass: by a layer that is called twice, or by two
+layers that share it. The locations of all uses count.
 """
 
 from __future__ import annotations

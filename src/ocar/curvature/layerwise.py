@@ -1,7 +1,8 @@
-"""Curvature that is block-diagonal, one block a layer: the base of K-FAC and its kin.
+"""Block-diagonal curvature, one block per layer: the base of K-FAC, E-KFAC and FOOF.
 
-A kind of curvature says which :mod:`~ocar.curvature.blocks` its layers have. This module records,
-pulls back the root of the Fisher, and hands each block what its layers saw.
+A kind of curvature chooses the :mod:`~ocar.curvature.blocks` of its layers. This module records the
+layers, pulls back the root of the Fisher, and gives each block the inputs and gradients of its
+layers.
 """
 
 from __future__ import annotations

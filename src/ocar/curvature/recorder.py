@@ -1,7 +1,7 @@
 """Hooks that record, for one forward pass, the inputs and outputs of layers.
 
-Outside the context no hook remains on the model. Of an output only its place in the autograd graph
-is kept, so that an in-place activation after the layer does no harm.
+Outside the context no hook remains on the model. The recorder stores an output's edge in the
+autograd graph, not its values. So an in-place activation after the layer does no harm.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Recurrent networks written out, so that the inputs of their weights are seen.
+"""Recurrent networks written out, so that the inputs of their weights are visible.
 
-PyTorch computes a whole LSTM, GRU or Elman network in one function. Here the same is a linear layer
-from all inputs to the gates, and one from the hidden state to the gates at each time. So A of the
-second is over the hidden states, and G of both is over the gradients at the gates.
+PyTorch computes a whole LSTM, GRU or Elman network in one function. This module writes it as two
+linear layers: from all inputs to the gates, and from the hidden state to the gates at each time.
+So A of the second layer is over the hidden states. G of both is over the gradients at the gates.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which parameters may have curvature: ``exclude=`` and ``include=``.
 
-A pattern is the name of a parameter or of a module, in which ``*`` stands for anything, as in the
-shell, or a class of modules or its name. A module stands for all of its parameters.
+A pattern is the name of a parameter or module, a class of modules, or the name of such a class. In
+a name ``*`` matches anything, as in the shell. A module stands for all of its parameters.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Which parameters have which curvature, as a short table."""
+"""A short table of the curvature of each parameter."""
 
 from __future__ import annotations
 
