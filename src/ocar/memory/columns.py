@@ -1,4 +1,4 @@
-"""What a memory's slots hold: one tensor a column, on one device or spread over ranks."""
+"""The contents of a memory's slots: one tensor per column, on one device or spread over ranks."""
 
 from __future__ import annotations
 

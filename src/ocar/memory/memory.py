@@ -1,10 +1,10 @@
-"""What every replay memory does: a fixed number of slots, and a policy for which samples stay.
+"""The base of replay memories: a fixed number of slots, and a policy for which samples stay.
 
 A memory has ``capacity`` slots. A slot holds one item of every column: ``x``, ``y`` and the
-declared extras. Inputs of several parts have a column for each, such as ``x.ids``. A column is one
-tensor of shape ``(capacity, *item)`` on the memory's device, allocated at the first ``add``. Which
-slot is overwritten is decided on the host, so that nothing waits for an accelerator: slots, labels,
-counters and the generator live there.
+declared extras. Inputs of several parts have a column for each part, such as ``x.ids``. A column is
+one tensor of shape ``(capacity, *item)`` on the memory's device, allocated at the first ``add``.
+The host chooses the slots to overwrite, so nothing waits for an accelerator. Slot numbers, labels,
+counters and the generator are on the host.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The latest samples, and none before."""
+"""The latest samples only."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ memory, each over all parameters as one vector. Then
     g ← g − (gᵀr / rᵀr) r     otherwise,
 
 so that gᵀr ≥ 0 afterwards: to first order the step does not raise the loss of the
-reference. The memory is used for nothing else.
+reference. The memory has no other use.
 
 As in the code behind the published tables, the reference is drawn anew from the
 whole memory for each gradient step, and goes through the model in train mode

@@ -1,8 +1,7 @@
 """Losses that compare samples with each other, as pure functions, and the projections they compare.
 
-Rows are samples or views of samples. Two views of a batch lie one after the other: with n samples,
-rows i and i + n are views of the same sample. A similarity s is ``(rows, columns)``; ``same`` says
-which pairs have the same label.
+Rows are samples or views of samples. With n samples in two views, rows i and i + n are views of the
+same sample. A similarity s is ``(rows, columns)``; ``same`` marks the pairs with the same label.
 """
 
 from __future__ import annotations

@@ -10,10 +10,10 @@ with β = 0 for DER. The logits come from the model in eval mode, for the sample
 without augmentation, and are never renewed. Replayed samples are augmented anew.
 One forward pass serves all terms.
 
-Where the paper and the code behind the published tables differ, each is a named
-option. The defaults follow the code: d is the squared difference averaged over
-samples and classes, while the paper's squared norm sums over classes; x' and x''
-are the same samples, while the paper draws them separately.
+The paper differs from the code behind the published tables, and each variant is a
+named option. The defaults follow the code. There d is the squared difference
+averaged over samples and classes; the paper's squared norm sums over classes. And x'
+and x'' are the same samples; the paper draws them separately.
 
 The published tables use a head with all classes from the start. With a head that
 grows, z covers the classes known when it was stored, and d is over these classes.

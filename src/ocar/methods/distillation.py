@@ -1,25 +1,25 @@
 """Distillation from slow weights, added to the loss of any method.
 
-A copy of the model, parameters and running statistics of BatchNorm, follows slowly after every
-stream batch, see :mod:`ocar.averaging`. It knows more of the past than the model, and moves less
-from one batch to the next. Michel et al., "Rethinking Momentum Knowledge Distillation in Online
-Continual Learning" (ICML 2024), add such a teacher to methods of replay. The method ``ocar-slow``
-is OCAR with this teacher; its predictions are the mean of both models' probabilities.
+The slow weights are a moving average of the model's parameters and BatchNorm statistics, updated
+after every stream batch, see :mod:`ocar.averaging`. They remember more of the past than the model,
+and change less from batch to batch. Michel et al., "Rethinking Momentum Knowledge Distillation in
+Online Continual Learning" (ICML 2024), add such a teacher to methods of replay. The method
+``ocar-slow`` is OCAR with this teacher. It predicts the mean of both models' probabilities.
 
-The loss of a step has one more term,
+The loss of a step gets the term
 
     w T² 1/n Σᵢ KL(qᵢ ‖ pᵢ),    p = softmax(z/T),  q = softmax(z'/T),
 
-over the n samples whose predictions are in the loss, where z are the logits of the classes seen, as
-the loss has them, and z' those of the slow weights for the same augmented inputs, in eval mode. If
-only replayed samples are distilled the others add nothing, and n stays. In regression the
+over the n samples whose predictions are in the loss. Here z are the logits of the classes seen, as
+in the loss, and z' the logits of the slow weights for the same augmented inputs, in eval mode. If
+only replayed samples are distilled, the others add nothing and n is unchanged. In regression the
 divergence is ½‖f − f'‖².
 
 The curvature. With T = 1 the second derivative of KL(q ‖ p) in the logits is diag(p) − ppᵀ for
-every q, which is also that of the cross-entropy. So the Fisher of the model on these samples is the
-curvature of both terms, and 1 + w times this Fisher is that of their sum
-(``distill_curvature=True``). By default OCAR keeps the Fisher itself: it bounds how far the
-predictions move, not how curved the loss is, and its learning rate was selected for it.
+every q. The cross-entropy has the same second derivative. So the Fisher of the model on these
+samples is the curvature of each term, and 1 + w times the Fisher is the curvature of the sum
+(``distill_curvature=True``). By default OCAR uses the Fisher itself. It bounds how far the
+predictions move, not the curvature of the loss, and OCAR's learning rate was selected for it.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ with a replay batch drawn uniformly from the memory.
 
 With ``logit_adjustment`` λ the cross-entropy is that of z + λ log π, where z are the
 logits and π is the expected share of each class in the joint batch, by the labels of
-the new samples and of the memory. The present classes fill half of this batch, and
-would otherwise be predicted too often. Predictions are made with z itself. See Menon et al.,
+the new samples and of the memory. The present classes fill half of this batch. Without the
+adjustment they would be predicted too often. Predictions use z itself. See Menon et al.,
 "Long-tail learning via logit adjustment" (ICLR 2021), and Huang et al., "Online
 Continual Learning via Logit Adjusted Softmax" (TMLR 2024).
 """

@@ -1,8 +1,8 @@
 """GDumb: a memory, and a model trained from scratch on it for each prediction.
 
 Prabhu, Torr, Dokania, "GDumb: A Simple Approach that Questions Our Progress in
-Continual Learning" (ECCV 2020). Of the stream only a sample is kept, equally many
-of each class. The predicting model has the initial weights after
+Continual Learning" (ECCV 2020). The memory stores an equal number of samples of
+each class. The predicting model has the initial weights after
 
     E epochs of SGD on the memory, with the rate of epoch e  α (1 + cos(π e / E)) / 2.
 

@@ -8,14 +8,15 @@ and one column an input, is multiplied with
 
 with z the layer's input for the N samples of the memory at each of its L
 locations, and a 1 for the bias. This is the step under a proximal term
-ω₀/c · E‖ΔW z‖²: the layer moves freely where the memory has no inputs, and slowly
-where its outputs on the memory would change. With ω₀ = 0 the gradient is unchanged.
+ω₀/c · E‖ΔW z‖². The layer moves freely in directions without inputs from the
+memory, and slowly where its outputs on the memory would change. With ω₀ = 0 the
+gradient is unchanged.
 
 The matrices are renewed every ``refresh_every`` gradient steps from the augmented
 memory, with the model in eval mode. A normalisation layer has a 2 × 2 matrix for
 each channel, of its normalised input and 1. The code behind the published tables
-divides that input by the variance; division by the standard deviation, as in the
-layer itself, is an option.
+divides the layer's input by the variance; division by the standard deviation, as
+in the layer itself, is an option.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """MIR: maximally interfered retrieval.
 
 Aljundi et al., "Online Continual Learning with Maximally Interfered Retrieval"
-(NeurIPS 2019). Candidates are drawn from the memory. The candidates x whose loss a
-step on the new samples alone would raise most are replayed:
+(NeurIPS 2019). Candidates x are drawn from the memory. A step on the new samples
+alone would raise the loss of some candidates. The candidates with the largest
+increase s are replayed:
 
     s(x) = CE(x; w − α ∇CE(new; w)) − CE(x; w).
 

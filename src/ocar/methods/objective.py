@@ -1,7 +1,7 @@
-"""What a learner minimises in one gradient step.
+"""The loss that a learner minimises in one gradient step.
 
-An objective turns one :class:`Step`, the joint batch of new and replayed samples, into a loss. It
-does not know how the gradient is used, so any objective works with any gradient transform.
+An objective turns one :class:`Step`, the joint batch of new and replayed samples, into a loss. An
+objective is independent of the use of its gradient, so it works with any gradient transform.
 """
 
 from __future__ import annotations

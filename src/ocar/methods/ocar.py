@@ -6,16 +6,16 @@ Information for Online Continual Learning" (ICML 2025). The step is
     w ← w − α (F̄ + τI)⁻¹ ∇L̄,
 
 with L̄ the mean loss of the joint batch and F̄ the Fisher information of the
-model's own predictions on it, in which a replayed sample weighs more than a new
-one, averaged over time and approximated by K-FAC. The weights move slowly in
-directions that would change predictions on old data, and freely in others; τ
+model's own predictions on the batch. F̄ weights replayed samples more than new
+samples. It is averaged over time and approximated by K-FAC. The weights move slowly
+in directions that would change predictions on old data, and freely in others. τ
 bounds the acceleration and grows slowly.
 
 The learning rate α, the damping τ and the weight of a new estimate in F̄ have defaults that adapt to
 the model and the stream, see :mod:`ocar.methods.rate`; with a given α they follow the paper.
 
-Where the paper's text, its Algorithm 1 and the authors' code differ, each is a
-named option; the defaults follow the code, which made the paper's tables.
+Where the paper's text, its Algorithm 1 and the authors' code differ, each variant
+is a named option. The defaults follow the code, which made the paper's tables.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """OCM: online continual learning through mutual information maximisation.
 
 Guo, Liu, Zhao, "Online Continual Learning through Mutual Information
-Maximization" (ICML 2022). The features should keep everything that separates the
-classes, not only what the present classes need, and what an earlier model knew. Let l
-be the pair losses of :mod:`ocar.methods.rotated`, over two views of all rotations of
-an image. In the first stretch of the stream
+Maximization" (ICML 2022). The features should keep all information that separates the
+classes, not only the information for the present classes, and the knowledge of an
+earlier model. Let l be the pair losses of :mod:`ocar.methods.rotated`, over two views
+of all rotations of an image. In the first stretch of the stream
 
     L = CE(new) + L_new,    L_new = mean_i l_ii' + 2 mean_i mean_{j ~ i} l_ij,
 

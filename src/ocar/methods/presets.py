@@ -1,9 +1,9 @@
-"""Hyper-parameters selected for a benchmark, by benchmark and method.
+"""Hyper-parameters for each benchmark and method.
 
 * Split-CIFAR100, Split-TinyImageNet: the settings of the published tables. OCM and
   OnPro have the settings of their own code, which was written for a wider network.
-* Split-MNIST, split-digits: our own, found by the search kept in ``results/``. On
-  split-digits further methods have the best of a few runs with seed 0, in validation
+* Split-MNIST, split-digits: our own, found by the search stored in ``results/``. On
+  split-digits some methods have the best of a few runs with seed 0, by validation
   accuracy over time (AAA): ER + LwF, MIR and RAR of 6 runs each, over the learning
   rate and one more setting; DER and DER++ of 10 to 16, over the learning rate, α and
   β; OCAR-DER++ of as many, over the weight of new estimates too; GDumb of 4 learning

@@ -1,18 +1,18 @@
 """A learning rate that nobody has to set: it follows how much a step changes the predictions.
 
 A step of OCAR is −α (F̄ + τI)⁻¹ g. By the quadratic model it changes the predictions by a divergence
-of about ½ α² gᵀ (F̄ + τI)⁻¹ g, in nats a sample. The rate is chosen such that this is δ, the same
-for every model, in the geometric mean over the last hundred batches or so. A single batch does not
-count for more: new classes have large gradients, and are to be learned at the same rate.
+of about ½ α² gᵀ (F̄ + τI)⁻¹ g, in nats per sample. The rate makes this divergence δ, the same for
+every model, in the geometric mean over about the last hundred batches. A single batch has little
+weight: new classes have large gradients, but should be learned at the same rate.
 
 A small memory represents a long stream badly. A step that keeps the predictions on the memory can
-still change those on samples that the memory has lost. So as the stream outgrows the memory, the
-rate falls and the damping, which else is the rate, falls less:
+still change predictions on samples that the memory has lost. So the rate falls as the stream
+outgrows the memory. The damping, which otherwise equals the rate, falls less:
 
     α = α₀ / (1 + e / 5)^1.5,    τ = α (1 + e / 20),
 
-with e = samples that the memory represents / its size. A memory that forgets by age represents the
-latest samples only. Then the rate stops falling, and can follow a drift for ever.
+with e = samples that the memory represents / its size. A memory that forgets by age represents only
+the latest samples. With such a memory the rate stops falling, and can follow a drift for ever.
 """
 
 from __future__ import annotations

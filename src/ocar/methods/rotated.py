@@ -1,9 +1,9 @@
-"""What OCM and OnPro share: rotated views, and stretches of the stream.
+"""Rotated views and stretches of the stream, for OCM and OnPro.
 
-Both contrast images that are rotated in sixteen ways (``contrastive.rotations``). Each rotation of
-a class counts as a class of its own. There are two views: plain and augmented. The augmentation
-works on normalised pixels, as in the code of both. With u the projections and f the features of
-all views, rows of unit length, the similarity is
+Both methods contrast images that are rotated in sixteen ways (``contrastive.rotations``). Each
+rotation of a class counts as a separate class. The two views are plain and augmented. The
+augmentation works on normalised pixels, as in the code of both methods. With u the projections and
+f the features of all views, rows of unit length, the similarity is
 
     s = u uᵀ + u (f restricted to as many neighbouring columns as u has, drawn anew each time)ᵀ.
 

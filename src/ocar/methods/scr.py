@@ -13,12 +13,12 @@ used. The prediction is the class m whose mean is nearest to the features f,
     argmin_m ‖f/‖f‖ − μ_m‖,   μ_m the mean of f/‖f‖ over class m in the memory.
 
 The defaults are the paper's. The survey's code, which made the published tables,
-differs; each difference is an option. It augments normalised pixels, so the colour
-jitter clips negative pixels to 0 (``views``). It normalises the features instead of
-the projections (``unit_length``). It multiplies the loss by T/0.07
-(``base_temperature``). It averages the class means over time (``means``). While it
-learns it evaluates with the class means of the previous batch; here the class means
-are those of the last batch.
+differs. It augments normalised pixels, so the colour jitter clips negative pixels to
+0 (``views``). It normalises the features instead of the projections
+(``unit_length``). It multiplies the loss by T/0.07 (``base_temperature``). It
+averages the class means over time (``means``). Each of these is an option. While it
+learns, the survey's code evaluates with the class means of the previous batch; here
+evaluation uses the class means of the last batch.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
 """Search spaces: the ranges of each method's settings, as plain data.
 
-The space of a method is the learning rate, the ranges of its loss and those of its gradient
-transform. The tables are indexed by the classes of settings, so that any loss goes with any
-transform here too.
+``ocar tune`` and :func:`ocar.suggest` search these spaces. The space of a method has the learning
+rate, the ranges of its loss and the ranges of its gradient transform. The tables are indexed by the
+classes of settings, so any loss combines with any transform.
 
 The ranges of the learning rate, Δτ, α_EMA and of the weights in ER-ACE, DER and DER++ are the
-paper's. The others are ours, around the published values: log-uniform over a decade or two to
-either side, or uniform over all sensible values of a bounded setting. Settings that are not named
-here are not searched; they keep the value of the benchmark's preset, or the default. ``ocar tune``
-and :func:`ocar.suggest` search here.
+paper's. The other ranges are ours, around the published values: log-uniform over a decade or two to
+either side, or uniform over all sensible values of a bounded setting. Settings without a range are
+not searched. They keep the value of the benchmark's preset, or the default.
 """
 
 from __future__ import annotations

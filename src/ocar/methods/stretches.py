@@ -1,4 +1,4 @@
-"""Stretches of a stream, for methods that treat what came before the present one differently."""
+"""Stretches of a stream, for methods that treat earlier stretches differently."""
 
 from __future__ import annotations
 

@@ -6,13 +6,13 @@ The loss of a residual r = y − f is −log p up to a constant,
     (ν + 1)/2 · log(1 + r²/(νσ²)),    with the gradient −(ν + 1) r / (νσ² + r²).
 
 The Fisher information of a location is (ν + 1)/((ν + 3)σ²), so without damping a natural step moves
-an output by α (ν + 3) r / (ν + r²/σ²). This is about α r for small residuals, at most
-α σ (ν + 3)/(2√ν), and falls for larger ones. Urettini et al., "Online Continual Learning for Time
-Series: a Natural Score-driven Approach" (2026), prove a bound of the whole step. As ν grows, the
-distribution becomes a Gaussian.
+an output by α (ν + 3) r / (ν + r²/σ²). The move is about α r for small residuals, at most
+α σ (ν + 3)/(2√ν), and falls for larger residuals. Urettini et al., "Online Continual Learning for
+Time Series: a Natural Score-driven Approach" (2026), prove a bound of the whole step. As ν grows,
+the distribution becomes a Gaussian.
 
-σ belongs to an output, and follows the residuals of new samples before they are learned, by one
-step of expectation maximisation a batch (Lange, Little & Taylor, 1989):
+Each output has its own σ. It follows the residuals of new samples before they are learned, by one
+step of expectation maximisation per batch (Lange, Little & Taylor, 1989):
 
     σ² ← (1 − ρ) σ² + ρ · mean of w r²,    w = (ν + 1)/(ν + r²/σ²).
 

@@ -1,4 +1,4 @@
-"""What a learner does to the gradient before it takes a step.
+"""Transforms of the gradient before a step.
 
 A transform can record the forward pass, use the outputs while their graph exists, and rewrite the
 gradients after the backward pass. Plain SGD needs none.

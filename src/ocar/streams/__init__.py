@@ -1,6 +1,6 @@
 """Streams: the batches of one task after another, with held-out data and a position.
 
-Readers give the batches from where data is: loaders, tables, files and queues.
+Readers read batches from loaders, tables, files and queues.
 """
 
 from ocar.streams.arrays import ArrayStream, TaskArrays

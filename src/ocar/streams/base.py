@@ -1,4 +1,4 @@
-"""What a stream is: the batches of one task after another, held-out data, and a position."""
+"""The base of streams: the batches of one task after another, held-out data, and a position."""
 
 from __future__ import annotations
 

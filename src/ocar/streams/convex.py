@@ -1,7 +1,7 @@
 """The paper's convex stream: one linear regression after another.
 
-From its appendix "Qualitative Experiment": ten tasks of 1000 samples with ten inputs and one
-output; each task has its own multivariate normal for the inputs and its own true weights. The paper
+Its appendix "Qualitative Experiment" describes ten tasks of 1000 samples with ten inputs and one
+output. Each task has its own multivariate normal for the inputs and its own true weights. The paper
 leaves the distributions open. Here inputs and targets are of the order of one:
 
     μ ~ N(0, I),   Σ = A Aᵀ / d + 0.1 I with A_ij ~ N(0, 1),   w ~ N(0, I / d),

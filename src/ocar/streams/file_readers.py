@@ -1,7 +1,7 @@
 """Readers of files: CSV, Parquet and tar shards.
 
-Several files are read one after another, and rows are numbered through. An error in a file is a
-:class:`~ocar.errors.DataError` that names the file.
+Several files are read one after another, and row numbers continue from file to file. An error in a
+file is a :class:`~ocar.errors.DataError` that names the file.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Forecasting a time series online, with the delay that a horizon means.
+"""Forecasting a time series online: targets come with the delay of the horizon.
 
-A forecast at time t is of the values at t + 1 to t + H, so its targets are complete at t + H. A
-learner that is given them at once has seen the future of its next H − 1 forecasts. Here a batch at
-time t has two parts:
+A forecast at time t predicts the values at t + 1 to t + H, so its targets are complete at t + H. A
+learner that gets the targets at once has seen the future of its next H − 1 forecasts. Here a batch
+at time t has two parts:
 
-- the pairs whose horizon has ended by t, and no later: what can be learned at t,
-- the windows that end at t, t + 1, …: what is to be forecast until the next batch.
+- to learn: the pairs whose horizon has ended by t,
+- to forecast until the next batch: the windows that end at t, t + 1, ….
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Streams over arrays: each task is a list of rows, given in batches.
 
-Samples are gathered when a batch needs them: a data set may be larger than memory (memory-mapped)
-or be shown in several views (rotated, permuted), so nothing is joined or transformed before.
+Samples are gathered when a batch needs them, and nothing is joined or transformed before. So a data
+set may be larger than memory (memory-mapped), or have several views (rotated, permuted).
 """
 
 from __future__ import annotations

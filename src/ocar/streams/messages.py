@@ -1,8 +1,8 @@
 """Batches from a queue of messages, such as a topic of Kafka.
 
-A source is a function that gives the next message, or None if none came in time. Where it can seek,
-the place is the offset of the next message in each partition. A learner and a place that are saved
-together go on exactly: each message is learned once.
+A source is a function that returns the next message, or None if none came in time. If a source can
+seek, its place is the offset of the next message in each partition. A learner and a place that are
+saved together resume exactly: each message is learned once.
 """
 
 from __future__ import annotations

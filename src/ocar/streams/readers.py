@@ -1,8 +1,8 @@
-"""Batches from where data is, read from any place on.
+"""Batches from a data source, from any place on.
 
-A reader gives pairs ``(x, y)``, and with each the place after it: a few integers, small enough for
-any checkpoint. Reading from a place gives the same batches again. An
-:class:`~ocar.streams.iterable.IterableStream` takes readers as its tasks and keeps their place.
+A reader yields pairs ``(x, y)``, each with the place after it: a few integers, small enough for any
+checkpoint. Reading from a place yields the same batches again. An
+:class:`~ocar.streams.iterable.IterableStream` takes readers as its tasks and stores their places.
 
 :class:`LoaderReader` reads a ``torch.utils.data.DataLoader`` and :class:`TableReader` a data set of
 Hugging Face; :mod:`ocar.streams.file_readers` reads files, :mod:`ocar.streams.messages` queues.

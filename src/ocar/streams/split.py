@@ -1,9 +1,10 @@
 """Streams over one data set: its classes, a few at a time, or one domain after another.
 
-The rows of the paper's tables share five class orders and five sets of validation data. They come
-from one generator, seeded with the number of the run: first the order of the classes, then for each
-task in turn an order of its samples, whose end is validation data (Avalanche 0.4, as the survey of
-Soutif-Cormerais et al. calls it). ``splits="published"`` draws the same numbers.
+The rows of the paper's tables share five class orders and five sets of validation data. One
+generator, seeded with the seed of the run, draws both, as Avalanche 0.4 does in the survey of
+Soutif-Cormerais et al. It first draws the order of the classes, then for each task in turn an order
+of its samples. The end of this order is validation data. ``splits="published"`` draws the same
+numbers.
 """
 
 from __future__ import annotations
