@@ -1,4 +1,4 @@
-"""Hyper-parameters for each benchmark and method.
+"""Hyper-parameters selected for each benchmark and method.
 
 * Split-CIFAR100, Split-TinyImageNet: the settings of the published tables. OCM and
   OnPro have the settings of their own code, which was written for a wider network.
