@@ -47,7 +47,7 @@ from ocar.accel.divergence import (
 from ocar.accel.draws import OwnDraws, host_and
 from ocar.accel.gram import gram
 from ocar.accel.graph import Graph, release_memory
-from ocar.accel.kronecker import invert, mix_and_damp, precondition
+from ocar.accel.kronecker import inverse_tensors, invert, mix_and_damp, precondition
 from ocar.accel.layout import (
     Scratch,
     from_weight_matrix,
@@ -114,6 +114,7 @@ __all__ = [
     "host_and",
     "inner",
     "inputs_only",
+    "inverse_tensors",
     "invert",
     "join_inputs",
     "known",

@@ -137,7 +137,7 @@ def test_a_search_on_a_folder(
 
 
 WRONG = [
-    (["my_recording:unknown"], "AttributeError: module 'my_recording' has no attribute 'unknown'"),
+    (["my_recording:unknown"], "my_recording has no function 'unknown'"),
     (["my_recording:constant"], "a int, not a function"),
     (["my_recording:broken"], "the call broken() raised OSError: no such recording"),
     (["my_recording:hungry"], "It is called without arguments"),
