@@ -120,8 +120,9 @@ def test_the_weights_after_200_batches_are_those_of_one_process(tmp_path, size, 
     check(tmp_path, size, 200, [*cases, *(f"ocar {model} inverses={how}" for how in SHARED)])
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(
+    "size", [pytest.param(2, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.sweep)]
+)
 def test_other_methods_and_options_are_shared_too(tmp_path, size):
     check(tmp_path, size, 40, [*VARIANTS])
 
