@@ -172,6 +172,11 @@ def test_make_does_the_missing_runs_and_counts_them(
     assert "ours, 4 seeds 30.0 ± 0.0 40.0 ± 0.0" in lines(capsys)
     assert main([*make, "--methods", "er", "--seeds", "3"]) == 0
     assert len(jobs) == 5  # nothing is missing
+    capsys.readouterr()
+    half = ["--benchmark", "split-tinyimagenet", "--methods", "agem", "mir", "--seeds", "1"]
+    assert main([*make[:-5], *half, "--device", "cpu"]) == 0
+    assert "agem is left out: no value was published for lr.\n" in capsys.readouterr().err
+    assert [job.config.label for job in jobs[5:]] == ["mir"]
 
 
 def test_a_damaged_file_does_not_hide_the_others(results: Path, capsys: Captured) -> None:
@@ -194,6 +199,8 @@ def test_wrong_calls(capsys: Captured) -> None:
     assert main(["paper", "table1", "--benchmark", "clear"]) == 2
     assert main(["paper", "clear", "--json", "--markdown"]) == 2
     assert "Invalid --json with --markdown" in capsys.readouterr().err
+    assert main(["paper", "table1", "--methods", "er"]) == 2
+    assert "Invalid --methods without --make." in capsys.readouterr().err
     assert main(["paper", "table1", "--make", "--methods", "er-acce"]) == 2
     assert "Did you mean 'er-ace'?" in capsys.readouterr().err
 

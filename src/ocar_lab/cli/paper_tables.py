@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -26,6 +26,9 @@ RESULTS = Path("results")
 
 RUNS = Path("runs")
 """Where ``ocar run`` writes."""
+
+MAKING = ("methods", "seeds", "runs", "device", "workers", "data_root")
+"""Options of ``--make``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,25 +68,29 @@ class Table1Options(TableOptions):
     """Do the missing runs first. The same command resumes what was interrupted."""
 
     methods: tuple[str, ...] = ()
-    """Rows to make, in this order; by default all that miss something."""
+    """With --make: rows to make, in this order; by default all that miss something."""
 
     seeds: int = SEEDS
-    """Seeds of each row that is made."""
+    """With --make: seeds of each row."""
 
     runs: Path = RUNS
-    """Folder for the runs; those in it count as results."""
+    """With --make: folder for the runs, which count as results too."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where to compute; auto is the GPU if there is one."""
+    """With --make: where to compute; auto is the GPU if there is one."""
 
     workers: int | None = None
-    """Runs at a time, see ocar run."""
+    """With --make: runs at a time, see ocar run."""
 
     data_root: Path | None = None
-    """Folder of the data sets; by default OCAR_DATA or the user's data folder."""
+    """With --make: folder of the data sets; by default OCAR_DATA or the user's data folder."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        given = [f for f in fields(self) if f.name in MAKING and getattr(self, f.name) != f.default]
+        if given and not self.make:
+            flag = given[0].name.replace("_", "-")
+            raise ConfigError(f"Invalid --{flag} without --make. It says how to do missing runs.")
         require("seeds", self.seeds, 1 <= self.seeds <= SEEDS, f"from 1 to {SEEDS}")
         for name in self.methods:
             if name not in PUBLISHED[self.benchmark]:
@@ -177,6 +184,10 @@ def _make(options: Table1Options, *, again: str, debug: bool) -> int:
     folders = [folder for folder in (options.results, options.runs) if folder.exists()]
     missing = {c.method: c for c in table1(read_all(*folders)[0], options.benchmark).commands}
     chosen = [missing[name] for name in options.methods or missing if name in missing]
+    for command in (command for command in chosen if command.to_choose):
+        needed = ", ".join(command.to_choose)
+        sys.stderr.write(f"{command.method} is left out: no value was published for {needed}.\n")
+    chosen = [command for command in chosen if not command.to_choose]
     count = sum(seed < options.seeds for command in chosen for seed in command.seeds)
     if not count:
         return 0
@@ -190,7 +201,7 @@ def _make(options: Table1Options, *, again: str, debug: bool) -> int:
         own, _, notes = plan([*shlex.split(command.line)[2:], *words])
         sys.stderr.writelines(notes)
         jobs += [job for job in own if job.config.seed < options.seeds]
-    return do_runs(jobs, workers=workers, again=again, debug=debug)
+    return do_runs(jobs, workers=workers, again=again, debug=debug, suggest=False)
 
 
 def _where_results_are() -> str:

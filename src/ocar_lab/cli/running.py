@@ -14,11 +14,24 @@ from ocar_lab.runs import Run, read_run
 from ocar_lab.runs.folder import CONFIG
 
 
-def do_runs(jobs: Sequence[Job], *, workers: Workers, again: str, debug: bool) -> int:
-    """Do some runs and show their progress; 0 if every run is finished, else 1."""
+def do_runs(
+    jobs: Sequence[Job], *, workers: Workers, again: str, debug: bool, suggest: bool = True
+) -> int:
+    """Do some runs and show their progress.
+
+    Args:
+        jobs: The runs.
+        workers: Who does them.
+        again: The command that resumes them.
+        debug: Show the traceback of a failure.
+        suggest: Mention ``--every`` where evaluation takes most of the time.
+
+    Returns:
+        0 if every run is finished, else 1.
+    """
     width = max(len(job.config.label) for job in jobs)
     labels = [f"{job.config.label:{width}} seed {job.config.seed}" for job in jobs]
-    finished, announced, suggested = 0, False, False
+    finished, announced, suggested = 0, False, not suggest
     left = TimeLeft([job.config.label for job in jobs], workers=workers.count)
     with RunDisplay(labels, left) as display, StopRequest() as stop:
         for message in run_many(jobs, workers=workers, stop=stop):
