@@ -16,6 +16,7 @@ import torch
 
 from benchmarks.concurrent import measure_concurrent
 from benchmarks.floor import measure_floor
+from benchmarks.large import measure_large
 from benchmarks.libraries import measure_nngeometry
 from benchmarks.mlp import measure_mlp, measure_serving
 from benchmarks.parts import measure_parts
@@ -56,6 +57,7 @@ GROUPS: dict[str, Callable[[Setup], Iterator[Result]]] = {
     "slow": measure_slow,
     "saving": measure_saving,
     "wide": measure_wide,
+    "large": measure_large,
 }
 """The measurements by name: functions that yield results."""
 

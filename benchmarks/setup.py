@@ -1,4 +1,4 @@
-"""The device, how long to measure, and learners of Split-CIFAR100 with batches to learn.
+"""The device, how long to measure, and learners of a benchmark with batches to learn.
 
 The learners have Slim-ResNet18, the settings of the preset and a full memory. Images are noise: the
 time of a batch does not depend on what the images show.
@@ -20,6 +20,7 @@ from ocar.learner import Learner
 from ocar.methods.registry import make_settings, preset_settings
 from ocar.models.resnet import SlimResNet18
 from ocar.rng import derive_seed
+from ocar.streams.benchmarks import get_benchmark
 
 PRESET = "split-cifar100"
 BATCH, IMAGE = 10, (3, 32, 32)
@@ -80,32 +81,47 @@ def choose_device(name: str) -> torch.device:
     return torch.device("cuda" if available and name != "cpu" else "cpu")
 
 
-def slim_resnet(setup: Setup, *, classes: int = 16, seed: int = 0) -> nn.Module:
+def slim_resnet(
+    setup: Setup, *, classes: int = 16, seed: int = 0, side: int = IMAGE[1]
+) -> nn.Module:
     """The network on the device, with weights from the seed."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(derive_seed(seed, "model"))
-        model = SlimResNet18(IMAGE[1], width=setup.width, classes=classes)
+        model = SlimResNet18(side, width=setup.width, classes=classes)
     return model.to(setup.device)
 
 
 def slim_learner(
-    method: str, *, classes: int, setup: Setup, seed: int = 0, **options: Any
+    method: str,
+    *,
+    classes: int,
+    setup: Setup,
+    seed: int = 0,
+    benchmark: str = PRESET,
+    **options: Any,
 ) -> Learner:
-    """A learner of Split-CIFAR100 that has seen ``classes`` classes and has a full memory."""
-    values = {**preset_settings(PRESET, method), "classes": range(classes), "seed": seed}
+    """A learner of a benchmark that has seen ``classes`` classes and has a full memory."""
+    values = {**preset_settings(benchmark, method), "classes": range(classes), "seed": seed}
     settings, transform = make_settings(method, **values)
-    learner = Learner(slim_resnet(setup, seed=seed), settings, transform=transform, **options)
-    capacity = learner.memory.capacity
-    learner.remember(*noise(capacity, classes=classes, device=setup.device, seed=seed))
+    image = get_benchmark(benchmark).image_shape
+    model = slim_resnet(setup, seed=seed, side=image[1])
+    learner = Learner(model, settings, transform=transform, **options)
+    count = learner.memory.capacity
+    learner.remember(*noise(count, classes=classes, device=setup.device, seed=seed, image=image))
     return learner
 
 
 def noise(
-    count: int, *, classes: int, device: torch.device, seed: int = 0
+    count: int,
+    *,
+    classes: int,
+    device: torch.device,
+    seed: int = 0,
+    image: tuple[int, int, int] = IMAGE,
 ) -> tuple[Tensor, Tensor]:
-    """Images on the device, ``(count, 3, 32, 32)`` uint8, and labels on the CPU."""
+    """Images on the device, ``(count, *image)`` uint8, and labels on the CPU."""
     generator = torch.Generator().manual_seed(derive_seed(seed, f"noise/{count}"))
-    x = torch.randint(0, 256, (count, *IMAGE), generator=generator, dtype=torch.uint8)
+    x = torch.randint(0, 256, (count, *image), generator=generator, dtype=torch.uint8)
     return x.to(device), torch.arange(count) % classes
 
 
@@ -115,7 +131,10 @@ def learn_batches(learner: Any, x: Tensor, y: Tensor) -> Callable[[], object]:
     return lambda: learner.learn(*next(batches))
 
 
-def stream_batch(learner: Learner, *, classes: int, seed: int = 0) -> Callable[[], object]:
+def stream_batch(
+    learner: Learner, *, classes: int, seed: int = 0, image: tuple[int, int, int] = IMAGE
+) -> Callable[[], object]:
     """A function that learns one batch of noise at each call."""
-    x, y = noise(PREPARED * BATCH, classes=classes, device=learner.device, seed=seed + 1)
+    count, device = PREPARED * BATCH, learner.device
+    x, y = noise(count, classes=classes, device=device, seed=seed + 1, image=image)
     return learn_batches(learner, x, y)

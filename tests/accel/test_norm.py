@@ -351,7 +351,8 @@ def test_where_the_kernel_does_not_apply_pytorch_does_it() -> None:
     assert _fits(norm, x)
     assert not _fits(norm, x.double())
     assert not _fits(norm, x.cpu())
-    assert not _fits(norm, x.new_zeros(9, 3, 64, 64))
+    assert _fits(norm, x.new_zeros(256, 3, 64, 64))
+    assert not _fits(norm, x.new_zeros(257, 3, 64, 64))
     assert not _fits(nn.BatchNorm2d(3, affine=False).cuda().float(), x)
     with torch.autocast("cuda"):
         assert not _fits(norm, x)

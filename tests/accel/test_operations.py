@@ -179,9 +179,9 @@ def test_a_divergence_that_is_not_finite(how: Implementation, bad: float, place:
 
 
 @pytest.mark.parametrize("how", [how for how in IMPLEMENTATIONS if "triton" in str(how.id)])
-def test_a_mean_far_from_zero(how: Implementation) -> None:
+@pytest.mark.parametrize("shape", [(4, 2, 5, 5), (9, 2, 64, 64)], ids=["whole", "in parts"])
+def test_a_mean_far_from_zero(how: Implementation, shape: tuple[int, ...]) -> None:
     """The variance is that of the numbers without their mean."""
-    shape = (4, 2, 5, 5)
     x = 4096 + numbers(*shape)
     norm = nn.BatchNorm2d(2).to(how.device)
     y = how["norm_act"](norm, how.given(x))

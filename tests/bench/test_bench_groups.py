@@ -105,6 +105,13 @@ def test_mlp() -> None:
     check_ratio(results["mlp, OCAR"])
 
 
+def test_large() -> None:
+    results = found("large")
+    assert list(results) == ["large images", "large images, evaluation"]
+    for result in results.values():
+        check_ratio(result)
+
+
 def test_serving() -> None:
     results = found("serving")
     assert [name.partition(", ")[2] for name in results] == [

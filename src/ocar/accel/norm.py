@@ -28,6 +28,8 @@ from ocar.accel.operation import has_triton, launch, operation
 _aten = torch.ops.aten
 _ALL = [True, True, True]  # gradients of input, weight and bias
 _LARGEST = 32768  # numbers of a channel that one program keeps in registers
+_PART = 4096  # numbers of a larger channel that one program takes
+_PARTS = 256  # most parts of a channel
 _SHARED = 16384  # numbers of several channels, where they lie next to each other
 _GROUP = 4  # channels that one program takes then
 
@@ -54,7 +56,7 @@ def _fits(norm: nn.Module, x: Tensor, shortcut: Tensor | None = None) -> bool:
     if not norm.affine or norm.momentum is None or torch.is_autocast_enabled("cuda"):
         return False
     single = x.dtype == torch.float32 == norm.weight.dtype
-    return single and 1 < x.numel() // x.shape[1] <= _LARGEST and has_triton(x)
+    return single and 1 < x.numel() // x.shape[1] <= _PART * _PARTS and has_triton(x)
 
 
 @norm_act.implementation("triton", when=_fits)
@@ -228,14 +230,21 @@ class _FusedNorm(torch.autograd.Function):
         y = torch.empty_like(x)
         mean, scale = x.new_empty(2, x.shape[1]).unbind()
         sizes, options = _sizes(x)
+        parts = sizes[-1]
+        grid = (-(-x.shape[1] // options["GROUP"]), parts)
         ctx.has_shortcut, tracks = shortcut is not None, running_mean is not None
         # A missing tensor is replaced by another one that the kernel never touches.
         statistics = (running_mean, running_variance) if tracks else (mean, scale)
+        sums = mean
+        if parts > 1:
+            sums = x.new_empty(parts, 2, x.shape[1])
+            launch(kernels.moments, grid, x, sums, *sizes, **options)
         launch(
             kernels.forward,
-            (-(-x.shape[1] // options["GROUP"]),),
+            grid,
             *(x, shortcut if ctx.has_shortcut else x, y, weight, bias, mean, scale, *statistics),
-            *(*sizes, momentum, eps, int(ctx.has_shortcut), int(relu), int(tracks)),
+            *(sums, *sizes, momentum, eps, int(ctx.has_shortcut), int(relu), int(tracks)),
+            PARTS=_power_of_2(parts),
             **options,
         )
         ctx.save_for_backward(x, weight, mean, scale, y if relu else None)
@@ -265,24 +274,37 @@ def _fused_gradients(
     gs = torch.empty_like(g) if has_shortcut else None
     gw, gb = g.new_empty(2, columns, channels).unbind()
     sizes, options = _sizes(x)
+    parts, relu = sizes[-1], int(y is not None)
+    grid = (-(-channels // options["GROUP"]), columns, parts)
+    y = x if y is None else y
+    sums = gw
+    if parts > 1:
+        sums = g.new_empty(columns, parts, 2, channels)
+        launch(kernels.gradient_sums, grid, g, x, y, mean, scale, sums, *sizes, relu, **options)
     launch(
         kernels.backward,
-        (-(-channels // options["GROUP"]), columns),
-        *(g, x, x if y is None else y, weight, mean, scale, gx, gx if gs is None else gs, gw, gb),
-        *(*sizes, int(has_shortcut), int(y is not None)),
+        grid,
+        *(g, x, y, weight, mean, scale, gx, gx if gs is None else gs, gw, gb),
+        *(sums, *sizes, int(has_shortcut), relu),
+        PARTS=_power_of_2(parts),
         **options,
     )
     gx = gx.unflatten(0, (columns, -1))
     return (gx, gw, gb) if gs is None else (gx, gw, gb, gs.unflatten(0, (columns, -1)))
 
 
-def _sizes(x: Tensor) -> tuple[tuple[int, int, int], dict[str, Any]]:
-    """The sizes that a kernel needs, and its options."""
+def _sizes(x: Tensor) -> tuple[tuple[int, int, int, int], dict[str, Any]]:
+    """The sizes that a kernel needs, the last the number of parts, and its options."""
     channels, area = x.shape[1], x.shape[2] * x.shape[3]
     count = x.shape[0] * area
-    block = 1 << (count - 1).bit_length()
+    block = _power_of_2(count) if count <= _LARGEST else _PART
     last = is_channels_last(x)
     group = min(_GROUP, max(1, _SHARED // block)) if last else 1
     warps = min(16, max(1, block * group // 512))
     options = {"CHANNELS_LAST": last, "BLOCK": block, "GROUP": group, "num_warps": warps}
-    return (count, channels, area), options
+    return (count, channels, area, -(-count // block)), options
+
+
+def _power_of_2(number: int) -> int:
+    """The smallest power of 2 that is at least a number."""
+    return 1 << (number - 1).bit_length()
