@@ -9,10 +9,10 @@
 The two packages may also be a folder on PYTHONPATH. ``latent`` computes the features of all images
 once (ten minutes on one core, kept in the folder ``LITE0_CACHE``), then learns a linear layer on
 them. Rates of ER and Adam are chosen by the AAA of a run with seed 100; from scratch, of its first
-``SEARCH_TASKS`` tasks. OCAR has its defaults. Everything is evaluated after every tenth batch.
-The results are added to ``results/gallery/backbone.json`` after each run: the same command goes on
-where it was left, and ``--limit-seconds`` lets it leave. ``draw`` makes the picture of the page; it
-needs matplotlib.
+``SEARCH_TASKS`` tasks. From scratch Split-CIFAR100 ends after its first ``FIRST`` tasks. OCAR has
+its defaults. Everything is evaluated after every tenth batch. The results are added to
+``results/gallery/backbone.json`` after each run: the same command resumes, and ``--limit-seconds``
+stops it. ``draw`` makes the picture of the page; it needs matplotlib.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any
 
 import lite0  # type: ignore[import-not-found]
 import torch
-from backbone_table import MEASURES, SEEDS, draw, run_key  # type: ignore[import-not-found]
+from backbone_table import FIRST, MEASURES, SEEDS, draw, run_key  # type: ignore[import-not-found]
 from torch import Tensor
 
 from ocar import datasets
@@ -191,11 +191,12 @@ def _runs(
     given: argparse.Namespace,
 ) -> None:
     """Runs that are not in the results file yet."""
-    left = [one for one in wanted if run_key(part, name, *one) not in store.data["runs"]]
+    keys = {one: run_key(part, _shown(part, name, one[2]), *one) for one in wanted}
+    left = [one for one, key in keys.items() if key not in store.data["runs"]]
     jobs = [Job(config=_config(part, name, *one, given), out=given.out) for one in left]
     said, started = 0.0, time.monotonic()
     for message in run_many(jobs, workers=given.workers, stop=given.stop):
-        key = run_key(part, name, *left[message.job])
+        key = keys[left[message.job]]
         if isinstance(message, Ended):
             print(key, message.state, message.error, flush=True)
             if message.state == "finished":
@@ -213,6 +214,18 @@ def _runs(
             )
 
 
+def _limit(part: str, name: str, seed: int) -> int | None:
+    """How many tasks are learned; None for all."""
+    if part == "latent" or name != "split-cifar100":
+        return None
+    return SEARCH_TASKS if seed == SEARCH_SEED else FIRST
+
+
+def _shown(part: str, name: str, seed: int) -> str:
+    """Name of a benchmark in the results, or of its first tasks if these alone are learned."""
+    return f"{name}/{FIRST}" if _limit(part, name, seed) == FIRST else name
+
+
 def _numbers(metrics: Any) -> dict[str, float | None]:
     numbers = {name: metrics[name] for name in MEASURES}
     return {n: None if v is None or math.isnan(v) else round(v, 6) for n, v in numbers.items()}
@@ -221,7 +234,6 @@ def _numbers(metrics: Any) -> dict[str, float | None]:
 def _config(
     part: str, name: str, method: str, lr: float | None, seed: int, given: argparse.Namespace
 ) -> RunConfig:
-    search = part == "scratch" and seed == SEARCH_SEED and name == "split-cifar100"
     return RunConfig(
         benchmark=f"{name}-{SUFFIX[part]}",
         method=method,
@@ -230,7 +242,7 @@ def _config(
         defaults=True,
         every=EVERY,
         probe=False,
-        max_tasks=SEARCH_TASKS if search else None,
+        max_tasks=_limit(part, name, seed),
         device=given.device,
         data_root=given.data,
         plugins=("lite0",),
