@@ -4,59 +4,80 @@
     ocar keep runs/times
     ocar paper times
 
-What begins in a process pays for its start: libraries are loaded, kernels compiled, memory is
-asked for. So a process learns the first task twice, and the second run counts.
+A process pays for its start: libraries are loaded, kernels compiled, memory is asked for. So each
+process first learns the task into a folder that is thrown away. The processes import their
+libraries together, and learn one after another.
 """
 
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 import tempfile
+from dataclasses import replace
+from multiprocessing import get_context
+from multiprocessing.synchronize import Event
 from pathlib import Path
-from typing import Literal
 
 from ocar_lab.experiment import RunConfig, run
 from ocar_lab.paper.times import BENCHMARK
 from ocar_lab.published import FIRST_TASK_SECONDS
-
-Device = Literal["cpu", "cuda"]
-
-
-def measure(method: str, device: Device, data_root: Path | None, out: Path) -> None:
-    """Learn the first task, and once more into the folder of the results."""
-    config = RunConfig(
-        benchmark=BENCHMARK,
-        method=method,
-        device=device,
-        data_root=data_root,
-        max_tasks=1,
-        every="task",
-        probe=False,
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        run(config, out=Path(folder))
-    run(config, out=out)
+from ocar_lab.runs import is_finished
 
 
-def main() -> None:
-    """Parse, start a process for each method."""
+def measure(config: RunConfig, seeds: list[int], out: Path, begin: Event) -> None:
+    """When it may begin: learn the first task once for nothing, then once for each seed."""
+    begin.wait()
+    configs = [replace(config, seed=seed) for seed in seeds]
+    if any(not is_finished(out / own.folder()) for own in configs):
+        with tempfile.TemporaryDirectory() as folder:
+            run(configs[0], out=folder)
+    for own in configs:
+        summary = run(own, out=out).summary
+        assert summary is not None
+        seconds = summary.first_task_seconds
+        print(f"{own.name} seed {own.seed}: {seconds:.2f} s", flush=True)
+
+
+def main() -> int:
+    """Parse, and start a process for each method; 1 if one fails."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("methods", nargs="*", default=[*FIRST_TASK_SECONDS])
     parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
     parser.add_argument("--data", type=Path)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--out", type=Path, default=Path("runs/times"))
     given = parser.parse_args()
-    if len(given.methods) == 1:
-        measure(given.methods[0], given.device, given.data, given.out)
-        return
-    for method in given.methods:
-        words = [method, "--device", given.device, "--out", str(given.out)]
-        words += ["--data", str(given.data)] if given.data else []
-        subprocess.run([sys.executable, __file__, *words], check=True)
-        print(method, flush=True)
+    configs = [
+        RunConfig(
+            benchmark=BENCHMARK,
+            method=method,
+            device=given.device,
+            data_root=given.data,
+            max_tasks=1,
+            every="task",
+            probe=False,
+        )
+        for method in given.methods
+    ]
+    configs[0].resolve_device()  # raises without a GPU
+    context, waiting = get_context("spawn"), []
+    for config in configs:
+        begin = context.Event()
+        arguments = (config, given.seeds, given.out, begin)
+        process = context.Process(target=measure, args=arguments, daemon=True)
+        process.start()
+        waiting.append((config, process, begin))
+    failed = []
+    for config, process, begin in waiting:
+        begin.set()
+        process.join()
+        if process.exitcode != 0:
+            failed.append(config.name)
+    if failed:
+        print(f"failed: {', '.join(failed)}", file=sys.stderr)
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
