@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from authors_pages import authors_table
 from backbone_pages import backbone_tables
 from bench_pages import bench_tables, read_bench, targets
 from method_pages import method_page, methods_index, slug
@@ -46,6 +47,7 @@ def write_generated(docs: Path) -> None:
     _write_folder(
         docs / "_generated",
         {
+            "authors-details.md": authors_table(results),
             "benchmarks.md": benchmarks_table(),
             "command-line.md": command_line(),
             "gallery-series.md": series_tables(),

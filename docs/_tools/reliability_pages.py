@@ -10,6 +10,7 @@ from typing import Any
 from tables import table
 
 from ocar_lab.runs import KeptRun, mean_interval, read_result, result_files
+from ocar_lab.runs.versions import EARLIER
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 RELIABILITY = RESULTS / "reliability"
@@ -74,8 +75,9 @@ def presets_table() -> str:
     ]
     groups: dict[str, list[KeptRun]] = {}
     for run in runs:
-        if run.guarded is not None and not run.changed.keys() - {"fisher", "splits"}:
-            changes = ", ".join(map(str, run.changed.values()))
+        if run.guarded is not None and not run.changed.keys() - {"fisher", "splits", *EARLIER}:
+            named = {n: v for n, v in run.changed.items() if n not in EARLIER}
+            changes = ", ".join(map(str, named.values()))
             groups.setdefault(run.label + (f" ({changes})" if changes else ""), []).append(run)
     rows = [[label, *_preset_cells(group)] for label, group in sorted(groups.items())]
     head = ["method", "seeds", "evaluations", "backed off", "largest change (nats)"]

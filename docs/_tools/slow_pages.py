@@ -12,9 +12,14 @@ from ocar_lab.published import published
 from ocar_lab.runs import Result
 
 METRICS = {"acc": "Acc", "aaa": "AAA", "wc_acc": "WC-Acc", "probe": "probe"}
+PLAIN = {"factor_scale": "none", "head_size": "classes"}
+"""OCAR with the settings of ``ocar-slow``."""
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {
-    "OCAR": ("ocar", {}),
-    "+ slow weights that predict with it": ("ocar", {"prediction": "both", "mirror": False}),
+    "OCAR": ("ocar", PLAIN),
+    "+ slow weights that predict with it": (
+        "ocar",
+        {**PLAIN, "prediction": "both", "mirror": False},
+    ),
     "+ distillation of the replayed samples, + the mirror image: `ocar-slow`": ("ocar-slow", {}),
     "the same, distillation of all samples": (
         "ocar-slow",

@@ -26,7 +26,7 @@ from ocar.install import install_line
 from ocar.methods.context import mean_prediction
 from ocar.models.check import copy_model
 from ocar.models.latent import LatentReplay
-from ocar.structure import Inputs, call, call_each, from_parts, parts_of
+from ocar.structure import Inputs, Mirror, call, call_each, from_parts, parts_of
 
 LABELS = "ocar.json"
 """Name of the labels and versions in the file, as JSON."""
@@ -59,7 +59,7 @@ class Frozen(nn.Module):
         names: Sequence[str],
         classes: int | None,
         latent: LatentReplay | None,
-        mirror: bool = False,
+        mirror: Mirror = "no",
     ) -> None:
         super().__init__()
         self.models = nn.ModuleList(copy_model(model) for _ in weights)

@@ -37,7 +37,7 @@ from ocar.prediction import Repeated, require_classes
 from ocar.rng import make_generator
 from ocar.saved import Listener, Saved
 from ocar.steps import Steps
-from ocar.structure import Given, Inputs, as_inputs, call_each, call_with, parts_of
+from ocar.structure import Given, Inputs, Mirror, as_inputs, call_each, call_with, parts_of
 from ocar.synchronized import Lock, drawing, synchronized
 from ocar.undo import Undo
 from ocar.version import __version__
@@ -512,9 +512,9 @@ class Learner(Saved):
             return call_each(models, x, mirror=self.mirrors)
 
     @property
-    def mirrors(self) -> bool:
+    def mirrors(self) -> Mirror:
         """Whether the slow weights see mirror images where both predict."""
-        return self.settings.mirrors and self.latent is None  # features have no mirror image
+        return self.settings.mirrors if self.latent is None else "no"  # features have none
 
     @synchronized
     def export(self, path: str | os.PathLike[str], *, x: Given = None) -> float:

@@ -164,6 +164,7 @@ class Steps:
                 active=None if self.context.head is None else active,
                 numbers=numbers,
                 own_numbers=own_numbers,
+                new_share=self.settings.share_of_new,
             )
 
         new = None if self.settings.remembers_first else x

@@ -8,7 +8,7 @@ the parts of a tuple, given to the model as ``model(*parts)``, or of a dictionar
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -240,17 +240,22 @@ def call_with(model: nn.Module, tensors: Mapping[str, Tensor], x: Inputs) -> Ten
     return outputs
 
 
-def call_each(
-    models: Sequence[Callable[[Inputs], Tensor]], x: Inputs, *, mirror: bool = False
-) -> Tensor:
-    """Outputs of each model, ``(models, n, outputs)``.
+Mirror = Literal["no", "instead", "too"]
+"""Whether the last of several models sees mirror images, instead of the images or with them."""
 
-    With ``mirror`` the last of several models sees mirror images, if x is images ``(n, c, h, w)``.
+
+def call_each(
+    models: Sequence[Callable[[Inputs], Tensor]], x: Inputs, *, mirror: Mirror = "no"
+) -> Tensor:
+    """Outputs of each model, ``(models, n, outputs)``; one more with ``mirror="too"``.
+
+    Only images ``(n, c, h, w)`` have a mirror image, and one model sees none.
     """
-    last = x
-    if mirror and len(models) > 1 and isinstance(x, Tensor) and x.dim() == 4:
-        last = x.flip(-1)
-    parts = [*(model(x) for model in models[:-1]), models[-1](last)]
+    views = [(model, x) for model in models]
+    if mirror != "no" and len(models) > 1 and isinstance(x, Tensor) and x.dim() == 4:
+        last = views if mirror == "too" else views[:-1]
+        views = [*last, (models[-1], x.flip(-1))]
+    parts = [model(view) for model, view in views]
     return parts[0][None] if len(parts) == 1 else torch.stack(parts)
 
 

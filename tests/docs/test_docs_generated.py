@@ -12,7 +12,7 @@ from kept_files import write_kept
 from ocar.methods.presets import PRESETS
 from ocar.methods.registry import METHODS
 from ocar_lab.published import published
-from ocar_lab.runs import read_result, result_files
+from ocar_lab.runs import Result, read_result, result_files
 
 
 def row(page: str, title: str, name: str) -> list[str]:
@@ -53,6 +53,26 @@ def test_measured_rows_stand_beside_the_papers(tmp_path: Path) -> None:
     paper = row(page, "split-cifar100", "paper")
     assert paper[1] == f"{printed.mean:.1f} ± {printed.std:.1f}"
     assert "ours: not yet" in page.partition("### split-tinyimagenet")[2]
+
+
+def test_a_detail_of_the_authors_code_is_measured_over_the_seeds_of_both(tmp_path: Path) -> None:
+    from authors_pages import DETAILS, authors_table
+
+    def result(accs: dict[int, float], **changed: object) -> Result:
+        metrics = {seed: {"acc": acc, "aaa": 0.5, "wc_acc": 0.2} for seed, acc in accs.items()}
+        return read_result(write_kept(tmp_path, "split-cifar100", "ocar", metrics, changed=changed))
+
+    results = [
+        result({0: 0.30, 1: 0.32, 2: 0.9}),
+        result({0: 0.29, 1: 0.33}, factor_scale="none"),
+        result({0: 0.1}, factor_scale="none", splits="own"),
+    ]
+    first, *others = authors_table(results).splitlines()[2:]
+    # +1 and -1, so that the interval is t · √2 / √2 = 12.7 wide on either side.
+    cells = ["2", "+0.0 (-12.7 to +12.7)", "+0.0 (+0.0 to +0.0)", "+0.0 (+0.0 to +0.0)"]
+    assert [cell.strip() for cell in first.strip("|").split("|")][2:] == cells
+    assert len(others) == len(DETAILS) - 1
+    assert all(line.count("not measured") == 3 for line in others)
 
 
 def test_targets_that_are_missed_are_named() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from kept_files import write_kept
 
-from ocar_lab.cli import main
+from ocar_lab.cli import main, paper_tables
 from ocar_lab.cli import run as run_command
 from ocar_lab.cli.paper import ALIASES, NAMES
 from ocar_lab.experiment import Job
@@ -51,8 +51,9 @@ def test_the_table_has_paper_ours_difference_claims_and_commands(
         "More than 2 standard deviations off: er AAA +4.5, ocar AAA -6.8; 2 of 7 numbers." in said
     )
     claims = [line for line in said if line.startswith("The paper's claim")]
-    assert "AAA: does not hold, because of ocar 40.0, er 46.6. Missing: ocar-ace," in claims[0]
-    assert "WC-Acc: open, holds so far: ocar 25.0, er 12.5. Missing: ocar-ace," in claims[1]
+    over = "(published splits, seed 0)"  # the only seed of OCAR
+    assert f"AAA {over}: does not hold, because of ocar 40.0, er 45.6. Missing:" in claims[0]
+    assert f"WC-Acc {over}: open, holds so far: ocar 25.0, er 11.5. Missing:" in claims[1]
     assert "ocar run split-cifar100 er --seeds 3 4" in said
     assert "ocar run split-cifar100 ocar --seeds 0 1 2 3 4" in said  # it lacks the probe
     assert "ocar run split-cifar100 er --seeds 0 1 2 3 4 --iid" in said
@@ -62,8 +63,9 @@ def test_every_claim_is_checked(results: Path, capsys: Captured) -> None:
     assert main(["paper", "check", "--results", str(results)]) == 0
     said = lines(capsys)
     where = "split-cifar100: ocar and ocar-ace above every baseline in"
-    assert f"{where} AAA does not hold ocar 40.0, er 46.6 11" in said  # of twelve others
-    assert f"{where} WC-Acc open ocar 25.0, er 12.5 11" in said
+    over = "(published splits, seed 0)"  # the only one of OCAR
+    assert f"{where} AAA {over} does not hold ocar 40.0, er 45.6 11" in said  # of twelve others
+    assert f"{where} WC-Acc {over} open ocar 25.0, er 11.5 11" in said
     assert "split-tinyimagenet: er above ocar-der++ in Acc open 2" in said
     assert main(["paper", "check", "--results", str(results), "--json"]) == 0
     claims = json.loads(capsys.readouterr().out)["claims"]
@@ -163,7 +165,9 @@ def test_make_does_the_missing_runs_and_counts_them(
         write_kept(tmp_path / "made", "split-cifar100", "er-ace", found)
         return 0
 
+    checked: list[str] = []
     monkeypatch.setattr("ocar_lab.cli.running.do_runs", pretend)
+    monkeypatch.setattr(paper_tables, "_require_data", lambda name, root: checked.append(name))
     make = ["paper", "table1", "--results", str(results), "--make", "--runs", f"{tmp_path}/made"]
     make += ["--methods", "er-ace", "er", "--device", "cpu"]
     assert main([*make, "--seeds", "4"]) == 0, capsys.readouterr().err
@@ -171,12 +175,49 @@ def test_make_does_the_missing_runs_and_counts_them(
     assert runs == [*(("er-ace", seed) for seed in range(4)), ("er", 3)]  # ER has three
     assert "ours, 4 seeds 30.0 ± 0.0 40.0 ± 0.0" in lines(capsys)
     assert main([*make, "--methods", "er", "--seeds", "3"]) == 0
-    assert len(jobs) == 5  # nothing is missing
-    capsys.readouterr()
+    assert len(jobs) == 5
+    assert capsys.readouterr().err == "Nothing to make.\n"
     half = ["--benchmark", "split-tinyimagenet", "--methods", "agem", "mir", "--seeds", "1"]
     assert main([*make[:-5], *half, "--device", "cpu"]) == 0
     assert "agem is left out: no value was published for lr.\n" in capsys.readouterr().err
     assert [job.config.label for job in jobs[5:]] == ["mir"]
+    assert checked == ["cifar100", "tiny-imagenet"]
+
+
+def test_make_begins_with_whole_data_only(
+    tmp_path: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make = ["paper", "table1", "--make", "--benchmark", "split-tinyimagenet", "--methods", "er"]
+    make += ["--data-root", str(tmp_path), "--device", "cpu"]
+    assert main(make) == 1
+    said = capsys.readouterr()
+    assert said.err.startswith("ocar: Table 1 needs tiny-imagenet: missing. Put http")
+    sample = tmp_path / "tiny-imagenet-200"
+    for name in ("train/n02124075/images", "val/images"):
+        (sample / name).mkdir(parents=True)
+        (sample / name / "0.JPEG").touch()
+    (sample / "val" / "val_annotations.txt").write_text("0.JPEG\tn02124075\n")
+    assert main(make) == 1
+    said = capsys.readouterr()
+    text = "tiny-imagenet-200 is not all of it. A sample: 1 of 100,000 training and 1 of 10,000"
+    assert text in said.err
+    assert not said.out
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_that_failed_is_said_below_the_table(
+    results: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(results)
+    monkeypatch.setattr("ocar_lab.cli.running.do_runs", lambda jobs, **_: 1)
+    monkeypatch.setattr(paper_tables, "_require_data", lambda name, root: None)
+    assert main(["paper", "table1", "--results", ".", "--make", "--device", "cpu"]) == 1
+    said = capsys.readouterr()
+    assert "28.2 ± 1.0" in said.out
+    assert said.err.endswith(
+        "Not all runs are finished, see above. The same command resumes them.\n"
+    )
 
 
 def test_a_damaged_file_does_not_hide_the_others(results: Path, capsys: Captured) -> None:

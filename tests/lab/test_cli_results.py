@@ -6,8 +6,10 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from kept_files import write_kept
 from stored_runs import small
 
 import ocar_lab
@@ -144,6 +146,24 @@ def test_markdown_is_a_table_with_the_paper_below_the_method() -> None:
     alone = markdown_runs([part])
     assert "| er (max_tasks=1) | 2 | 28.2 ± 1.2 |" in alone
     assert "paper" not in alone
+
+
+def test_usual_runs_are_of_the_preset_on_the_published_splits(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    """Others stand in for a method that has none."""
+    earlier = {"factor_scale": "none", "head_size": "classes"}
+
+    def shown(*changes: dict[str, Any]) -> list[dict[str, Any]]:
+        for changed in changes:
+            write_kept(tmp_path, "split-cifar100", "ocar", {0: {"acc": 0.3}}, changed=changed)
+        assert main(["show", str(tmp_path), "--usual", "--json"]) == 0
+        return [group["changed"] for group in json.loads(capsys.readouterr().out)["groups"]]
+
+    assert shown({"lr": 0.1}, {**earlier, "splits": "own"}) == [{**earlier, "splits": "own"}]
+    assert shown({"splits": "own"}) == [{"splits": "own"}]
+    assert shown(earlier) == [earlier]  # the published splits come first
+    assert shown({}) == [{}]
 
 
 def test_a_document_is_renewed_between_its_marks(results: Path, capsys: Captured) -> None:

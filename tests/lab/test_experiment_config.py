@@ -18,6 +18,7 @@ from ocar.methods.registry import METHODS
 from ocar.streams.benchmarks import BENCHMARKS
 from ocar_lab.experiment import RunConfig
 from ocar_lab.experiment.config import base_settings
+from ocar_lab.runs.reading import read_changed
 
 RESULTS = Path(__file__).parents[2] / "results"
 
@@ -69,6 +70,9 @@ def test_two_learning_rates_never_share_a_folder(one: float, other: float) -> No
     assert len(names) == len({one, other})
 
 
+EARLIER_PRESET = {"factor_scale": "none", "head_size": "classes"}
+
+
 @pytest.mark.parametrize(
     ("folder", "options"),
     [
@@ -78,7 +82,9 @@ def test_two_learning_rates_never_share_a_folder(one: float, other: float) -> No
         ("convex/ngd", {}),
         ("convex/ocar", {}),
         ("convex/ocar", {"defaults": True}),
-        ("split-cifar100/ocar", {"device": "cuda", "splits": "own"}),
+        ("split-cifar100/er", {"device": "cuda", "splits": "own"}),
+        ("split-cifar100/ocar", {"device": "cuda", "settings": EARLIER_PRESET}),
+        ("split-cifar100/ocar-slow", {"device": "cuda"}),
     ],
 )
 def test_a_stored_result_is_found_again(folder: str, options: dict[str, Any]) -> None:
@@ -86,6 +92,29 @@ def test_a_stored_result_is_found_again(folder: str, options: dict[str, Any]) ->
     benchmark, method = folder.split("/")
     config = RunConfig(benchmark=benchmark, method=method, **{"device": "cpu", **options})
     assert (RESULTS / f"{folder}-{config.hash()}.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "differing"),
+    [
+        ("er", {}),
+        ("er-ace", {"replay": "fresh"}),
+        ("ocar", EARLIER_PRESET),
+        ("ocar-ace", {"replay": "fresh", **EARLIER_PRESET}),
+        ("ocar-slow", {}),
+    ],
+)
+def test_a_run_by_an_earlier_preset_is_named_by_what_it_ran_with(
+    method: str, differing: dict[str, Any]
+) -> None:
+    config = RunConfig(benchmark="split-cifar100", method=method, settings=differing)
+    document = {"config": config.identity(), "changed": {}}
+    assert read_changed(document) == config.changed() == differing
+    now = replace(config, settings={})
+    assert read_changed({"config": now.identity(), "changed": {}}) == now.changed() == {}
+    asked = replace(now, defaults=True, settings={"lr": 0.1})
+    named = {"config": asked.identity(), "changed": asked.changed()}
+    assert read_changed(named) == asked.changed()
 
 
 def test_the_defaults_of_a_method_are_another_folder_than_its_preset() -> None:

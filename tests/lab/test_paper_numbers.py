@@ -177,6 +177,52 @@ def test_published_splits_come_first_and_others_are_named(tmp_path: Path) -> Non
         assert (note in table_sheet(table).notes) == (not others)
 
 
+def test_a_claim_compares_the_same_splits_and_seeds(tmp_path: Path) -> None:
+    def runs(label: str, accs: list[float], **changed: object) -> list[KeptRun]:
+        metrics = {seed: {"acc": acc} for seed, acc in enumerate(accs)}
+        return [*kept(tmp_path, "split-tinyimagenet", label, metrics, changed=changed)]
+
+    def verdict(*runs: KeptRun) -> tuple[str, str | None, tuple[int, ...], dict[str, float]]:
+        found = table1(runs, "split-tinyimagenet").verdicts[-1]  # ER above OCAR-DER++ in Acc
+        values = {name: round(value, 6) for name, value in found.values.items()}
+        return found.state, found.splits, found.seeds, values
+
+    er = runs("er", [0.2, 0.3, 0.7])
+    elsewhere = runs("ocar-der++", [0.35, 0.35], splits="own")
+    assert verdict(*er, *elsewhere) == ("open", "published", (0, 1, 2), {"er": 40.0})
+    er_elsewhere = runs("er", [0.5, 0.4], splits="own")
+    both = {"er": 45.0, "ocar-der++": 35.0}
+    assert verdict(*er, *elsewhere, *er_elsewhere) == ("holds", "own", (0, 1), both)
+    here = runs("ocar-der++", [0.25, 0.35])
+    both = {"er": 25.0, "ocar-der++": 30.0}  # not 40, over three seeds
+    everything = [*er, *elsewhere, *er_elsewhere, *here]
+    assert verdict(*everything) == ("does not hold", "published", (0, 1), both)
+    assert verdict(*er[:1], *here[1:]) == ("open", "published", (), {})  # no seed in common
+
+
+def test_an_earlier_preset_stands_in_and_is_named(tmp_path: Path) -> None:
+    metrics = {seed: {"acc": 0.3} for seed in range(5)}
+    earlier = {"factor_scale": "none", "head_size": "classes"}
+    old = kept(tmp_path, "split-cifar100", "ocar", metrics, changed=earlier)
+    note = (
+        "With an earlier preset, which did not follow the authors' code in factor_scale, "
+        "head_size, replay: ocar."
+    )
+    for runs, settings in (
+        (old, earlier),
+        ([*old, *kept(tmp_path, "split-cifar100", "ocar", {0: {"acc": 0.4}})], {}),
+    ):
+        table = table1(runs)
+        row = next(row for row in table.rows if row.method == "ocar")
+        assert row.settings == settings
+        assert (note in table_sheet(table).notes) == bool(settings)
+        assert not any(line.startswith("No settings were") for line in table_sheet(table).notes)
+        command = next(command for command in table.commands if command.method == "ocar")
+        assert command.line == "ocar run split-cifar100 ocar --seeds 0 1 2 3 4"
+    other = kept(tmp_path, "split-cifar100", "ocar", metrics, changed={"head_size": "labels"})
+    assert next(row for row in table1(other).rows if row.method == "ocar").hash is None
+
+
 def test_where_no_settings_were_published_any_count(tmp_path: Path) -> None:
     whole = kept(tmp_path, "clear", "er", {0: {"acc": 0.6}}, changed={"lr": 0.1})
     short = {"lr": 0.1, "max_batches": 3}

@@ -352,17 +352,21 @@ def test_serving_answers_as_both(tmp_path: Path) -> None:
     assert not torch.allclose(learner.predict(x), learner.predict(x, prediction="plain"))
 
 
-@pytest.mark.parametrize(("given", "mirrored"), [({}, True), ({"mirror": False}, False)])
+@pytest.mark.parametrize(
+    ("given", "views"),
+    [({}, ["mirrored"]), ({"mirror": "no"}, ["plain"]), ({"mirror": "too"}, ["plain", "mirrored"])],
+)
 def test_where_images_are_mirrored_the_slow_weights_predict_the_mirror_image(
-    given: dict[str, Any], mirrored: bool
+    given: dict[str, Any], views: list[str]
 ) -> None:
     learner = ocar.ER(convnet(), lr=0.1, **BOTH, augment=ocar.CropFlip(padding=1), **given)
     serving = ocar.Serving(learner)
     for x, y in pictures(3, [0, 1, 2]):
         learner.learn(x, y)
-    seen = x.flip(-1) if mirrored else x
-    fast, slow = learner.predict(x, prediction="plain"), learner.predict(seen, prediction="slow")
-    expected = (fast.softmax(1) + slow.softmax(1)) / 2
+    seen = [x.flip(-1) if view == "mirrored" else x for view in views]
+    slow = [learner.predict(view, prediction="slow").softmax(1) for view in seen]
+    fast = learner.predict(x, prediction="plain").softmax(1)
+    expected = torch.stack([fast, *slow]).mean(0)
     assert_close(learner.predict_proba(x), expected)
     assert_close(serving.predict(x).probabilities, expected)
     assert_close(learner.predict_repeatedly(x)(4, lambda z: z.softmax(1)), expected[:4])
@@ -370,9 +374,9 @@ def test_where_images_are_mirrored_the_slow_weights_predict_the_mirror_image(
 
 def test_what_is_not_mirrored_in_learning_is_not_mirrored_in_predictions() -> None:
     for augment in (None, ocar.CropFlip(padding=1, flip=False)):
-        assert not ocar.ER(convnet(), lr=0.1, **BOTH, augment=augment).mirrors
-    assert not ocar.ER(convnet(), lr=0.1, **BOTH, augment=ocar.CropFlip(), mirror=False).mirrors
-    table = ocar.ER(mlp(), lr=0.1, **BOTH, mirror=True)  # features have no left and right
+        assert ocar.ER(convnet(), lr=0.1, **BOTH, augment=augment).mirrors == "no"
+    assert ocar.ER(convnet(), lr=0.1, **BOTH, augment=ocar.CropFlip(), mirror="no").mirrors == "no"
+    table = ocar.ER(mlp(), lr=0.1, **BOTH, mirror="instead")  # features have no left and right
     for x, y in vectors(3, [0, 1]):
         table.learn(x, y)
     parts = [table.predict(x, prediction=kind).softmax(1) for kind in ("plain", "slow")]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ocar.accel.devices import many_images
 from ocar.accel.folded import FoldedResNet, fold
 from ocar.accel.graph import Graph
-from ocar.structure import Inputs, apply, call, call_each, cat
+from ocar.structure import Inputs, Mirror, apply, call, call_each, cat
 
 T = TypeVar("T")
 
@@ -73,7 +73,7 @@ class ParallelPrediction(RepeatedPrediction):
         normalize: Callable[[Inputs], Inputs],
         model: nn.Module,
         weights: Sequence[Mapping[str, Tensor]],
-        mirror: bool = False,
+        mirror: Mirror = "no",
     ) -> None:
         like = next(iter(weights[0].values()))
         half = torch.float16 if like.dtype == torch.float32 else like.dtype
@@ -149,7 +149,7 @@ def repeated_prediction(
     model: nn.Module,
     weights: Sequence[Mapping[str, Tensor]] | None,
     record: bool,
-    mirror: bool = False,
+    mirror: Mirror = "no",
 ) -> RepeatedPrediction:
     """The fastest way to predict the same samples again and again.
 
@@ -161,7 +161,7 @@ def repeated_prediction(
         weights: Parameters and buffers by name, of each model that predicts; None if ``predict`` is
             more than the model with some weights.
         record: Whether CUDA graphs may be recorded.
-        mirror: Whether the last of several models sees mirror images, as in ``predict``.
+        mirror: Which images the last of several models sees, as in ``predict``.
     """
     device = next(model.parameters()).device
     if weights is None or not record or device.type != "cuda":

@@ -85,7 +85,9 @@ class NewSamplesLoss(PredictionLoss):
     def __call__(self, forward: Forward, step: Step) -> Outcome:
         """The loss of one step."""
         x, y = step.x[: step.new], step.y[: step.new]
-        return Outcome(loss=self.loss(forward(x), y, step), outputs=None)
+        outputs = forward(x)
+        self.follow(outputs, step)
+        return Outcome(loss=self.loss(outputs, y, step), outputs=None)
 
 
 class AGEMTransform(Transform):

@@ -38,7 +38,7 @@ from ocar.methods.lwf import divergence
 from ocar.methods.objective import Forward, Objective, Outcome, Step, sample_losses
 from ocar.methods.settings import LearnerSettings, Prediction
 from ocar.methods.student_t import ResidualScale
-from ocar.structure import Inputs
+from ocar.structure import Inputs, Mirror
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +57,16 @@ class SlowERSettings(ERSettings):
     slow_warmup: float = 10.0
     """c: the slow weights move by c / (b + c) as long as this is more than ``slow_rate``, after b
     stream batches."""
+
+    mirror: Mirror = "too"
+    """Whether the slow weights predict the mirror image, where ``augment`` mirrors: ``"too"``, so
+    that a prediction is the mean of three; the others: as for every method."""
+
+    replay_batch: int = 20
+    """Replayed samples a gradient step."""
+
+    new_share: float | None = 0.5
+    """Share of the new samples in the mean loss, and in OCAR's curvature."""
 
 
 class Distillation:
@@ -100,14 +110,18 @@ class Distillation:
 
     def _loss(self, outputs: Tensor, targets: Tensor, step: Step) -> Tensor:
         """The weighted divergence of the samples that are distilled, over the number of all."""
-        count, first = len(outputs), 0 if self.settings.distill_on == "all" else step.new
-        if first >= count:
-            return outputs.new_zeros(())
-        outputs, targets = outputs[first:], targets[first:]
-        if step.active is None:
-            mean = sample_losses(outputs, targets, None, self.residuals).mean()
-        else:
+
+        def mean(part: slice) -> Tensor:
+            own, wanted = outputs[part], targets[part]
+            if step.active is None:
+                return sample_losses(own, wanted, None, self.residuals).mean()
             temperature = self.settings.distill_temperature
-            mean = divergence(targets, outputs, step.active, temperature=temperature)
-            mean = mean * temperature**2
-        return self.settings.distillation * len(outputs) / count * mean
+            return divergence(wanted, own, step.active, temperature=temperature) * temperature**2
+
+        if self.settings.distill_on == "all":
+            return self.settings.distillation * step.mean(mean)
+        count = len(outputs) - step.new
+        if not count:
+            return outputs.new_zeros(())
+        share = step.weights[1] * count / len(outputs)
+        return self.settings.distillation * share * mean(slice(step.new, None))

@@ -5,7 +5,9 @@ step minimises the mean cross-entropy of the joint batch,
 
     w ← w − α ∇ 1/(n+m) (Σ_new CE + Σ_replay CE),
 
-with a replay batch drawn uniformly from the memory.
+with a replay batch drawn uniformly from the memory. With ``new_share`` s it is
+s times the mean of the new samples plus 1 − s times that of the replayed ones, so that a
+larger replay batch does not slow down what is new.
 
 With ``logit_adjustment`` λ the cross-entropy is that of z + λ log π, where z are the
 logits and π is the expected share of each class in the joint batch, by the labels of
@@ -48,11 +50,22 @@ class ERSettings(LearnerSettings):
     """λ: how much the loss is corrected for the shares of the classes in the joint batch; 0 for not
     at all."""
 
+    new_share: float | None = None
+    """s: share of the new samples in the mean loss, and in OCAR's curvature; by default that of
+    their number, one half for ten new and ten replayed samples."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         require_range(self, "at least 0", "logit_adjustment")
+        valid = self.new_share is None or 0 < self.new_share < 1
+        require("new_share", self.new_share, valid, "between 0 and 1, or None")
         fits = self.likelihood == "categorical" or not self.logit_adjustment
         require("logit_adjustment", self.logit_adjustment, fits, "0: a regression has no classes")
+
+    @property
+    def share_of_new(self) -> float | None:
+        """Share of the new samples in a mean over the joint batch; None to count all alike."""
+        return self.new_share
 
     def make_objective(self, context: Context) -> Objective:
         """Cross-entropy, or the loss of a regression."""
@@ -80,4 +93,5 @@ class AdjustedCrossEntropy(ClassObjective[ERSettings]):
         """The loss of one step; the outputs are those that predict."""
         outputs = forward(step.x)
         adjusted = outputs + step.own_numbers.to(outputs.dtype)
-        return Outcome(loss=mean_loss(adjusted, step.y, step.active), outputs=outputs)
+        loss = step.mean(lambda part: mean_loss(adjusted[part], step.y[part], step.active))
+        return Outcome(loss=loss, outputs=outputs)

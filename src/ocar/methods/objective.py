@@ -88,10 +88,28 @@ class Step:
     own_numbers: Tensor
     """What the objective's ``begin`` returned, as float64 on the model's device."""
 
+    new_share: float | None = None
+    """Share of the new samples in a mean over the joint batch; None to count every sample alike."""
+
     @property
     def replayed(self) -> int:
         """How many samples are replayed."""
         return sum(self.draws)
+
+    @property
+    def weights(self) -> tuple[float, float]:
+        """Weights of a new and of a replayed sample in a mean over the joint batch."""
+        if self.new_share is None or not self.replayed:
+            return 1.0, 1.0
+        count = self.new + self.replayed
+        return self.new_share * count / self.new, (1 - self.new_share) * count / self.replayed
+
+    def mean(self, part: Callable[[slice], Tensor]) -> Tensor:
+        """A mean over the joint batch, from the means over parts of it."""
+        if self.new_share is None or not self.replayed:
+            return part(slice(None))
+        new, replayed = part(slice(self.new)), part(slice(self.new, None))
+        return self.new_share * new + (1 - self.new_share) * replayed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,12 +257,17 @@ class PredictionLoss(Objective):
     def __call__(self, forward: Forward, step: Step) -> Outcome:
         """The loss of one step."""
         outputs = forward(step.x)
-        return Outcome(loss=self.loss(outputs, step.y, step), outputs=outputs)
+        self.follow(outputs, step)
+        loss = step.mean(lambda part: self.loss(outputs[part], step.y[part], step))
+        return Outcome(loss=loss, outputs=outputs)
+
+    def follow(self, outputs: Tensor, step: Step) -> None:
+        """Take the residuals of the new samples into the scale of a Student-t likelihood."""
+        if self.scale is not None and step.index == 0:
+            self.scale.follow_(step.y[: step.new] - outputs.detach()[: step.new])
 
     def loss(self, outputs: Tensor, y: Tensor, step: Step) -> Tensor:
-        """The mean loss of samples of a step, the new ones first."""
-        if self.scale is not None and step.index == 0:
-            self.scale.follow_(y[: step.new] - outputs.detach()[: step.new])
+        """The mean loss of some samples of a step."""
         return mean_loss(outputs, y, step.active, self.scale)
 
     def known(self, outputs: Tensor, y: Tensor, active: Tensor | None) -> dict[str, Tensor]:

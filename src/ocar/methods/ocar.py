@@ -286,8 +286,9 @@ class OCARTransform(Transform):
         if outputs is None or not self._shared:
             with self.curvature.record():
                 outputs = forward(step.x)
-        weights = outputs.new_full(outputs.shape[:1], self._scale[0], dtype=torch.float32)
-        weights[step.new :] = step.numbers[0]
+        new, replayed = step.weights
+        weights = outputs.new_full(outputs.shape[:1], self._scale[0] * new, dtype=torch.float32)
+        weights[step.new :] = step.numbers[0] * replayed
         if self.settings.head_size == "labels":
             self.curvature.units = step.numbers[-1]
         self.curvature.estimate(

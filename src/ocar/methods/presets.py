@@ -16,7 +16,8 @@
 * convex: the best of 100 trials of ``ocar tune convex METHOD`` for each method, by
   L_p + L_s with seed 0. The full Fisher is the paper's. EWC has the explicit penalty;
   lower sums were seen with the implicit one.
-* OCAR with slow weights has the settings of OCAR everywhere.
+* OCAR with slow weights has the numbers of OCAR everywhere, twice its replay batch, and is not
+  told how many classes are new.
 
 Settings that a benchmark itself fixes, such as the size of the memory, are in
 :mod:`ocar.streams.benchmarks`.
@@ -46,10 +47,13 @@ _ROTATED: Preset = {
 }
 """The code of OCM and OnPro."""
 
+_OCAR: Preset = {"factor_scale": "outputs", "head_size": "labels"}
+"""The code of OCAR's authors."""
+
 PRESETS: dict[str, dict[str, Preset]] = {
     "split-cifar100": {
         "er": {"lr": 0.0598729},
-        "er-ace": {"lr": 0.0248415, "alpha": 0.451435},
+        "er-ace": {"lr": 0.0248415, "alpha": 0.451435, "replay": "disjoint"},
         "er-lwf": {"lr": 0.0232479, "alpha": 0.51886, "temperature": 1.22282},
         "mir": {"lr": 0.0140011, "subsample": 128, "replay": "disjoint"},
         "rar": {
@@ -78,7 +82,9 @@ PRESETS: dict[str, dict[str, Preset]] = {
             "tau_step": 5.69971e-10,
             "ema": 0.0567373,
             "alpha": 0.591353,
+            "replay": "disjoint",
             "n_new": 5,
+            **_OCAR,
         },
         "ocar-der++": {
             "lr": 4.33138e-4,
@@ -89,12 +95,13 @@ PRESETS: dict[str, dict[str, Preset]] = {
             "replay": "disjoint",
             "classes": tuple(range(100)),
             "n_new": 5,
+            **_OCAR,
         },
-        "ocar": {"lr": 7.03388e-4, "tau_step": 3.67164e-8, "ema": 0.138513, "n_new": 5},
+        "ocar": {"lr": 7.03388e-4, "tau_step": 3.67164e-8, "ema": 0.138513, "n_new": 5, **_OCAR},
     },
     "split-tinyimagenet": {
         "er": {"lr": 0.0251527},
-        "er-ace": {"lr": 0.03124, "alpha": 0.406266},
+        "er-ace": {"lr": 0.03124, "alpha": 0.406266, "replay": "disjoint"},
         "er-lwf": {"lr": 0.0764668, "alpha": 0.465416, "temperature": 1.7707},
         "mir": {"lr": 0.00796748, "subsample": 128, "replay": "disjoint"},
         "rar": {
@@ -122,9 +129,17 @@ PRESETS: dict[str, dict[str, Preset]] = {
             "tau_step": 9.96476e-9,
             "ema": 0.0474223,
             "alpha": 0.648525,
+            "replay": "disjoint",
             "n_new": 10,
+            **_OCAR,
         },
-        "ocar": {"lr": 1.292762e-3, "tau_step": 1.05697e-8, "ema": 0.0239164, "n_new": 10},
+        "ocar": {
+            "lr": 1.292762e-3,
+            "tau_step": 1.05697e-8,
+            "ema": 0.0239164,
+            "n_new": 10,
+            **_OCAR,
+        },
     },
     "clear": {
         "lpr": {
@@ -214,4 +229,6 @@ PRESETS: dict[str, dict[str, Preset]] = {
 
 for _settings in PRESETS.values():
     if "ocar" in _settings:
-        _settings["ocar-slow"] = _settings["ocar"]
+        _own = _settings["ocar"].items()
+        _kept = {name: value for name, value in _own if name not in {"n_new", *_OCAR}}
+        _settings["ocar-slow"] = {**_kept, "replay_batch": 20}

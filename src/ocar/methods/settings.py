@@ -17,6 +17,7 @@ from ocar.memory import MEMORIES, Memory
 from ocar.methods.context import Context
 from ocar.methods.objective import Objective
 from ocar.methods.transform import TransformSettings
+from ocar.structure import Mirror
 
 Normalizer = Callable[[Tensor], Tensor]
 Augmenter = Callable[[Tensor, torch.Generator], Tensor]
@@ -88,10 +89,10 @@ class LearnerSettings:
     """Whether the slow weights have running statistics of BatchNorm that follow too, or use those
     of the model."""
 
-    mirror: bool | None = None
-    """Whether the slow weights predict the mirror image where both predict: the mean is then also
-    one over two views, at no cost. By default where ``augment`` mirrors. Only images ``(n, c, h,
-    w)`` have a mirror image."""
+    mirror: Mirror = "instead"
+    """Whether the slow weights predict the mirror image, where both predict and ``augment``
+    mirrors: ``"instead"`` of the image, at no cost; ``"too"``, with one more forward pass; or
+    ``"no"``."""
 
     distillation: float = 0.0
     """Weight of the divergence from the predictions of the slow weights in the loss; 0 for none."""
@@ -189,10 +190,9 @@ class LearnerSettings:
         return self.prediction != "plain" or self.distillation > 0
 
     @property
-    def mirrors(self) -> bool:
+    def mirrors(self) -> Mirror:
         """Whether the slow weights see mirror images where both predict."""
-        known = bool(getattr(self.augment, "flip", False))
-        return known if self.mirror is None else self.mirror
+        return self.mirror if getattr(self.augment, "flip", False) else "no"
 
     @property
     def slow_at_steps(self) -> bool:
@@ -221,6 +221,11 @@ class LearnerSettings:
     def draws(self) -> tuple[int, ...]:
         """Sizes of the independent draws from memory that a gradient step needs."""
         return (self.replay_batch,)
+
+    @property
+    def share_of_new(self) -> float | None:
+        """Share of the new samples in a mean over the joint batch; None to count all alike."""
+        return None
 
     @property
     def policy(self) -> type[Memory]:

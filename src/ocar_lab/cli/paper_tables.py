@@ -8,8 +8,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from ocar import datasets
 from ocar.config import require
-from ocar.errors import ConfigError
+from ocar.errors import ConfigError, DataError
 from ocar.install import find_source
 from ocar.registry import unknown
 from ocar_lab.cli.arguments import parse
@@ -26,6 +27,9 @@ RESULTS = Path("results")
 
 RUNS = Path("runs")
 """Where ``ocar run`` writes."""
+
+DATA = {"split-cifar100": "cifar100", "split-tinyimagenet": "tiny-imagenet"}
+"""The data set of each half of Table 1."""
 
 MAKING = ("methods", "seeds", "runs", "device", "workers", "data_root")
 """Options of ``--make``."""
@@ -171,6 +175,8 @@ def show_table(name: str, arguments: list[str], *, debug: bool) -> int:
         sys.stdout.write(markdown_sheets(shown))
     else:
         print_sheets(shown)
+    if code:
+        sys.stderr.write("\nNot all runs are finished, see above. The same command resumes them.\n")
     return 1 if errors or code else 0
 
 
@@ -190,7 +196,9 @@ def _make(options: Table1Options, *, again: str, debug: bool) -> int:
     chosen = [command for command in chosen if not command.to_choose]
     count = sum(seed < options.seeds for command in chosen for seed in command.seeds)
     if not count:
+        sys.stderr.write("Nothing to make.\n")
         return 0
+    _require_data(DATA[options.benchmark], options.data_root)
     common = {"device": options.device, "data_root": options.data_root}
     workers, config = choose_workers(common, workers=options.workers, jobs=count)
     words = ["--out", str(options.runs)]
@@ -202,6 +210,14 @@ def _make(options: Table1Options, *, again: str, debug: bool) -> int:
         sys.stderr.writelines(notes)
         jobs += [job for job in own if job.config.seed < options.seeds]
     return do_runs(jobs, workers=workers, again=again, debug=debug, suggest=False)
+
+
+def _require_data(name: str, root: Path | None) -> None:
+    """Raise unless a data set is whole: a sample gives numbers too, but not the paper's."""
+    (found,) = datasets.status(root or datasets.data_root(), names=(name,))
+    if not found.whole:
+        state = f"{found.where} is not all of it. {found.problem}" if found.present else "missing."
+        raise DataError(f"Table 1 needs {name}: {state} {found.how_to_get}")
 
 
 def _where_results_are() -> str:

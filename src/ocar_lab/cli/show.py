@@ -18,11 +18,10 @@ from ocar_lab.published import SOURCE
 from ocar_lab.runs import Group, Measured, groups, read_all, rows
 from ocar_lab.runs.find import HOW_TO_RUN
 from ocar_lab.runs.texts import papers_numbers
+from ocar_lab.runs.versions import EARLIER, earlier_settings
 
 BEGIN, END = "<!-- ocar show: begin -->", "<!-- ocar show: end -->"
 """The lines of a document that enclose its tables."""
-
-_USUAL = {"splits", "fisher"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,8 +42,8 @@ class Options:
     """Show these methods only."""
 
     usual: bool = False
-    """Show only whole runs with the preset's settings, on any splits and with any number of columns
-    in the sketch of the Fisher."""
+    """Show only whole runs with the preset's settings and any number of columns in the sketch of
+    the Fisher. Other splits and earlier presets are shown for a method that has nothing else."""
 
     json: bool = False
     """Print JSON: each run, each group of seeds with mean and std, the paper's numbers."""
@@ -73,7 +72,7 @@ def main(command: str, arguments: list[str], *, debug: bool) -> int:
     for name in options.methods:
         require_one_of("methods", name, labels)
     runs = [run for run in runs if not options.methods or run.label in options.methods]
-    runs = [run for run in runs if not options.usual or not run.changed.keys() - _USUAL]
+    runs = _usual(runs) if options.usual else runs
     if options.into is not None:
         if errors:
             raise RunError(f"{options.into} is unchanged: some runs cannot be read.")
@@ -86,6 +85,23 @@ def main(command: str, arguments: list[str], *, debug: bool) -> int:
     else:
         print_runs(runs, details=True)
     return 1 if errors else 0
+
+
+def _usual(runs: Sequence[Measured]) -> list[Measured]:
+    """The runs that ``--usual`` shows."""
+    found = [
+        run
+        for run in runs
+        if not run.changed.keys() - {"splits", "fisher", *earlier_settings(run.changed)}
+    ]
+    for names in ({"splits"}, set(EARLIER)):
+        better = {(r.benchmark, r.label) for r in found if names.isdisjoint(r.changed)}
+        found = [
+            run
+            for run in found
+            if names.isdisjoint(run.changed) or (run.benchmark, run.label) not in better
+        ]
+    return found
 
 
 def replace_tables(path: Path, tables: str) -> bool:

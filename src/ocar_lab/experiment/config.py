@@ -32,29 +32,7 @@ from ocar.streams.benchmarks import get_benchmark
 from ocar.streams.split import Splits
 from ocar_lab.plugins import load_plugins, named_plugins
 from ocar_lab.runs.results import identity_hash
-
-ADDED: dict[str, Any] = {
-    "standardize": False,
-    "max_cost": 1.5,
-    "exclude": [],
-    "include": [],
-    "slow_rate": 0.008,
-    "slow_warmup": 20.0,
-    "slow_every": "batch",
-    "slow_statistics": "own",
-    "distillation": 0.0,
-    "distill_on": "all",
-    "distill_temperature": 1.0,
-    "distill_curvature": False,
-    "mirror": None,
-    "logit_adjustment": 0.0,
-    "degrees_of_freedom": 5.0,
-    "factor_scale": "none",
-    "head_size": "classes",
-}
-"""Settings that an earlier version did not have, with the value that changes none of its runs. They
-are then no part of the identity, so that the runs are found again."""
-
+from ocar_lab.runs.versions import ADDED
 
 EXAMPLES = {"lr": "0.05", "damping": "0.1", "ema": "0.1", "strength": "1"}
 """A value of each setting that has no default, for a message."""

@@ -10,7 +10,9 @@ from ocar_lab.paper.commands import Command
 from ocar_lab.paper.tables import DEFINITION, Cell, Claim, PaperTable, Row, Verdict
 from ocar_lab.paper.times import TimesTable
 from ocar_lab.runs import Spread
+from ocar_lab.runs.paired import listed
 from ocar_lab.runs.texts import TITLES, Sheet, describe, seeds_text
+from ocar_lab.runs.versions import EARLIER, earlier_settings
 
 FAR, PAPER_ALONE = "!", "°"
 """Marks of a difference: beyond two standard deviations, and in the paper's deviation alone."""
@@ -101,14 +103,29 @@ def claims_sheet(verdicts: Mapping[str, Sequence[Verdict]]) -> Sheet:
         title="The claims of the paper's text in our numbers",
         header=("claim", "here", "the closest", "missing"),
         rows=tuple(
-            (f"{about}: {claim_text(v.claim)}", v.state, _closest(v), str(len(v.missing)))
+            (
+                f"{about}: {claim_text(v.claim)}{_splits_text(v)}",
+                v.state,
+                _closest(v),
+                str(len(v.missing)),
+            )
             for about, own in verdicts.items()
             for v in own
         ),
         notes=(
             f"{counts}. A claim is open if nothing is against it and some methods have no number.",
+            "Means are compared on the same splits, published or own, where fewer are missing, and "
+            "over the seeds that all methods have.",
         ),
     )
+
+
+def _splits_text(verdict: Verdict) -> str:
+    """The splits and seeds of all numbers."""
+    if not verdict.values or not verdict.seeds:
+        return ""
+    kind = "" if verdict.splits is None else f"{verdict.splits} splits, "
+    return f" ({kind}seed{'s' if len(verdict.seeds) > 1 else ''} {listed(verdict.seeds)})"
 
 
 def _closest(verdict: Verdict) -> str:
@@ -126,7 +143,7 @@ def verdict_text(verdict: Verdict, *, of: str | None = None) -> str:
     """A verdict on a claim of the paper, in one line; ``of`` another benchmark, if it is."""
     claim, values = verdict.claim, verdict.values
     what = "The paper's claim" if of is None else f"The paper's claim about {of}, tested here"
-    head = f"{what}, {claim_text(claim)}: {verdict.state}"
+    head = f"{what}, {claim_text(claim)}{_splits_text(verdict)}: {verdict.state}"
     if not values:
         return f"{head}, there are no numbers yet."
     if verdict.against:
@@ -140,7 +157,8 @@ def verdict_text(verdict: Verdict, *, of: str | None = None) -> str:
 
 
 def _choice_notes(rows: Sequence[Row]) -> list[str]:
-    ours = [row for row in rows if row.settings.keys() - {"fisher", "splits"}]
+    earlier = [row for row in rows if earlier_settings(row.settings)]
+    ours = [row for row in rows if _chosen(row.settings)]
     roots = [row for row in rows if "fisher" in row.settings and row not in ours]
     elsewhere = [row.method for row in rows if "splits" in row.settings]
     left_out = [group for row in rows for group in row.left_out]
@@ -153,6 +171,8 @@ def _choice_notes(rows: Sequence[Row]) -> list[str]:
     notes = {
         f"No settings were published for these; ours are: {_settings(ours)}.": ours,
         f"With another Fisher than the default: {_settings(roots)}.": roots,
+        "With an earlier preset, which did not follow the authors' code in "
+        f"{', '.join(EARLIER)}: {', '.join(row.method for row in earlier)}.": earlier,
         "On other class orders and validation data than the published (splits=own): "
         f"{', '.join(elsewhere)}.": elsewhere,
         "Left out, because they have other settings than the published or fewer seeds: "
@@ -164,10 +184,19 @@ def _choice_notes(rows: Sequence[Row]) -> list[str]:
 
 def _settings(rows: Sequence[Row]) -> str:
     given = {
-        r.method: ", ".join(f"{n}={v}" for n, v in r.settings.items() if n != "splits")
+        r.method: ", ".join(f"{n}={v}" for n, v in r.settings.items() if n in _named(r.settings))
         for r in rows
     }
     return ", ".join(f"{method} ({text})" for method, text in given.items())
+
+
+def _named(settings: Mapping[str, object]) -> set[str]:
+    """The settings of a row that no other note names."""
+    return settings.keys() - {"splits", *earlier_settings(settings)}
+
+
+def _chosen(settings: Mapping[str, object]) -> set[str]:
+    return _named(settings) - {"fisher"}
 
 
 def _command_notes(commands: Sequence[Command]) -> list[str]:

@@ -27,6 +27,7 @@ from ocar_lab.runs.folder import (
 )
 from ocar_lab.runs.provenance import device_names, is_session
 from ocar_lab.runs.records import FINISHED, parse_lines, read_columns
+from ocar_lab.runs.versions import changed_since
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,8 +138,12 @@ def read_run(path: Path) -> Run:
 
 
 def read_changed(document: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that differ from the preset; runs of earlier versions do not name their splits."""
+    """Settings that differ from the preset.
+
+    Runs of earlier versions do not name their splits, and may differ from the present preset.
+    """
     config, changed = document["config"], dict(document.get("changed", {}))
+    changed = changed_since(config, changed) | changed
     own = config["benchmark"] in SPLITS and "splits" not in config
     return changed | ({"splits": "own"} if own else {})
 

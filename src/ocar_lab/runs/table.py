@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ocar.events import Summary
 from ocar_lab.optional import needed
 from ocar_lab.runs.reading import Measured
+from ocar_lab.runs.versions import earlier_settings
 
 if TYPE_CHECKING:
     import polars as pl
@@ -74,6 +75,7 @@ class Group:
         """
         same = NEUTRAL | {"fisher"} if estimates_fisher(self.changed) else NEUTRAL
         fixed = PROTOCOL | {"memory"}
+        same = same | earlier_settings(self.changed).keys()
         others = {name: value for name, value in self.changed.items() if name not in same}
         return all(type(v) in (int, float) and n not in fixed for n, v in others.items())
 
