@@ -101,7 +101,7 @@ def test_a_stored_result_is_found_again(folder: str, options: dict[str, Any]) ->
         ("er-ace", {"replay": "fresh"}),
         ("ocar", EARLIER_PRESET),
         ("ocar-ace", {"replay": "fresh", **EARLIER_PRESET}),
-        ("ocar-slow", {}),
+        ("ocar-slow", {"replay_batch": 10}),
     ],
 )
 def test_a_run_by_an_earlier_preset_is_named_by_what_it_ran_with(

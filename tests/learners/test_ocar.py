@@ -40,6 +40,7 @@ def fisher_by_hand(model, x, weights, units: int) -> torch.Tensor:
 
 
 @pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("share", [None, 0.7])
 @pytest.mark.parametrize(
     ("option", "weight_of"),
     [
@@ -48,7 +49,7 @@ def fisher_by_hand(model, x, weights, units: int) -> torch.Tensor:
         ("one-plus-lambda", lambda known, new: 1 + max(1.0, known / new)),
     ],
 )
-def test_a_step_is_the_damped_natural_gradient_of_the_joint_batch(option, weight_of) -> None:
+def test_a_step_is_the_damped_natural_gradient_of_the_joint_batch(option, weight_of, share) -> None:
     model = mlp(units=4)
     learner = ocar.OCAR(
         model,
@@ -58,6 +59,7 @@ def test_a_step_is_the_damped_natural_gradient_of_the_joint_batch(option, weight
         curvature="dense",
         fisher="exact",
         replay_weight=option,
+        new_share=share,
         **RAW,
         **SETTINGS,
     )
@@ -74,16 +76,34 @@ def test_a_step_is_the_damped_natural_gradient_of_the_joint_batch(option, weight
     units = torch.tensor([seen.index(label) for label in new_y.tolist()])
     x = torch.cat([new_x, replayed.x])
     y = torch.cat([units, replayed.y])
-    w = torch.ones(9)
-    w[4:] = weight_of(len(seen), 2)
+    counts = torch.ones(9)
+    if share is not None:
+        counts[:4], counts[4:] = share * 9 / 4, (1 - share) * 9 / 5
+    w = counts.clone()
+    w[4:] *= weight_of(len(seen), 2)
     fisher = fisher_by_hand(before, x, w, len(seen))
-    loss = nn.functional.cross_entropy(before(x)[:, : len(seen)], y)
+    losses = nn.functional.cross_entropy(before(x)[:, : len(seen)], y, reduction="none")
+    loss = (counts * losses).mean()
     damped = fisher + SETTINGS["lr"] * torch.eye(len(fisher))  # τ starts at α
     step = -SETTINGS["lr"] * torch.linalg.solve(damped, flat_gradient(before, loss))
     moved = nn.utils.parameters_to_vector(model.parameters()) - nn.utils.parameters_to_vector(
         before.parameters()
     )
     assert_close(moved, step, **EXACT)
+
+
+@pytest.mark.usefixtures("double")
+@pytest.mark.parametrize("method", ["er", "ocar", "ocar-slow"])
+def test_a_share_that_is_that_of_the_numbers_changes_nothing(method) -> None:
+    """Ten new samples and ten replayed ones."""
+    options = {} if method == "er" else {"fisher": "exact"}
+    learners = [
+        ocar.make_learner(method, mlp(), lr=0.05, replay_batch=10, new_share=share, **options)
+        for share in (None, 0.5)
+    ]
+    for x, y in vectors(5, [0, 1, 2]):
+        one, other = (learner.learn(x.double(), y) for learner in learners)
+        assert_close(one.loss, other.loss, **EXACT)
 
 
 @pytest.mark.usefixtures("double")
@@ -203,6 +223,7 @@ def test_every_argument_is_a_setting_with_the_same_default() -> None:
         ({"tau": 0.0}, r"Invalid tau=0\.0\. Must be larger than 0, or None"),
         ({"n_new": 0}, r"Invalid n_new=0\. Must be at least 1, or None to estimate it\."),
         ({"passes": 0}, r"Invalid passes=0\. Must be at least 1\."),
+        ({"new_share": 1.0}, r"Invalid new_share=1\.0\. Must be between 0 and 1, or None\."),
         ({"memory": 0}, r"Invalid memory=0\. Must be at least 1, or a memory\."),
         ({"fisher": "sketch"}, r"Invalid fisher='sketch'\. Must be one of 'exact'"),
         ({"replay": "old"}, r"Invalid replay='old'\. Must be one of 'fresh', 'kept', 'disjoint'\."),

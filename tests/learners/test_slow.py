@@ -386,26 +386,30 @@ def test_what_is_not_mirrored_in_learning_is_not_mirrored_in_predictions() -> No
 # --- logit adjustment -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("method", ["er", "ocar-slow"])
-def test_logits_are_adjusted_by_the_shares_of_the_classes(method: str) -> None:
+@pytest.mark.parametrize(("method", "share"), [("er", None), ("er", 0.7), ("ocar-slow", 0.5)])
+def test_logits_are_adjusted_by_the_shares_of_the_classes(method: str, share: float | None) -> None:
     """Against a step by hand with four replayed samples; the predictions have no adjustment."""
     given = {"lr": 1e-3, "memory": 4, "replay_batch": 4, "passes": 1, "guard": None, **RAW}
-    learner = ocar.make_learner(method, normed(), logit_adjustment=0.5, **given)
+    learner = ocar.make_learner(method, normed(), logit_adjustment=0.5, new_share=share, **given)
     (x0, y0), (x1, y1) = stream(2)
     assert set(y1[:5].tolist()) != set(y0[:8].tolist())
     learner.learn(x0[:8], y0[:8])
     held, known = learner.memory.gather(learner.memory.slots), list(learner.classes)
     y1, units = y1[:5], classes(y1[:5], known)
     x, y = torch.cat([x1[:5], held.x]), torch.cat([units, held.y])
-    shares = torch.tensor([(y == unit).double().mean() for unit in range(len(known))])
+    weights = torch.full((9,), 1 / 9, dtype=torch.float64)
+    if share is not None:
+        weights[:5], weights[5:] = share / 5, (1 - share) / 4
+    shares = torch.stack([weights[y == unit].sum() for unit in range(len(known))])
     with torch.no_grad():
         outputs = copy.deepcopy(learner.model).train()(x)[:, : len(known)]
-        loss = functional.cross_entropy(outputs + 0.5 * shares.clamp_min(1e-3).log(), y)
+        adjusted = outputs + 0.5 * shares.clamp_min(1e-3).log()
+        loss = weights @ functional.cross_entropy(adjusted, y, reduction="none")
         if method == "ocar-slow":
             slow = torch.func.functional_call(
                 copy.deepcopy(learner.model).eval(), learner.slow.values, (x,)
             )
-            loss = loss + kl(slow[:, : len(known)], outputs, 1.0)[5:].sum() / len(x)  # replayed
+            loss = loss + kl(slow[:, : len(known)], outputs, 1.0)[5:] @ weights[5:]  # replayed
     assert_close(learner.learn(x1[:5], y1).loss, loss, **EXACT)
     logits = learner.predict(x, prediction="plain")
     assert torch.equal(logits, learner.model.eval()(x)[:, : len(known)])

@@ -10,8 +10,8 @@ s times the mean of the new samples plus 1 − s times that of the replayed ones
 larger replay batch does not slow down what is new.
 
 With ``logit_adjustment`` λ the cross-entropy is that of z + λ log π, where z are the
-logits and π is the expected share of each class in the joint batch, by the labels of
-the new samples and of the memory. The present classes fill half of this batch. Without the
+logits and π is the expected share of each class in this loss, by the labels of the new
+samples and of the memory. The present classes fill half of this batch. Without the
 adjustment they would be predicted too often. Predictions use z itself. See Menon et al.,
 "Long-tail learning via logit adjustment" (ICLR 2021), and Huang et al., "Online
 Continual Learning via Logit Adjusted Softmax" (TMLR 2024).
@@ -79,14 +79,16 @@ class AdjustedCrossEntropy(ClassObjective[ERSettings]):
 
     def begin(self, batch: Begun) -> Sequence[float]:
         """λ log π of each unit."""
-        memory, units = self.context.memory, self.head.capacity
-        shares = torch.bincount(torch.tensor(batch.units), minlength=units).double()
+        memory, units, new = self.context.memory, self.head.capacity, len(batch.units)
+        shares = torch.bincount(torch.tensor(batch.units), minlength=units).double() / new
         replayed = min(self.settings.replay_batch, len(memory))
         if replayed and (self.settings.partial_replay or replayed == self.settings.replay_batch):
-            held = torch.bincount(memory.labels, minlength=units).double()
-            shares += held * (replayed / len(memory))
-        shares = (shares / shares.sum()).clamp_min(RAREST)
-        adjustment: list[float] = (self.settings.logit_adjustment * shares.log()).tolist()
+            held = torch.bincount(memory.labels, minlength=units).double() / len(memory)
+            share = self.settings.new_share or new / (new + replayed)
+            shares = share * shares + (1 - share) * held
+        adjustment: list[float] = (
+            self.settings.logit_adjustment * shares.clamp_min(RAREST).log()
+        ).tolist()
         return adjustment
 
     def __call__(self, forward: Forward, step: Step) -> Outcome:

@@ -287,7 +287,8 @@ class OCARTransform(Transform):
             with self.curvature.record():
                 outputs = forward(step.x)
         new, replayed = step.weights
-        weights = outputs.new_full(outputs.shape[:1], self._scale[0] * new, dtype=torch.float32)
+        dtype = torch.promote_types(outputs.dtype, torch.float32)
+        weights = outputs.new_full(outputs.shape[:1], self._scale[0] * new, dtype=dtype)
         weights[step.new :] = step.numbers[0] * replayed
         if self.settings.head_size == "labels":
             self.curvature.units = step.numbers[-1]

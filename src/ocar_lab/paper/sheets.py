@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from ocar_lab.paper.commands import Command
@@ -12,7 +12,7 @@ from ocar_lab.paper.times import TimesTable
 from ocar_lab.runs import Spread
 from ocar_lab.runs.paired import listed
 from ocar_lab.runs.texts import TITLES, Sheet, describe, seeds_text
-from ocar_lab.runs.versions import EARLIER, earlier_settings
+from ocar_lab.runs.versions import earlier_settings
 
 FAR, PAPER_ALONE = "!", "°"
 """Marks of a difference: beyond two standard deviations, and in the paper's deviation alone."""
@@ -169,10 +169,9 @@ def _choice_notes(rows: Sequence[Row]) -> list[str]:
     ]
     parts = sum(group.is_part for group in left_out)
     notes = {
-        f"No settings were published for these; ours are: {_settings(ours)}.": ours,
-        f"With another Fisher than the default: {_settings(roots)}.": roots,
-        "With an earlier preset, which did not follow the authors' code in "
-        f"{', '.join(EARLIER)}: {', '.join(row.method for row in earlier)}.": earlier,
+        f"No settings were published for these; ours are: {_settings(ours, _named)}.": ours,
+        f"With another Fisher than the default: {_settings(roots, _named)}.": roots,
+        f"With an earlier preset: {_settings(earlier, earlier_settings)}.": earlier,
         "On other class orders and validation data than the published (splits=own): "
         f"{', '.join(elsewhere)}.": elsewhere,
         "Left out, because they have other settings than the published or fewer seeds: "
@@ -182,9 +181,9 @@ def _choice_notes(rows: Sequence[Row]) -> list[str]:
     return [text for text, about in notes.items() if about]
 
 
-def _settings(rows: Sequence[Row]) -> str:
+def _settings(rows: Sequence[Row], named: Callable[[Mapping[str, object]], Collection[str]]) -> str:
     given = {
-        r.method: ", ".join(f"{n}={v}" for n, v in r.settings.items() if n in _named(r.settings))
+        r.method: ", ".join(f"{n}={v}" for n, v in r.settings.items() if n in named(r.settings))
         for r in rows
     }
     return ", ".join(f"{method} ({text})" for method, text in given.items())
