@@ -125,19 +125,21 @@ def test_methods_are_told_apart_without_colour() -> None:
     assert len({str(look[1]) for look in others.values()}) == 4
 
 
+FOLDER = Path(__file__).parents[2] / "results" / "figures"
+
+
 def kept_figures() -> list[Path]:
-    folder = Path(__file__).parents[2] / "results" / "figures"
-    return sorted(folder.glob("*.json"))
+    return sorted(FOLDER.rglob("*.json"))
 
 
 def test_kept_figures_are_small_and_say_what_made_them() -> None:
     files = kept_figures()
     assert {file.stem.partition("-")[0] for file in files} == {*FIGURES, "curves"}
-    about = (files[0].parent / "README.md").read_text(encoding="utf-8")
+    about = (FOLDER / "README.md").read_text(encoding="utf-8")
     for file in files:
         document = json.loads(file.read_text(encoding="utf-8"))
         assert document["command"] in about, file.name
         assert file.with_suffix(".png").exists()
-    for file in files[0].parent.iterdir():
+    for file in FOLDER.rglob("*.*"):
         assert file.stat().st_size < (300_000 if file.suffix == ".png" else 500_000), file.name
-        assert file.suffix != ".png" or f"({file.name})" in about
+        assert file.suffix != ".png" or f"({file.relative_to(FOLDER)})" in about

@@ -30,5 +30,5 @@ def test_the_tables_are_those_of_the_results(
 def test_results_are_small_files() -> None:
     # Figures have a limit of their own, in test_cli_figures.py.
     everything = [path for path in (ROOT / "results").rglob("*") if path.is_file()]
-    files = [path for path in everything if path.parent.name != "figures"]
+    files = [path for path in everything if "figures" not in path.parts]
     assert [path for path in files if path.stat().st_size > LARGEST] == []

@@ -10,12 +10,12 @@ import html
 import json
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from ocar.files import printable
 from ocar_lab.runs import Group, Measured, groups
-from ocar_lab.runs.texts import Sheet, group_rows, main_metrics, other_metrics
+from ocar_lab.runs.texts import Sheet, best_groups, group_rows, main_metrics, other_metrics
 
 
 def print_json(value: Any) -> None:
@@ -125,7 +125,7 @@ def by_benchmark(together: Iterable[Group]) -> dict[str, list[Group]]:
 
 
 def markdown_runs(together: Sequence[Group]) -> str:
-    """The metrics that the paper compares as Markdown, one table for each benchmark.
+    """The metrics that the paper compares as Markdown, one table for each benchmark, best in bold.
 
     Seconds are left out: they compare only between runs that had a device to themselves. Runs of
     part of a stream are left out where there are whole ones.
@@ -134,12 +134,16 @@ def markdown_runs(together: Sequence[Group]) -> str:
     for benchmark, every in by_benchmark(together).items():
         here = [group for group in every if not group.is_part] or every
         metrics = {name: title for name, title in main_metrics(here).items() if name != "seconds"}
-        rows = [
-            [*texts, "" if group is None else ", ".join(group.devices)]
-            for group, texts in group_rows(benchmark, here, metrics)
-        ]
+        best = [best_groups(name, here) for name in metrics]
+        rows: list[list[str]] = []
+        bold: set[tuple[int, int]] = set()
+        for group, texts in group_rows(benchmark, here, metrics):
+            if group is not None:
+                place = here.index(group)
+                bold |= {(len(rows), 2 + i) for i, places in enumerate(best) if place in places}
+            rows.append([*texts, "" if group is None else ", ".join(group.devices)])
         header = ["method", "seeds", *metrics.values(), "device"]
-        table = _markdown_table(header, rows, "---:|" * (len(header) - 2) + "---|")
+        table = _markdown_table(header, rows, "---:|" * (len(header) - 2) + "---|", bold)
         parts.append(f"**{_markdown(benchmark)}**\n\n{table}\n")
     return "\n".join(parts)
 
@@ -158,12 +162,20 @@ def markdown_sheets(sheets: Sequence[Sheet]) -> str:
     return "\n".join(texts)
 
 
-def _markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]], aligned: str) -> str:
-    return "\n".join([_markdown_row(header), f"|---|{aligned}", *map(_markdown_row, rows)])
+def _markdown_table(
+    header: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    aligned: str,
+    bold: Collection[tuple[int, int]] = (),
+) -> str:
+    cells = [[_markdown(cell.strip()) for cell in row] for row in rows]
+    for row, column in bold:
+        cells[row][column] = f"**{cells[row][column]}**"
+    lines = [_markdown_row(map(_markdown, header)), f"|---|{aligned}", *map(_markdown_row, cells)]
+    return "\n".join(lines)
 
 
-def _markdown_row(cells: Sequence[str]) -> str:
-    texts = [_markdown(cell.strip()) for cell in cells]
+def _markdown_row(texts: Iterable[str]) -> str:
     return "|" + "|".join(f" {text} " if text else " " for text in texts) + "|"
 
 
