@@ -24,7 +24,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "+ distillation, + the mirror image instead of the image": ("ocar-slow", TEN),
     "+ 20 replayed samples for 10, + the mirror image too: `ocar-slow`": ("ocar-slow", {}),
-    "`ocar-slow` before the last row, distillation of all samples": (
+    "the third row of ours, distillation of all samples": (
         "ocar-slow",
         {"distill_on": "all", "slow_warmup": 20.0, **TEN},
     ),
