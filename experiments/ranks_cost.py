@@ -108,6 +108,8 @@ class Load:
     parameters: int
     tensors: int  #: How many tensors the parameters are.
     factors: tuple[int, ...] = ()  #: Numbers that each kind of block sends; none without curvature.
+    statistics: tuple[int, ...] = ()  #: How many statistics these are.
+    factor_dtype: str = "same"
     pairs: tuple[Pair, ...] = ()  #: The layers with Kronecker factors.
     inverses: str = "replicated"
     channels: tuple[int, ...] = ()  #: Of each BatchNorm layer.
@@ -149,13 +151,20 @@ def messages(load: Load, ranks: int) -> Iterator[Message]:
             yield Message("sum", sum(weights) * load.number)
     if load.factors:
         yield from (Message("sum", load.columns * size) for size in slopes)
-        yield from (Message("sum", count * load.number) for count in load.factors)
+        for count, scales in zip(load.factors, load.statistics, strict=True):
+            if load.factor_dtype == "float16":
+                yield Message("sum", scales * load.number)
+            yield Message("sum", count * (2 if load.factor_dtype == "float16" else load.number))
         if load.pairs and load.inverses != "replicated":
             yield Message("sum", 8)
         if load.inverses == "broadcast":
             for own in by_rank(load.pairs, ranks):
-                squares = (p.groups * (p.parts * p.d_in**2 + p.d_out**2) for p in own)
-                yield Message("broadcast", sum(squares) * load.number)
+                shapes = (
+                    (p.groups * count, size, size)
+                    for p in own
+                    for count, size in ((p.parts, p.d_in), (1, p.d_out))
+                )
+                yield Message("broadcast", triangles(shapes) * load.number)
         if load.draws:
             yield from [Message("gather", old * outputs)] * 2
         else:
@@ -422,6 +431,7 @@ def on_meta(make: Callable[[], nn.Module], pixels: int) -> tuple[Load, Operation
         sum(triangles(own.shapes().values()) for own in matrices.values()),
         sum(sum(map(math.prod, own.shapes().values())) for own in others),
     ]
+    counts = [sum(len(own.shapes()) for own in group) for group in (matrices.values(), others)]
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
     load = Load(
         new=NEW,
@@ -432,6 +442,7 @@ def on_meta(make: Callable[[], nn.Module], pixels: int) -> tuple[Load, Operation
         parameters=sum(p.numel() for p in parameters),
         tensors=len(parameters),
         factors=tuple(size for size in sizes if size),
+        statistics=tuple(count for count in counts if count),
         pairs=tuple(
             Pair(name, own.own_groups, own.d_in, own.d_out, parts=own.parts)
             for name, own in matrices.items()
