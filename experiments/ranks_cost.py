@@ -41,7 +41,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import ocar
 from ocar.accel import Pair
-from ocar.accel.ranks import Inverses, Ranks
+from ocar.accel.ranks import FactorType, Inverses, Ranks
 from ocar.accel.shared_inverses import share_out
 from ocar.curvature.cost import Work, find_parts
 from ocar.curvature.found import find_layers
@@ -464,8 +464,9 @@ def predict() -> list[dict[str, Any]]:
         launching = each * operators(narrow, pixels)
         shared = work.shared / ASSUMED["products"]
         one = shared + work.unshared(load, 1)
-        for ranks, inverses in product((8, 64), get_args(Inverses)):
-            load = replace(load, inverses=inverses)
+        kinds = product((8, 64), get_args(Inverses), get_args(FactorType))
+        for ranks, inverses, factor_dtype in kinds:
+            load = replace(load, inverses=inverses, factor_dtype=factor_dtype)
             unshared = work.unshared(load, ranks)
             about = ASSUMED["links"][str(ranks)]
             link = Link(latency=about["latency"], bandwidth=about["bandwidth"], trees=True)
@@ -478,6 +479,7 @@ def predict() -> list[dict[str, Any]]:
                     "network": name,
                     "ranks": ranks,
                     "inverses": inverses,
+                    "factor_dtype": factor_dtype,
                     "messages": len(sent),
                     "bytes": sum(m.size for m in sent),
                     "sending": sending,
