@@ -38,12 +38,12 @@ RESULT = Path("results/ranks/rounding.json")
 NETWORKS: dict[str, Callable[[], nn.Module]] = {
     "MLP, 2 x 400 units": lambda: nn.Sequential(
         *(nn.Flatten(), nn.Linear(64, 400), nn.ReLU()),
-        *(nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 2)),
+        *(nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 10)),
     ),
     "convolutions, BatchNorm": lambda: nn.Sequential(
         *(nn.Conv2d(1, 32, 3, padding=1, bias=False), nn.BatchNorm2d(32), nn.ReLU()),
         *(nn.Conv2d(32, 64, 3, stride=2, bias=False), nn.BatchNorm2d(64), nn.ReLU()),
-        *(nn.Flatten(), nn.Linear(576, 2)),
+        *(nn.Flatten(), nn.Linear(576, 10)),
     ),
 }
 SEEDS = (0, 1, 2)
