@@ -7,7 +7,8 @@ from typing import Any
 
 from scripts import ROOT
 
-STORED = json.loads((ROOT / "results/ranks/cost.json").read_text())
+FOLDER = ROOT / "results/ranks"
+STORED = json.loads((FOLDER / "cost.json").read_text())
 PAGE = (ROOT / "docs/guides/ranks.md").read_text()
 
 
@@ -31,6 +32,10 @@ def test_the_check_against_gloo_is_the_stored_one() -> None:
             times += [batch["measured"], batch["predicted"]]
             cells = [row["network"], found["ranks"], row["messages"], *map(ms, times)]
             assert f"| {' | '.join(map(str, cells))} |\n" in PAGE
+            assert abs(sending["predicted"] / sending["measured"] - 1) < 0.1
+    rows = [row["batch"] for found in STORED["gloo"] for row in found["networks"]]
+    longer = [row["measured"] / row["predicted"] - 1 for row in rows]
+    assert f"Batches took {min(longer) * 100:.0f} to {max(longer):.0%}".replace("%", " %") in PAGE
 
 
 def test_the_prediction_is_the_stored_one() -> None:
@@ -48,3 +53,19 @@ def test_the_prediction_is_the_stored_one() -> None:
         assert f"{ms(row['launching'])} for {name}" in PAGE
         assert f"{ms(row['unshared'])}" in PAGE
     assert "with {new} new and {replayed} replayed images".format(**STORED["batch"]) in PAGE
+
+
+def test_what_one_device_pays_is_stored() -> None:
+    before, after, _ = json.loads((FOLDER / "off.json").read_text())["counted"].values()
+    assert all(after[name]["operators"] == own["operators"] for name, own in before.items())
+    calls = [(own["calls"][0], after[name]["calls"][0]) for name, own in before.items()]
+    more, share = [b - a for a, b in calls], max(b / a for a, b in calls) - 1
+    text = " ".join(PAGE.split())
+    assert f"{min(more)} to {max(more)} more Python functions, at most {share * 100:.1f} %" in text
+    times = json.loads((FOLDER / "one-device-h200.json").read_text())
+    runs = [times["before"]["seconds"], *times["after"]["seconds"]]
+    for method, verb in (("ER", " took"), ("OCAR", "")):
+        was, *now = (
+            f"{run['step, 5 classes'][f'{method} at 5 classes'] * 1e3:.3f}" for run in runs
+        )
+        assert f"a batch of {method}{verb} {' and '.join(now)} ms, before {was} ms" in text
