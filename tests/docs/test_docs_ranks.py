@@ -69,3 +69,19 @@ def test_what_one_device_pays_is_stored() -> None:
             f"{run['step, 5 classes'][f'{method} at 5 classes'] * 1e3:.3f}" for run in runs
         )
         assert f"a batch of {method}{verb} {' and '.join(now)} ms, before {was} ms" in text
+
+
+def test_what_16_bits_change_is_stored() -> None:
+    found = json.loads((FOLDER / "rounding.json").read_text())["measured"]
+    text = " ".join(PAGE.split())
+
+    def span(values: list[float], digits: int) -> str:
+        return f"{min(values) * 100:.{digits}f} to {max(values) * 100:.{digits}f} %"
+
+    first, *later = zip(*(row["steps"]["float16"] for row in found), strict=True)
+    assert f"first batch changed by {span([*first], 2)}" in text
+    assert f"state changed by {span([value for each in later for value in each], 3)}" in text
+    for name, words in (("float16", "weights differed by"), ("one process", "order, differed by")):
+        assert f"{words} {span([row['weights'][name] for row in found], 0)}" in text
+    assert all(abs(row["accuracy"]["float16"] - row["accuracy"]["full"]) < 0.003 for row in found)
+    assert not any(skipped for row in found for skipped in row["skipped"].values())

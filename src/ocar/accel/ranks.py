@@ -72,9 +72,9 @@ class Ranks:
             multiplied with them (``"sharded"``).
         factor_dtype: Estimates of the curvature are sent with the type that they have
             (``"same"``), or as ``"float16"``, half of the bytes of float32. Each factor is divided
-            by its largest entries first, so that nothing overflows. With N ranks an entry then has
-            an error of at most N · 5e-4 of the largest. With little damping a factor may have no
-            inverse; the batch is refused then.
+            by its largest entries first, so that nothing overflows. With N ranks the error of an
+            entry is at most N · 5e-4 of the mean over ranks of their largest entries. If the
+            damping is less, a factor may have no inverse, and the batch is skipped.
 
     Attributes:
         rank: The number of this process, from 0.
