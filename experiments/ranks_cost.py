@@ -263,19 +263,24 @@ def fit(samples: Sequence[tuple[str, int, float]], ranks: int) -> Link:
 def measure(out: Path, rounds: int) -> None:
     """One rank of the check; the first writes what was measured."""
     torch.set_num_threads(1)
-    ranks, silent = Noted(), Silent()
-    ranks.noted = []
+    ranks, silent, rounded = Noted(), Silent(), Noted(factor_dtype="float16")
+    ranks.noted, rounded.noted = [], []
     probes = [Message(kind, size) for kind in ("sum", "gather") for size in SIZES]
     actions: dict[Any, Callable[[], object]] = {m: sender(m, ranks) for m in probes}
     sent: dict[str, list[Message]] = {}
+    rounded_bytes: dict[str, int] = {}
     x, y = torch.randint(0, 256, (10, 3, 32, 32), dtype=torch.uint8), torch.arange(10)
     own = ranks.share(x), ranks.share(y)
     for name, make in NETWORKS.items():
-        for kind, group in (("batch", ranks), ("computing", silent)):
+        for kind, group in (("batch", ranks), ("computing", silent), ("rounded", rounded)):
             learner = ocar.OCAR(make(), memory=100, replay_batch=10, passes=PASSES, ranks=group)
             for _ in range(4):
                 ranks.noted.clear()
+                rounded.noted.clear()
                 learner.learn(*own)
+            if group is rounded:
+                rounded_bytes[name] = sum(m.size for m in rounded.noted)
+                continue
             actions[name, kind] = partial(learner.learn, *own)
             if group is ranks:
                 sent[name] = list(ranks.noted)
@@ -291,6 +296,7 @@ def measure(out: Path, rounds: int) -> None:
                 "network": name,
                 "messages": len(noted),
                 "bytes": sum(m.size for m in noted),
+                "bytes with float16": rounded_bytes[name],
                 "sending": {"measured": seconds[name, "sending"], "predicted": sending},
                 "computing": computing,
                 "batch": {
