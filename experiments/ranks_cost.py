@@ -41,7 +41,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import ocar
 from ocar.accel import Pair
-from ocar.accel.ranks import Inverses, Ranks
+from ocar.accel.ranks import FactorType, Inverses, Ranks
 from ocar.accel.shared_inverses import share_out
 from ocar.curvature.cost import Work, find_parts
 from ocar.curvature.found import find_layers
@@ -108,6 +108,8 @@ class Load:
     parameters: int
     tensors: int  #: How many tensors the parameters are.
     factors: tuple[int, ...] = ()  #: Numbers that each kind of block sends; none without curvature.
+    statistics: tuple[int, ...] = ()  #: How many statistics these are.
+    factor_dtype: str = "same"
     pairs: tuple[Pair, ...] = ()  #: The layers with Kronecker factors.
     inverses: str = "replicated"
     channels: tuple[int, ...] = ()  #: Of each BatchNorm layer.
@@ -149,13 +151,20 @@ def messages(load: Load, ranks: int) -> Iterator[Message]:
             yield Message("sum", sum(weights) * load.number)
     if load.factors:
         yield from (Message("sum", load.columns * size) for size in slopes)
-        yield from (Message("sum", count * load.number) for count in load.factors)
+        for count, scales in zip(load.factors, load.statistics, strict=True):
+            if load.factor_dtype == "float16":
+                yield Message("sum", scales * load.number)
+            yield Message("sum", count * (2 if load.factor_dtype == "float16" else load.number))
         if load.pairs and load.inverses != "replicated":
             yield Message("sum", 8)
         if load.inverses == "broadcast":
             for own in by_rank(load.pairs, ranks):
-                squares = (p.groups * (p.parts * p.d_in**2 + p.d_out**2) for p in own)
-                yield Message("broadcast", sum(squares) * load.number)
+                shapes = (
+                    (p.groups * count, size, size)
+                    for p in own
+                    for count, size in ((p.parts, p.d_in), (1, p.d_out))
+                )
+                yield Message("broadcast", triangles(shapes) * load.number)
         if load.draws:
             yield from [Message("gather", old * outputs)] * 2
         else:
@@ -254,19 +263,24 @@ def fit(samples: Sequence[tuple[str, int, float]], ranks: int) -> Link:
 def measure(out: Path, rounds: int) -> None:
     """One rank of the check; the first writes what was measured."""
     torch.set_num_threads(1)
-    ranks, silent = Noted(), Silent()
-    ranks.noted = []
+    ranks, silent, rounded = Noted(), Silent(), Noted(factor_dtype="float16")
+    ranks.noted, rounded.noted = [], []
     probes = [Message(kind, size) for kind in ("sum", "gather") for size in SIZES]
     actions: dict[Any, Callable[[], object]] = {m: sender(m, ranks) for m in probes}
     sent: dict[str, list[Message]] = {}
+    rounded_bytes: dict[str, int] = {}
     x, y = torch.randint(0, 256, (10, 3, 32, 32), dtype=torch.uint8), torch.arange(10)
     own = ranks.share(x), ranks.share(y)
     for name, make in NETWORKS.items():
-        for kind, group in (("batch", ranks), ("computing", silent)):
+        for kind, group in (("batch", ranks), ("computing", silent), ("rounded", rounded)):
             learner = ocar.OCAR(make(), memory=100, replay_batch=10, passes=PASSES, ranks=group)
             for _ in range(4):
                 ranks.noted.clear()
+                rounded.noted.clear()
                 learner.learn(*own)
+            if group is rounded:
+                rounded_bytes[name] = sum(m.size for m in rounded.noted)
+                continue
             actions[name, kind] = partial(learner.learn, *own)
             if group is ranks:
                 sent[name] = list(ranks.noted)
@@ -282,6 +296,7 @@ def measure(out: Path, rounds: int) -> None:
                 "network": name,
                 "messages": len(noted),
                 "bytes": sum(m.size for m in noted),
+                "bytes with float16": rounded_bytes[name],
                 "sending": {"measured": seconds[name, "sending"], "predicted": sending},
                 "computing": computing,
                 "batch": {
@@ -422,6 +437,7 @@ def on_meta(make: Callable[[], nn.Module], pixels: int) -> tuple[Load, Operation
         sum(triangles(own.shapes().values()) for own in matrices.values()),
         sum(sum(map(math.prod, own.shapes().values())) for own in others),
     ]
+    counts = [sum(len(own.shapes()) for own in group) for group in (matrices.values(), others)]
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm2d)]
     load = Load(
         new=NEW,
@@ -432,6 +448,7 @@ def on_meta(make: Callable[[], nn.Module], pixels: int) -> tuple[Load, Operation
         parameters=sum(p.numel() for p in parameters),
         tensors=len(parameters),
         factors=tuple(size for size in sizes if size),
+        statistics=tuple(count for count in counts if count),
         pairs=tuple(
             Pair(name, own.own_groups, own.d_in, own.d_out, parts=own.parts)
             for name, own in matrices.items()
@@ -453,8 +470,9 @@ def predict() -> list[dict[str, Any]]:
         launching = each * operators(narrow, pixels)
         shared = work.shared / ASSUMED["products"]
         one = shared + work.unshared(load, 1)
-        for ranks, inverses in product((8, 64), get_args(Inverses)):
-            load = replace(load, inverses=inverses)
+        kinds = product((8, 64), get_args(Inverses), get_args(FactorType))
+        for ranks, inverses, factor_dtype in kinds:
+            load = replace(load, inverses=inverses, factor_dtype=factor_dtype)
             unshared = work.unshared(load, ranks)
             about = ASSUMED["links"][str(ranks)]
             link = Link(latency=about["latency"], bandwidth=about["bandwidth"], trees=True)
@@ -467,6 +485,7 @@ def predict() -> list[dict[str, Any]]:
                     "network": name,
                     "ranks": ranks,
                     "inverses": inverses,
+                    "factor_dtype": factor_dtype,
                     "messages": len(sent),
                     "bytes": sum(m.size for m in sent),
                     "sending": sending,

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 from scripts import ROOT
 
-STORED = json.loads((ROOT / "results/ranks/cost.json").read_text())
+FOLDER = ROOT / "results/ranks"
+STORED = json.loads((FOLDER / "cost.json").read_text())
 PAGE = (ROOT / "docs/guides/ranks.md").read_text()
 
 
 def ms(seconds: float) -> str:
     return f"{seconds * 1e3:,.0f} ms"
+
+
+def mb(count: int) -> str:
+    return f"{count / 1e6:,.0f} MB"
+
+
+def kind(row: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[name] for name in ("network", "ranks", "inverses"))
 
 
 def test_the_check_against_gloo_is_the_stored_one() -> None:
@@ -22,15 +32,56 @@ def test_the_check_against_gloo_is_the_stored_one() -> None:
             times += [batch["measured"], batch["predicted"]]
             cells = [row["network"], found["ranks"], row["messages"], *map(ms, times)]
             assert f"| {' | '.join(map(str, cells))} |\n" in PAGE
+            assert abs(sending["predicted"] / sending["measured"] - 1) < 0.1
+    rows = [row["batch"] for found in STORED["gloo"] for row in found["networks"]]
+    longer = [row["measured"] / row["predicted"] - 1 for row in rows]
+    assert f"Batches took {min(longer) * 100:.0f} to {max(longer):.0%}".replace("%", " %") in PAGE
 
 
 def test_the_prediction_is_the_stored_one() -> None:
+    rounded = {kind(row): row for row in STORED["predicted"] if row["factor_dtype"] == "float16"}
     for row in STORED["predicted"]:
+        if row["factor_dtype"] == "float16":
+            continue
         times = [ms(row[name]) for name in ("sending", "computing", "batch")]
-        cells = [row[name] for name in ("network", "ranks", "inverses", "messages")]
-        cells += [f"{row['bytes'] / 1e6:,.0f} MB", *times, f"{row['share']:.0%}", ms(row["one"])]
+        cells = [*kind(row), row["messages"], mb(row["bytes"]), *times, f"{row['share']:.0%}"]
+        other = rounded[kind(row)]
+        cells += [mb(other["bytes"]), ms(other["sending"])]
         assert f"| {' | '.join(map(str, cells))} |\n" in PAGE
         name = row["network"].partition(",")[0]
+        assert f"{ms(row['one'])} for {name}" in PAGE
         assert f"{ms(row['launching'])} for {name}" in PAGE
         assert f"{ms(row['unshared'])}" in PAGE
     assert "with {new} new and {replayed} replayed images".format(**STORED["batch"]) in PAGE
+
+
+def test_what_one_device_pays_is_stored() -> None:
+    before, after, _ = json.loads((FOLDER / "off.json").read_text())["counted"].values()
+    assert all(after[name]["operators"] == own["operators"] for name, own in before.items())
+    calls = [(own["calls"][0], after[name]["calls"][0]) for name, own in before.items()]
+    more, share = [b - a for a, b in calls], max(b / a for a, b in calls) - 1
+    text = " ".join(PAGE.split())
+    assert f"{min(more)} to {max(more)} more Python functions, at most {share * 100:.1f} %" in text
+    times = json.loads((FOLDER / "one-device-h200.json").read_text())
+    runs = [times["before"]["seconds"], *times["after"]["seconds"]]
+    for method, verb in (("ER", " took"), ("OCAR", "")):
+        was, *now = (
+            f"{run['step, 5 classes'][f'{method} at 5 classes'] * 1e3:.3f}" for run in runs
+        )
+        assert f"a batch of {method}{verb} {' and '.join(now)} ms, before {was} ms" in text
+
+
+def test_what_16_bits_change_is_stored() -> None:
+    found = json.loads((FOLDER / "rounding.json").read_text())["measured"]
+    text = " ".join(PAGE.split())
+
+    def span(values: list[float], digits: int) -> str:
+        return f"{min(values) * 100:.{digits}f} to {max(values) * 100:.{digits}f} %"
+
+    first, *later = zip(*(row["steps"]["float16"] for row in found), strict=True)
+    assert f"first batch changed by {span([*first], 2)}" in text
+    assert f"state changed by {span([value for each in later for value in each], 3)}" in text
+    for name, words in (("float16", "weights differed by"), ("one process", "order, differed by")):
+        assert f"{words} {span([row['weights'][name] for row in found], 0)}" in text
+    assert all(abs(row["accuracy"]["float16"] - row["accuracy"]["full"]) < 0.003 for row in found)
+    assert not any(skipped for row in found for skipped in row["skipped"].values())

@@ -10,6 +10,7 @@ import warnings
 
 import torch
 from rank_cases import learn, make_learner, make_stream, parse
+from rank_rounded import errors
 from torch import Tensor, nn
 
 import ocar
@@ -58,6 +59,18 @@ def check_norm(ranks: ocar.Ranks) -> None:
     print("batchnorm: same", flush=True)
 
 
+def check_rounded(count: int) -> None:
+    """Send factors with 16 bits: one rank rounds each number once, and learns."""
+    found = errors()
+    assert found.pop("zero.A") == 0
+    assert all(0 < error <= 2**-11 for error in found.values()), found
+    ranks = ocar.Ranks(timeout=100, factor_dtype="float16")
+    learner = make_learner("ocar", "groupnorm", ranks, device=ranks.device)
+    learn(learner, make_stream("groupnorm", count))
+    assert learner.guarded.skipped == 0
+    print("factors: rounded", flush=True)
+
+
 def main() -> None:
     warnings.simplefilter("default")  # CUDA warns of a lot
     count, *cases = sys.argv[1:]
@@ -69,6 +82,7 @@ def main() -> None:
         for case in cases:
             check(case, int(count), ranks)
     check_norm(ranks)
+    check_rounded(int(count))
     backend = ranks._group._get_backend(ranks.device)
     assert all(ranks.traffic.messages[kind] for kind in ("gather", "sum", "broadcast"))
     print(f"backend: {backend.name()}", flush=True)

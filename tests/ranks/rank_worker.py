@@ -27,6 +27,7 @@ def main() -> None:
             "memory": "sharded" if settings.pop("sharded", False) else "replicated",
             "batchnorm": "own" if settings.pop("own", False) else "synchronized",
             "inverses": settings.pop("inverses", "replicated"),
+            "factor_dtype": settings.pop("factor_dtype", "same"),
         }
         if f"{placed}" not in groups:
             groups[f"{placed}"] = ocar.Ranks(timeout=100, **placed)

@@ -11,6 +11,7 @@ import torch
 from experiments import ranks_cost as cost
 from rank_cases import (
     METHODS,
+    WORKER,
     finish,
     learn,
     make_learner,
@@ -127,8 +128,9 @@ def test_other_methods_and_options_are_shared_too(tmp_path, size):
     check(tmp_path, size, 40, [*VARIANTS])
 
 
-def test_ranks_agree_where_layers_draw_or_see_their_own_samples_only(tmp_path):
+def test_ranks_agree_where_layers_draw_or_see_their_own_samples_or_factors_are_rounded(tmp_path):
     cases = ["ocar batchnorm own=True", "er batchnorm own=True", "ocar dropout", "er dropout"]
+    cases += ["ocar mlp factor_dtype=float16"]
     finish(start_ranks(2, [str(tmp_path), "12", *cases]))
     for case in cases:
         first, second = (torch.load(tmp_path / f"{case.replace(' ', '_')}.{r}") for r in (0, 1))
@@ -136,10 +138,23 @@ def test_ranks_agree_where_layers_draw_or_see_their_own_samples_only(tmp_path):
         for name, tensor in first[0].items():
             assert torch.equal(tensor, second[0][name]), f"{case}: {name}"
         method, model, settings = parse(case)
-        settings.pop("own", None)
+        for name in ("own", "factor_dtype"):
+            settings.pop(name, None)
         one, _ = learn(make_learner(method, model, None), make_stream(model, 12)).state()
         weights = [name for name in one if name.startswith("model.") and one[name].dim() > 1]
         assert not any(torch.allclose(one[name], first[0][name], atol=1e-6) for name in weights)
+
+
+def test_factors_with_16_bits_are_those_with_all_up_to_rounding():
+    texts = finish(start_ranks(2, [], WORKER.with_name("rank_rounded.py")))
+    assert texts[0] == texts[1]
+    *lines, finite = texts[0].splitlines()
+    errors = {name: float(error) for name, error in map(str.split, lines)}
+    assert errors.keys() == {"loose.F", "huge.A", "large.A", "tiny.A", "zero.A"}
+    assert errors.pop("zero.A") == 0
+    # Each rank's part is rounded, and the sum; a rank's largest may be twice that of the mean.
+    assert all(0 < error < 2 * 2 * 2**-11 for error in errors.values()), errors
+    assert finite == "finite loose.F huge.A tiny.A zero.A"
 
 
 def test_a_stream_is_evaluated_as_with_one_process(tmp_path):
@@ -152,10 +167,12 @@ def test_a_stream_is_evaluated_as_with_one_process(tmp_path):
 def test_a_batch_takes_the_messages_and_bytes_of_the_cost_model(tmp_path):
     cases = ["er mlp", "ocar mlp", "ocar batchnorm inverses=sharded", "er batchnorm"]
     cases += ["ocar mlp curvature=ekfac", "ocar transformer inverses=broadcast"]
+    cases += ["ocar transformer factor_dtype=float16"]
     texts = finish(start_ranks(2, [str(tmp_path), "6", *cases]))
     for case in cases:
         method, model, settings = parse(case)
         stream, inverses = make_stream(model, 6), settings.pop("inverses", "replicated")
+        factor_dtype = settings.pop("factor_dtype", "same")
         learner = learn(make_learner(method, model, None, **settings), stream)
         parameters = list(learner.model.parameters())
         blocks = learner.transform.curvature.blocks if method == "ocar" else []
@@ -169,8 +186,10 @@ def test_a_batch_takes_the_messages_and_bytes_of_the_cost_model(tmp_path):
             parameters=sum(p.numel() for p in parameters),
             tensors=len(parameters),
             factors=tuple(map(numbers_sent, blocks)),
+            statistics=tuple(len(block.buffer.shapes) for block in blocks),
             pairs=tuple(p for block in blocks for p in getattr(block, "_pairs", {}).values()),
             inverses=inverses,
+            factor_dtype=factor_dtype,
             channels=tuple(m.num_features for m in norms),
             draws=may_draw(learner.model),
             number=8,
@@ -239,6 +258,7 @@ def test_a_timeout_is_a_time(timeout):
         ("batchnorm", "'synchronized' or 'own'"),
         ("memory", "'replicated' or 'sharded'"),
         ("inverses", "'replicated' or 'broadcast' or 'sharded'"),
+        ("factor_dtype", "'same' or 'float16'"),
     ],
 )
 def test_placements_have_names(name, allowed):

@@ -18,6 +18,7 @@ def check(batches: int, cases: tuple[str, ...], backend: str) -> None:
         for memory in ("replicated", "sharded"):
             assert f"{case}: same with memory {memory}" in text
     assert "batchnorm: same" in text
+    assert "factors: rounded" in text
     assert f"backend: {backend}" in text
 
 

@@ -99,14 +99,17 @@ class FactorBuffer:
 
     def unpack_(self, packed: Tensor, names: Sequence[str]) -> None:
         """Replace the estimates of some statistics by what :meth:`pack` gave."""
-        for name, part in zip(names, packed.split([*map(self._packed, names)]), strict=True):
+        for name, part in zip(names, packed.split(self.packed_sizes(names)), strict=True):
             estimate = self.estimate(name)
             if name in self._symmetric:
                 triangles.mirror_(estimate, part)
             else:
                 estimate.copy_(part.view_as(estimate))
 
-    def _packed(self, name: str) -> int:
-        """Numbers of a statistic that is packed."""
-        shape = self.shapes[name]
-        return triangles.numbers(shape) if name in self._symmetric else math.prod(shape)
+    def packed_sizes(self, names: Sequence[str]) -> list[int]:
+        """How many numbers :meth:`pack` gives of each statistic."""
+        shapes = {name: self.shapes[name] for name in names}
+        return [
+            triangles.numbers(shape) if name in self._symmetric else math.prod(shape)
+            for name, shape in shapes.items()
+        ]

@@ -136,10 +136,13 @@ def inverses(buffer: FactorBuffer) -> Tensor:
 
 
 @operation
-def inverse_tensors(buffer: FactorBuffer, pairs: Pairs, *, found: bool) -> list[Tensor]:
-    """What :func:`precondition` reads of some layers, to send or to overwrite.
+def inverse_tensors(
+    buffer: FactorBuffer, pairs: Pairs, *, found: bool
+) -> list[tuple[Tensor, bool]]:
+    """The matrices that :func:`precondition` reads of some layers, to send or to overwrite.
 
-    Tensors of the same layers have the same shapes and layout on all ranks.
+    Each comes with whether it is symmetric; the others are lower triangular. Those of the same
+    layers have the same shapes and layout on all ranks.
 
     Args:
         buffer: The factors; :func:`mix_and_damp` has damped them.
@@ -147,7 +150,7 @@ def inverse_tensors(buffer: FactorBuffer, pairs: Pairs, *, found: bool) -> list[
         found: Whether :func:`invert` has inverted them here. If not, another rank has.
     """
     flat = inverses(buffer)
-    return [buffer.view(flat, name) for pair in pairs for name in pair.names]
+    return [(buffer.view(flat, name), True) for pair in pairs for name in pair.names]
 
 
 @operation

@@ -181,7 +181,9 @@ def _used_inputs(buffer: FactorBuffer, pair: Pair) -> Tensor | None:
 
 
 @inverse_tensors.implementation("host", when=_on_host)
-def _inverse_tensors(buffer: FactorBuffer, pairs: Pairs, *, found: bool) -> list[Tensor]:
+def _inverse_tensors(
+    buffer: FactorBuffer, pairs: Pairs, *, found: bool
+) -> list[tuple[Tensor, bool]]:
     factored: dict[str, _Factored] = buffer.derived.setdefault("factored", {})
     for pair in pairs:
         used = _used_inputs(buffer, pair)
@@ -192,7 +194,8 @@ def _inverse_tensors(buffer: FactorBuffer, pairs: Pairs, *, found: bool) -> list
             a.copy_(factored[pair.layer].a)
             g.copy_(factored[pair.layer].g)
         factored[pair.layer] = _factored(buffer, pair, used, a, g)
-    return [t for pair in pairs for t in (factored[pair.layer].a, factored[pair.layer].g)]
+    own = [(factored[pair.layer], pair.linear) for pair in pairs]
+    return [t for f, linear in own for t in ((f.a, False), (f.g, not linear))]
 
 
 @precondition.implementation("host", when=_on_host)

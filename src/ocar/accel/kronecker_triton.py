@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ocar.accel import kronecker
 from ocar.accel.buffer import FactorBuffer, Pair
-from ocar.accel.kronecker import Pairs, invert, mix_and_damp, precondition
+from ocar.accel.kronecker import Pairs, inverse_tensors, invert, mix_and_damp, precondition
 from ocar.accel.operation import has_triton, launch
 from ocar.accel.rows import Rows
 
@@ -201,6 +201,18 @@ def _invert(buffer: FactorBuffer, pairs: Pairs) -> Tensor:
         failed = failed + others
         kronecker.replace_inverses(buffer, found, failed)
     return failed
+
+
+@inverse_tensors.implementation("triton", when=_fits)
+def _inverse_tensors(
+    buffer: FactorBuffer, pairs: Pairs, *, found: bool
+) -> list[tuple[Tensor, bool]]:
+    flat = kronecker.inverses(buffer)
+    return [
+        (buffer.view(flat, name), name == pair.names[1] or not _is_small(pair))
+        for pair in pairs
+        for name in pair.names
+    ]
 
 
 @precondition.implementation("triton", when=_fits)

@@ -161,8 +161,31 @@ class SharedModel:
         Returns:
             Waits for the other ranks, and writes the means over all rows.
         """
-        wait = self.ranks.start_sum_(buffer.pack(names).mul_(self.share(rows).weight))
+        packed = buffer.pack(names).mul_(self.share(rows).weight)
+        if self.ranks.factor_dtype == "float16":
+            wait = self._start_rounded_sum_(packed, buffer.packed_sizes(names))
+        else:
+            wait = self.ranks.start_sum_(packed)
         return lambda: buffer.unpack_(wait(), names)
+
+    def _start_rounded_sum_(self, packed: Tensor, sizes: Sequence[int]) -> Callable[[], Tensor]:
+        """Begin to replace statistics by their sums over ranks, which travel with 16 bits.
+
+        Each is divided by the sum of its largest numbers on each rank. So no sum over some ranks
+        exceeds 1, and nothing overflows.
+        """
+        parts = packed.split([*sizes])
+        largest = self.ranks.sum_(torch.stack(torch._foreach_norm(parts, torch.inf)))
+        scales = largest.clamp_min(torch.finfo(packed.dtype).tiny).unbind()
+        torch._foreach_div_(parts, scales)
+        wait = self.ranks.start_sum_(packed.to(torch.float16))
+
+        def restore() -> Tensor:
+            packed.copy_(wait())
+            torch._foreach_mul_(parts, scales)
+            return packed
+
+        return restore
 
     def _spread(self, flat: Tensor, tensors: Sequence[Tensor]) -> None:
         parts = flat.split([t.numel() for t in tensors])

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from ocar.accel import triangles
 from ocar.accel.buffer import FactorBuffer, Pair
 from ocar.accel.kronecker import Pairs, inverse_tensors, invert, precondition
 from ocar.accel.operation import known
@@ -69,12 +70,15 @@ class SharedInverses:
         return tuple(pair for pair in pairs if self._owners[pair.layer] == rank)
 
     def _broadcast(self, ranks: Ranks, buffer: FactorBuffer, pairs: Pairs, source: int) -> None:
-        """Give all ranks the inverses of some layers, in one message."""
-        tensors = inverse_tensors(buffer, pairs, found=ranks.rank == source)
-        if tensors:
-            flat = ranks.broadcast_(torch.cat([t.flatten() for t in tensors]), source)
-            for tensor, part in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
-                tensor.copy_(part.view_as(tensor))
+        """Give all ranks the inverses of some layers, as triangles in one message."""
+        matrices = inverse_tensors(buffer, pairs, found=ranks.rank == source)
+        if matrices:
+            lower = [triangles.upper(matrix.mT) for matrix, _ in matrices]
+            flat = ranks.broadcast_(torch.cat(lower), source)
+            parts = flat.split([part.numel() for part in lower])
+            for (matrix, symmetric), part in zip(matrices, parts, strict=True):
+                write = triangles.mirror_ if symmetric else triangles.write_
+                write(matrix.mT, part)
 
     def precondition(
         self,

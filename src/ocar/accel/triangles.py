@@ -18,12 +18,16 @@ def upper(matrices: Tensor) -> Tensor:
     return matrices[..., rows, columns].flatten()
 
 
+def write_(matrices: Tensor, triangles: Tensor) -> None:
+    """Replace the upper triangles of matrices ``(..., d, d)``; the numbers below them stay."""
+    rows, columns = _places(matrices)
+    matrices[..., rows, columns] = triangles.view(*matrices.shape[:-2], -1)
+
+
 def mirror_(matrices: Tensor, triangles: Tensor) -> None:
     """Replace matrices ``(..., d, d)`` by the symmetric ones with such upper triangles."""
-    rows, columns = _places(matrices)
-    found = triangles.view(*matrices.shape[:-2], -1)
-    matrices[..., rows, columns] = found
-    matrices[..., columns, rows] = found
+    write_(matrices, triangles)
+    write_(matrices.mT, triangles)
 
 
 def _places(matrices: Tensor) -> tuple[Tensor, Tensor]:
