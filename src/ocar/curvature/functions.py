@@ -11,7 +11,7 @@ A weight with an unknown use has no curvature, because a part of its gradient wo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any, cast
 
@@ -119,6 +119,10 @@ class Functions(TorchFunctionMode):
         for own in found:
             if func in _ARGUMENTS and own.tensor is given.get("weight"):
                 self._see_product(own, func, given, result)
+            elif own.is_bias and func in _ARGUMENTS and own.tensor is given.get("bias"):
+                weight = self._followed.get(id(given.get("weight")))
+                if (weight is None or weight.layer is not own.layer) and _has_gradient(result):
+                    self._lose(own)
             elif func in _SPLITS and own.rows is None and own.indices is None:
                 self._see_split(own, result)
             else:
@@ -142,15 +146,17 @@ class Functions(TorchFunctionMode):
         fits = own.indices is None and not isinstance(layer, AddedLayer)
         fits &= isinstance(layer, ReversedLayer) == (func is torch.addmm)
         fits &= given.get("alpha", 1) == given.get("beta", 1) == 1
+        bias = given.get("bias")
         if isinstance(layer, MatrixLayer):
-            bias = given.get("bias")
             used = None if bias is None else self._followed.get(id(bias))
             same = used is not None and used.layer is layer and used.rows == own.rows
-            fits &= same if layer.has_bias else used is None or used.layer is not layer
+            other = used is None or used.layer is not layer
+            fits &= same or bias is None if layer.has_bias else other
         if not fits:
             self._lose(own)
             return
-        self._emit(layer.name, x, result, self._use(own, given))
+        use = replace(self._use(own, given), with_bias=bias is not None)
+        self._emit(layer.name, x, result, use)
         common = isinstance(layer, EmbeddingLayer) and not x.is_floating_point()
         if common and (x.dim() == 1 or x.shape[0] == 1):
             self._follow(_Followed(result, layer, indices=x))
@@ -178,7 +184,10 @@ class Functions(TorchFunctionMode):
 
     def _see_other(self, own: _Followed, func: Any, kwargs: dict[str, Any], result: Any) -> None:
         """An addition to all samples, or something unknown."""
-        if own.is_bias or result is own.tensor or not _has_gradient(result):
+        if result is own.tensor or not _has_gradient(result):
+            return
+        if own.is_bias:
+            self._lose(own)
             return
         repeated = func in _REPETITIONS and isinstance(own.layer, AddedLayer)
         is_sum = func in _ADDITIONS and kwargs.get("alpha", 1) == 1
