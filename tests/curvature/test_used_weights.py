@@ -806,3 +806,43 @@ def test_attention_predicts_as_before_while_it_is_recorded():
         assert layer(x, x, x, need_weights=False)[1] is None
     assert_close(outputs, fast, **EXACT)
     assert_close(recorded, weights, **EXACT)
+
+
+def test_a_model_whose_only_weight_is_used_in_another_way_is_refused():
+    kfac = KFAC(Net(lambda m, x: m.head(x) + x @ m.head.weight.T, head=nn.Linear(4, 3)), **OPTIONS)
+    with pytest.raises(ModelError, match=r"^No layer has curvature: the weights of head are used"):
+        observe(kfac, torch.randn(5, 4))
+
+
+@pytest.mark.parametrize("case", ["called twice", "attention", "broadcast positions", "positions"])
+def test_samples_are_looked_for_once(case, monkeypatch):
+    model, x = made(case)
+    kfac = KFAC(model, **OPTIONS)
+    found = []
+    look = kfac._samples.find
+    monkeypatch.setattr(kfac._samples, "find", lambda *a, **k: (found.append(1), look(*a, **k)))
+    for _ in range(3):
+        observe(kfac, x)
+    assert len(found) == 1
+
+
+def test_samples_that_were_found_are_found_in_batches_of_other_sizes():
+    """The rows of a time are one after another, in each batch."""
+    model = linear(flat_second)
+    curvature = EKFAC(model, **{**OPTIONS, "fisher": "exact(independent)"})
+    observe(curvature, torch.randn(4, 3, 4))
+    model.head.reset_parameters()
+    x = torch.randn(2, 6, 4)
+    observe(curvature, x)
+    fisher = reference.full_fisher(model, x, parameters=curvature.layers["body"].parameters)
+    assert_close(diagonal(curvature, "body"), fisher.diagonal(), **EXACT)
+
+
+def test_samples_are_found_although_batch_norm_couples_them():
+    model = linear(flat_second, norm=nn.BatchNorm1d(3))
+    model.run = lambda m, x: m.norm(flat_second(m, x))
+    kfac = KFAC(model, **OPTIONS, sharing="reduce")
+    x = torch.randn(6, 3, 4)
+    observe(kfac, x)
+    rows = torch.cat([x, torch.ones(6, 3, 1)], -1).mean(1)
+    assert_close(average(kfac, "body", "A")[0], rows.T @ rows / 6, **EXACT)

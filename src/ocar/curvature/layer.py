@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ocar import accel
-from ocar.curvature.samples import Place, places
+from ocar.curvature.places import Place, places
 from ocar.errors import ModelError
 
 

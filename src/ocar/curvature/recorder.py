@@ -98,7 +98,8 @@ class Recorder:
         if kind is None and lost and not self.records:
             raise ModelError(
                 f"No layer has curvature: the weights of {', '.join(sorted(incomplete))} are used "
-                "by functions whose input is not known. Use functional.linear or a convolution."
+                "by functions whose inputs are not known. functional.linear, functional.embedding "
+                "and convolutions are known."
             )
 
     def _start_call(self, name: str, module: nn.Module, inputs: tuple[Any, ...]) -> None:

@@ -7,45 +7,17 @@ not tell. So the gradients of two samples are pulled back once: each must be zer
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from ocar.curvature.layer import Layer
-    from ocar.curvature.recorder import Record
+from ocar.curvature.layers import Layer
+from ocar.curvature.places import Place, places
+from ocar.curvature.recorder import Record
 
 LEAST_SHARE = 0.5
 """Least share of a sample's gradient at its own rows; samples that BatchNorm couples have more."""
-
-
-@dataclass(frozen=True)
-class Place:
-    """The dimension that holds the samples."""
-
-    dim: int
-
-    inner: bool = False
-    """Whether the sample varies fastest where a sample has several rows."""
-
-    def first(self, t: Tensor, samples: int, *, before: int = 0) -> Tensor:
-        """The samples in the first dimension after ``before`` others; rows keep their dimension."""
-        dim = before + self.dim
-        if t.shape[dim] == samples:
-            return t.movedim(dim, before)
-        t = t.unflatten(dim, (-1, samples) if self.inner else (samples, -1))
-        return t.movedim(dim + self.inner, before)
-
-
-def places(shape: Sequence[int], samples: int, dims: Iterable[int]) -> list[Place]:
-    """All places in some dimensions; those with one row a sample come first."""
-    dims = [dim for dim in dims if shape[dim] and shape[dim] % samples == 0]
-    exact = [Place(dim) for dim in dims if shape[dim] == samples]
-    inner = (False, True)
-    return exact + [Place(d, i) for d in dims if shape[d] != samples for i in inner]
 
 
 class Samples:
@@ -58,11 +30,12 @@ class Samples:
     def __init__(self, layers: Mapping[str, Layer]) -> None:
         self._layers = layers
         self._places: dict[tuple[str, int], Place] = {}
+        self._looked: set[tuple[str, int]] = set()  # uses with or without a place
         self._spread: set[str] = set()  # layers that see no samples
 
     def known(self, records: Mapping[str, Sequence[Record]]) -> bool:
         """Whether all uses of weights have been seen before."""
-        return all((n, i) in self._places for n, own in records.items() for i in range(len(own)))
+        return self._looked >= _uses(records)
 
     def find(
         self,
@@ -80,6 +53,7 @@ class Samples:
             samples: How many there are.
             coupled: Whether the outputs of a sample depend on other samples.
         """
+        self._looked |= _uses(records)
         for name, own in gradients.items():
             for index, (record, g) in enumerate(zip(records[name], own, strict=True)):
                 layer = self._layers[name]
@@ -121,11 +95,14 @@ class Samples:
         return places(record.x.shape, samples, layer.sample_dims(record.x, record.use))
 
 
+def _uses(records: Mapping[str, Sequence[Record]]) -> set[tuple[str, int]]:
+    return {(name, index) for name, own in records.items() for index in range(len(own))}
+
+
 def _share(place: Place, g: Tensor, samples: int) -> float:
     """The least share of a column's squares that is at its own sample."""
-    squares = place.first(g, samples, before=1).flatten(2 if g.dim() > 2 else 1)
-    squares = squares.double().square()
-    squares = squares.sum(2) if squares.dim() > 2 else squares  # (columns, n)
+    squares = place.first(g, samples, before=1).double().square()
+    squares = squares.reshape(len(g), samples, -1).sum(2)
     whole = squares.sum(1)
     shares = torch.where(whole > 0, squares.diagonal() / whole, 1.0)
     return float(shares.nan_to_num(nan=1.0).min())
