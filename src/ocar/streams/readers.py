@@ -121,7 +121,7 @@ class RecordReader(Reader):
         if samples:
             yield collate(samples, f"{first} and on: "), {"row": row}
 
-    def _sample(self, record: Record, where: str) -> tuple[Any, Any]:
+    def _sample(self, record: Any, where: str) -> tuple[Any, Any]:
         if not isinstance(record, Mapping):
             kind = type(record).__name__
             raise DataError(f"{where} is a {kind}. Must be a dictionary of fields by name.")
