@@ -494,6 +494,18 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
         ),
         lambda: IDS,
     ),
+    **{
+        f"positions of {count} times, samples second": (
+            lambda: positions(
+                lambda m, x: m.head(
+                    torch.tanh(m.body(m.embed(x.T) + m.place(torch.arange(x.shape[1]))[:, None]))
+                ).mean(0),
+                place=nn.Embedding(9, 4),
+            ),
+            lambda count=count: torch.arange(4 * count).view(4, count) % 5,
+        )
+        for count in (3, 4, 8)
+    },
     "broadcast positions, added twice": (
         lambda: positions(
             added_twice,
@@ -751,6 +763,14 @@ LOST = {
         ),
         lambda: IDS,
         "scale (parameter)",
+    ),
+    "positions that are multiplied": (
+        lambda: positions(
+            lambda m, x: m.head(m.body(m.embed(x) * m.place(torch.arange(3))).mean(1)),
+            place=nn.Embedding(9, 4),
+        ),
+        lambda: IDS,
+        "place (Embedding)",
     ),
     "positions that are also multiplied": (
         lambda: positions(also_multiplied, place=nn.Embedding(4, 4)),

@@ -46,6 +46,7 @@ _ARGUMENTS: dict[Any, tuple[str, ...]] = {
 _DEFAULTS = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "output_padding": 0}
 _ADDITIONS = {torch.add, Tensor.add, Tensor.add_}
 _REPETITIONS = {Tensor.expand, Tensor.expand_as, Tensor.repeat, torch.broadcast_to}
+_VIEWS = {Tensor.__getitem__, Tensor.unsqueeze, torch.unsqueeze, Tensor.view, Tensor.reshape}
 _SPLITS = {Tensor.split, Tensor.chunk, torch.split, torch.chunk}
 
 
@@ -70,6 +71,12 @@ class _Followed:
     is_bias: bool = False
     added: bool = False
     used_otherwise: bool = False
+    whole: _Followed | None = None  # what a view is of
+
+    @property
+    def origin(self) -> _Followed:
+        """Itself, or what it is a view of."""
+        return self.whole or self
 
 
 class Functions(TorchFunctionMode):
@@ -123,6 +130,9 @@ class Functions(TorchFunctionMode):
                 weight = self._followed.get(id(given.get("weight")))
                 if (weight is None or weight.layer is not own.layer) and _has_gradient(result):
                     self._lose(own)
+            elif func in _VIEWS and own.indices is not None and _has_same_rows(own.tensor, result):
+                indices = own.indices.reshape(result.shape[:-1])
+                self._follow(_Followed(result, own.layer, indices=indices, whole=own.origin))
             elif func in _SPLITS and own.rows is None and own.indices is None:
                 self._see_split(own, result)
             else:
@@ -191,20 +201,23 @@ class Functions(TorchFunctionMode):
             return
         repeated = func in _REPETITIONS and isinstance(own.layer, AddedLayer)
         is_sum = func in _ADDITIONS and kwargs.get("alpha", 1) == 1
-        whole = _is_for_all(own.tensor, result, exact=repeated)
-        if isinstance(own.layer, AddedLayer) and whole and (repeated or is_sum):
-            self._emit(own.layer.name, result, result, Use())
-        elif own.indices is not None and is_sum and whole and result.shape != own.tensor.shape:
-            if not own.added:
-                self._retract(own.layer.name, own.tensor)
-            own.added = True
+        origin = own.origin
+        if isinstance(own.layer, AddedLayer) and (repeated or is_sum):
+            if _is_for_all(own.tensor, result, exact=repeated):
+                self._emit(own.layer.name, result, result, Use())
+            else:
+                self._lose(own)
+        elif own.indices is not None and is_sum and _is_repeated(own.tensor, result):
+            if not origin.added:
+                self._retract(own.layer.name, origin.tensor)
+            origin.added = True
             indices = own.indices.reshape(own.tensor.shape[:-1]).expand(result.shape[:-1])
             self._emit(own.layer.name, indices, result, Use())
         elif own.indices is None:
             self._lose(own)
         else:
-            own.used_otherwise = True
-        if own.added and own.used_otherwise:
+            origin.used_otherwise = True
+        if origin.added and origin.used_otherwise:
             self._lose(own)
 
     def _lose(self, own: _Followed) -> None:
@@ -234,6 +247,27 @@ def _is_for_all(one: Tensor, result: Any, *, exact: bool) -> bool:
         return False
     size = (1,) * (result.dim() - one.dim()) + tuple(one.shape)
     return size[0] == 1 and (not exact or size[1:] == tuple(result.shape[1:]))
+
+
+def _is_repeated(one: Tensor, result: Any) -> bool:
+    """Whether a tensor ``(..., d)`` is broadcast in a sum ``(..., d)``."""
+    return (
+        isinstance(result, Tensor)
+        and result.shape[-1:] == one.shape[-1:]
+        and result.shape[:-1].numel() > one.shape[:-1].numel()
+    )
+
+
+def _has_same_rows(one: Tensor, view: Any) -> bool:
+    """Whether a view has all rows ``(..., d)`` of a tensor, in their order."""
+    return (
+        isinstance(view, Tensor)
+        and view.shape[-1:] == one.shape[-1:]
+        and view.numel() == one.numel()
+        and view.data_ptr() == one.data_ptr()
+        and view.is_contiguous()
+        and one.is_contiguous()
+    )
 
 
 def _each(value: int | Iterable[int] | str, sides: int) -> Any:

@@ -81,6 +81,10 @@ class Samples:
             return True
         if layer.is_added:
             return not all(self._options(layer, one, samples) for one in records)
+        if not all(
+            one.x.is_floating_point() or self._options(layer, one, samples) for one in records
+        ):
+            return True  # indices of places, not of samples
         rows = [len(one.x) for one in records if not one.use.time_first]
         return samples > 1 and rows == [1] and (name, 0) not in self._places
 
