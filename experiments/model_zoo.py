@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from ocar.curvature.found import find_layers
 from ocar.curvature.layers import NormLayer
 from ocar.curvature.recorder import Recorder
+from ocar.curvature.samples import Samples
 from ocar.curvature.selection import Selection
 from ocar.curvature.table import share
 from ocar.models import make_model
@@ -131,10 +132,11 @@ def _measure(model: nn.Module, inputs: dict[str, Tensor]) -> dict[str, Any]:
     recorder = Recorder(layers, model)
     with recorder:
         model(*inputs.values()) if "x" in inputs else model(**inputs)
-    complete = recorder.complete(SAMPLES)
+    samples = Samples(layers)
+    complete = samples.complete(recorder.records, SAMPLES)
     for name, records in complete.items():
-        for one in records:  # raises where samples are not the rows
-            layers[name].by_sample(one.x, one.x.unsqueeze(0), SAMPLES, one.use)
+        for index, one in enumerate(records):  # raises where the rows do not fit the samples
+            samples.by_sample(name, index, one, one.x.unsqueeze(0), SAMPLES)
     covered = {p for name in complete for p in layers[name].parameters}
     kinds = {name: "curvature" for name, p in model.named_parameters() if p in covered}
     norms = {p for layer in chosen if isinstance(layer, NormLayer) for p in layer.parameters}

@@ -94,17 +94,19 @@ def draw(data: dict[str, Any], path: Path) -> None:
     names = measured(data)
     size = 4.5 * len(names), 2.8
     figure, axes = pyplot.subplots(1, len(names), figsize=size, sharex=True, squeeze=False)
+    places = {row: place for place, row in enumerate(reversed(ROWS))}  # the same in all parts
     for axis, (name, title) in zip(axes[0], names.items(), strict=True):
-        rows = [row for row in reversed(ROWS) if scores(data, name, row)]
-        for place, row in enumerate(rows):
+        found = {row: place for row, place in places.items() if scores(data, name, row)}
+        for row, place in found.items():
             values = scores(data, name, row)["acc"]
             colour = {"ocar": "#c0392b", "er": "#2471a3"}.get(row.split("/")[1], "#7f8c8d")
             faded = 0.5 if row.startswith("scratch") else 1.0
             axis.barh(place, statistics.mean(values), color=colour, alpha=faded)
             axis.plot(values, [place] * len(values), "k|", markersize=8)
-        labels = [", ".join(ROWS[row].split(", ")[:2]) for row in rows]
-        axis.set_yticks(range(len(rows)), labels, fontsize=8)
-        axis.set_title(title)
+        labels = [", ".join(ROWS[row].split(", ")[:2]) for row in found]
+        axis.set_yticks(list(found.values()), labels, fontsize=8)
+        axis.set_ylim(-0.6, len(ROWS) - 0.4)
+        axis.set_title(title, fontsize=10)
         axis.set_xlabel("test accuracy at the end, %")
         axis.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()

@@ -46,23 +46,22 @@ def test_folded_locations_count_as_locations(sharing: str, weighting: str) -> No
     assert_close(factors[1], factors[0], **EXACT)
 
 
-def test_a_folded_convolution_is_refused_by_name() -> None:
-    class Frames(nn.Module):
+def test_rows_that_do_not_fit_the_samples_are_refused_by_name() -> None:
+    class Selected(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.conv = nn.Conv2d(1, 2, 3)
-            self.head = nn.Linear(2 * 16, 3)
+            self.mix, self.head = nn.Linear(3, 4), nn.Linear(4, 3)
 
         def forward(self, x: Tensor) -> Tensor:
-            frames = self.conv(x.flatten(0, 1)[:, None]).flatten(1)
-            return self.head(frames.unflatten(0, x.shape[:2]).mean(1))
+            rows = self.mix(x.repeat(2, 1)[:3])
+            return self.head(rows[:2] + rows[2])
 
-    model = Frames()
+    model = Selected()
     kfac = KFAC(model, damping=0.1, ema=1.0)
     with kfac.record():
-        outputs = model(torch.randn(2, 3, 6, 6))
+        outputs = model(torch.randn(2, 3))
     with pytest.raises(
-        ModelError, match=r"Layer 'conv' saw 6 rows for 2 samples.*exclude=\['conv'\]"
+        ModelError, match=r"Layer 'mix' saw 3 rows for 2 samples.*exclude=\['mix'\]"
     ):
         kfac.update(outputs)
 

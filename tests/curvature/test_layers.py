@@ -172,9 +172,13 @@ def test_a_frozen_bias_is_not_part_of_the_matrix():
 
 def test_rows_that_are_not_samples_are_refused():
     layer = MatrixLayer("conv", nn.Conv2d(1, 2, 3))
-    x = torch.randn(6, 1, 5, 5)
-    with pytest.raises(ModelError, match=r"Layer 'conv' saw 6 rows for 2 samples\."):
+    x = torch.randn(5, 1, 5, 5)
+    with pytest.raises(ModelError) as caught:
         layer.by_sample(x, x.unsqueeze(0), 2)
+    assert str(caught.value) == (
+        "Layer 'conv' saw 5 rows for 2 samples, of shape (5, 1, 5, 5). Its curvature needs as many "
+        "rows for each sample; leave it out with exclude=['conv']."
+    )
     linear = MatrixLayer("linear", nn.Linear(5, 2))
     x, g = linear.by_sample(torch.randn(6, 5), torch.randn(4, 6, 2), 2)
     assert x.shape == (2, 3, 5)

@@ -37,6 +37,10 @@ def test_hooks_are_gone_after_the_context():
     kfac = make(model)
     assert count_hooks(model) == 0
     with kfac.record():
+        assert count_hooks(model) == 6  # the first recording also watches where a call starts
+        model(x)
+    assert count_hooks(model) == 0
+    with kfac.record():
         assert count_hooks(model) == 3
         outputs = model(x)
     assert count_hooks(model) == 0

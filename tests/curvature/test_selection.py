@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 from nets import batch_norm_net, observe, set_gradients
+from tolerances import EXACT
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 import ocar
 from ocar.curvature import EKFAC, FOOF, KFAC, Curvature, DenseFisher
@@ -84,6 +88,25 @@ def test_a_bias_that_is_left_out_leaves_the_block_of_the_weight():
         changed(kfac, x)
         results.append(model[0].weight.grad.clone())
     assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("left_out", [["0.bias"], ["*.bias"]], ids=str)
+@pytest.mark.parametrize("samples", [2, 30])
+def test_a_bias_that_is_left_out_is_not_in_the_few_rows_of_a_batch(left_out, samples):
+    """Two rows are fewer than the outputs: the gradient of the weight is taken as a product."""
+    results = []
+    for few in (True, False):
+        torch.manual_seed(0)
+        model, x = nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.Linear(9, 9)), torch.randn(30, 4)
+        kfac = make(KFAC, model, exclude=left_out)
+        observe(kfac, x)
+        with kfac.follow() if few else nullcontext():
+            outputs = model(x[:samples])
+        outputs.square().sum().backward()
+        assert (kfac.blocks[0].rows.rows("0") is not None) == (few and samples == 2)
+        kfac.precondition_()
+        results.append([p.grad.clone() for p in model.parameters()])
+    assert_close(*results, **EXACT)
 
 
 @pytest.mark.parametrize(

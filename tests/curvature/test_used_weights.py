@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -158,6 +159,81 @@ def stepwise(m: Net, x: Tensor) -> Tensor:
     return m.head(state[0] if isinstance(state, tuple) else state)
 
 
+def linear(run: Callable[..., Tensor], **parts: nn.Module | nn.Parameter) -> nn.Module:
+    return Net(run, body=nn.Linear(4, 4), head=nn.Linear(4, 3), **parts)
+
+
+def second(m: Net, x: Tensor) -> Tensor:
+    """Samples in the second dimension."""
+    return m.head(torch.tanh(m.body(x.transpose(0, 1))).mean(0))
+
+
+def flat_second(m: Net, x: Tensor) -> Tensor:
+    """Rows of one time after another, and for each time the samples."""
+    rows = m.body(x.transpose(0, 1).reshape(-1, 4))
+    return m.head(torch.tanh(rows).view(-1, len(x), 4).mean(0))
+
+
+def parts_of_images(m: Net, x: Tensor, *, outer: bool = False) -> Tensor:
+    """One convolution for two halves of each image."""
+    halves = torch.stack(x[..., :4].chunk(2, dim=-1), dim=0 if outer else 1)
+    found = torch.tanh(m.body(halves.flatten(0, 1))).flatten(1)
+    whole = found.view(2, len(x), -1).sum(0) if outer else found.view(len(x), 2, -1).sum(1)
+    return m.head(whole)
+
+
+def windows(m: Net, x: Tensor, *, outer: bool = False) -> Tensor:
+    """Attention among the tokens of each half."""
+    halves = torch.stack(x.chunk(2, dim=1), dim=0 if outer else 1).flatten(0, 1)
+    if not m.attend.batch_first:
+        halves = halves.transpose(0, 1)
+    found = m.attend(halves, halves, halves, need_weights=False)[0]
+    found = (found if m.attend.batch_first else found.transpose(0, 1)).mean(1)
+    return m.head(found.view(2, len(x), 4).sum(0) if outer else found.view(len(x), 2, 4).sum(1))
+
+
+def encoder_second(m: Net, x: Tensor) -> Tensor:
+    return m.head(m.layer(x.transpose(0, 1)).mean(0))
+
+
+def ids_second(m: Net, x: Tensor) -> Tensor:
+    return m.head(
+        torch.tanh(m.body(m.embed(x.T.reshape(-1)).view(*x.T.shape, 4) + m.place)).mean(0)
+    )
+
+
+def without_bias(m: Net, x: Tensor) -> Tensor:
+    """The weight of a layer in a function too."""
+    hidden = torch.tanh(m.body(x))
+    return m.head(hidden + F.linear(hidden, m.body.weight)).mean(1)
+
+
+def with_bias(m: Net, x: Tensor) -> Tensor:
+    hidden = F.linear(x, m.body.weight, m.body.bias)
+    return m.head(torch.tanh(m.body(hidden)).mean(1))
+
+
+def convolved_twice(m: Net, x: Tensor) -> Tensor:
+    other = F.conv2d(x, m.body.weight, padding=1)[..., 1:-1, 1:-1]
+    return m.head((torch.tanh(m.body(x)) + other).flatten(1))
+
+
+def not_all_with_gradient(m: Net, x: Tensor) -> Tensor:
+    with torch.no_grad():
+        scale = m.body(x).std()
+    return m.head(torch.tanh(m.body(x) / scale).mean(1))
+
+
+def scaled_output() -> nn.Module:
+    model = linear(lambda m, x: m.head(torch.tanh(m.body(x)).mean(1)))
+    model.body.register_forward_hook(lambda module, inputs, output: 3 * output)
+    return model
+
+
+def tied_by_function(m: Net, x: Tensor) -> Tensor:
+    return F.linear(torch.tanh(m.body(m.embed(x))).mean(1), m.embed.weight)
+
+
 def twice(m: Net, x: Tensor) -> Tensor:
     return m.head(m.body(torch.tanh(m.body(x))))
 
@@ -225,6 +301,10 @@ def images() -> Tensor:
 
 def sequences() -> Tensor:
     return torch.randn(4, 3, 4)
+
+
+def tokens_of(count: int) -> Callable[[], Tensor]:
+    return lambda: torch.randn(4, count, 4)
 
 
 def lines() -> Tensor:
@@ -295,6 +375,69 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
         lambda: Net(stepwise, cell=nn.RNNCell(4, 4, bias=False), head=nn.Linear(4, 3)),
         sequences,
     ),
+    **{
+        f"samples second, {count} tokens": (lambda: linear(second), tokens_of(count))
+        for count in (3, 4, 8)
+    },
+    **{
+        f"samples second, {count} tokens, flat": (lambda: linear(flat_second), tokens_of(count))
+        for count in (3, 4)
+    },
+    **{
+        f"encoder layer, samples second, {count} tokens": (
+            lambda: Net(
+                encoder_second,
+                layer=nn.TransformerEncoderLayer(4, 2, 5, dropout=0.0),
+                head=nn.Linear(4, 3),
+            ),
+            tokens_of(count),
+        )
+        for count in (3, 4, 8)
+    },
+    **{
+        f"shared convolution of parts, {outer=}": (
+            lambda outer=outer: Net(
+                partial(parts_of_images, outer=outer),
+                body=nn.Conv2d(2, 4, 2, groups=2),
+                head=nn.Linear(16, 3),
+            ),
+            images,
+        )
+        for outer in (False, True)
+    },
+    "shared transposed convolution of parts": (
+        lambda: Net(parts_of_images, body=nn.ConvTranspose2d(2, 3, 2), head=nn.Linear(54, 3)),
+        images,
+    ),
+    **{
+        f"attention in windows, {outer=}, {batch_first=}": (
+            lambda outer=outer, batch_first=batch_first: attention(
+                run=partial(windows, outer=outer), batch_first=batch_first
+            ),
+            tokens_of(4),
+        )
+        for outer in (False, True)
+        for batch_first in (False, True)
+    },
+    **{
+        f"embedding, samples second, {count} tokens": (
+            lambda: positions(ids_second, place=nn.Parameter(torch.randn(1, 1, 4))),
+            lambda count=count: torch.arange(4 * count).view(4, count) % 5,
+        )
+        for count in (3, 4)
+    },
+    "weight in a function too": (lambda: linear(without_bias), sequences),
+    "weight and bias in a function too": (lambda: linear(with_bias), sequences),
+    "kernel in a function too": (
+        lambda: Net(convolved_twice, body=nn.Conv2d(2, 3, 3), head=nn.Linear(18, 3)),
+        images,
+    ),
+    "also called without gradients": (lambda: linear(not_all_with_gradient), sequences),
+    "output changed by a hook": (scaled_output, sequences),
+    "embedding as the head, by a function": (
+        lambda: Net(tied_by_function, embed=nn.Embedding(5, 4), body=nn.Linear(4, 4)),
+        lambda: IDS,
+    ),
     "called twice": (
         lambda: Net(twice, body=nn.Linear(4, 4), head=nn.Linear(4, 3)),
         lambda: torch.randn(4, 4),
@@ -351,6 +494,18 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor]]] = {
         ),
         lambda: IDS,
     ),
+    **{
+        f"positions of {count} times, samples second": (
+            lambda: positions(
+                lambda m, x: m.head(
+                    torch.tanh(m.body(m.embed(x.T) + m.place(torch.arange(x.shape[1]))[:, None]))
+                ).mean(0),
+                place=nn.Embedding(9, 4),
+            ),
+            lambda count=count: torch.arange(4 * count).view(4, count) % 5,
+        )
+        for count in (3, 4, 8)
+    },
     "broadcast positions, added twice": (
         lambda: positions(
             added_twice,
@@ -563,7 +718,41 @@ def also_multiplied(m: Net, x: Tensor) -> Tensor:
     return tokens(m, x, place) + m.head(m.embed(x) * place)[:, 0]
 
 
+def also(use: Callable[[nn.Linear, Tensor], Tensor]) -> nn.Module:
+    """A linear layer whose parameters are used in another way too."""
+
+    def run(m: Net, x: Tensor) -> Tensor:
+        hidden = torch.tanh(m.body(x))
+        return m.head(hidden + use(m.body, hidden)).mean(1)
+
+    return linear(run)
+
+
+def free(m: Net, x: Tensor) -> Tensor:
+    """A layer on rows that are not of samples."""
+    queries = m.body(m.queries)
+    return m.head((torch.softmax(x @ queries.T, -1) @ queries).mean(1))
+
+
 LOST = {
+    "matmul": (lambda: also(lambda body, x: x @ body.weight.T), sequences, "body (Linear)"),
+    "einsum": (
+        lambda: also(lambda body, x: torch.einsum("nti,oi->nto", x, body.weight)),
+        sequences,
+        "body (Linear)",
+    ),
+    "rows": (
+        lambda: also(lambda body, x: F.linear(x[..., :2], body.weight[:, :2])),
+        sequences,
+        "body (Linear)",
+    ),
+    "penalty": (lambda: also(lambda body, x: body.weight.square().sum()), sequences, "body (Lin"),
+    "bias": (lambda: also(lambda body, x: x + body.bias), sequences, "body (Linear)"),
+    "rows that are not of samples": (
+        lambda: linear(free, queries=nn.Parameter(torch.randn(8, 4), requires_grad=False)),
+        sequences,
+        "body (Linear)",
+    ),
     "a function of the weight": (lambda: after(Standardized(2, 3, 3), 18), images, "0 (Stand"),
     "one more use": (lambda: after(Decayed(4, 3), 9), sequences, "0 (Decayed)"),
     "bias apart": (lambda: after(BiasApart(4, 3), 9), sequences, "0 (BiasApart)"),
@@ -574,6 +763,14 @@ LOST = {
         ),
         lambda: IDS,
         "scale (parameter)",
+    ),
+    "positions that are multiplied": (
+        lambda: positions(
+            lambda m, x: m.head(m.body(m.embed(x) * m.place(torch.arange(3))).mean(1)),
+            place=nn.Embedding(9, 4),
+        ),
+        lambda: IDS,
+        "place (Embedding)",
     ),
     "positions that are also multiplied": (
         lambda: positions(also_multiplied, place=nn.Embedding(4, 4)),
@@ -629,3 +826,43 @@ def test_attention_predicts_as_before_while_it_is_recorded():
         assert layer(x, x, x, need_weights=False)[1] is None
     assert_close(outputs, fast, **EXACT)
     assert_close(recorded, weights, **EXACT)
+
+
+def test_a_model_whose_only_weight_is_used_in_another_way_is_refused():
+    kfac = KFAC(Net(lambda m, x: m.head(x) + x @ m.head.weight.T, head=nn.Linear(4, 3)), **OPTIONS)
+    with pytest.raises(ModelError, match=r"^No layer has curvature: the weights of head are used"):
+        observe(kfac, torch.randn(5, 4))
+
+
+@pytest.mark.parametrize("case", ["called twice", "attention", "broadcast positions", "positions"])
+def test_samples_are_looked_for_once(case, monkeypatch):
+    model, x = made(case)
+    kfac = KFAC(model, **OPTIONS)
+    found = []
+    look = kfac._samples.find
+    monkeypatch.setattr(kfac._samples, "find", lambda *a, **k: (found.append(1), look(*a, **k)))
+    for _ in range(3):
+        observe(kfac, x)
+    assert len(found) == 1
+
+
+def test_samples_that_were_found_are_found_in_batches_of_other_sizes():
+    """The rows of a time are one after another, in each batch."""
+    model = linear(flat_second)
+    curvature = EKFAC(model, **{**OPTIONS, "fisher": "exact(independent)"})
+    observe(curvature, torch.randn(4, 3, 4))
+    model.head.reset_parameters()
+    x = torch.randn(2, 6, 4)
+    observe(curvature, x)
+    fisher = reference.full_fisher(model, x, parameters=curvature.layers["body"].parameters)
+    assert_close(diagonal(curvature, "body"), fisher.diagonal(), **EXACT)
+
+
+def test_samples_are_found_although_batch_norm_couples_them():
+    model = linear(flat_second, norm=nn.BatchNorm1d(3))
+    model.run = lambda m, x: m.norm(flat_second(m, x))
+    kfac = KFAC(model, **OPTIONS, sharing="reduce")
+    x = torch.randn(6, 3, 4)
+    observe(kfac, x)
+    rows = torch.cat([x, torch.ones(6, 3, 1)], -1).mean(1)
+    assert_close(average(kfac, "body", "A")[0], rows.T @ rows / 6, **EXACT)

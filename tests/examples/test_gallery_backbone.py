@@ -6,6 +6,7 @@ reads the batch size from its input as well.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -178,3 +179,13 @@ def test_results_are_kept_after_each_run(
     assert str(data) not in (data / "results.json").read_text()
     tables.draw(store.data, data / "picture.png")
     assert (data / "picture.png").stat().st_size > 1000
+
+
+def test_the_page_has_the_first_tasks_from_scratch(lite0: Any) -> None:
+    load_script("experiments/gallery/backbone.py")
+    tables: Any = sys.modules["backbone_table"]
+    data = json.loads((ROOT / "results" / "gallery" / "backbone.json").read_text())
+    titles = {"Split-CIFAR100": 0, "Split-CIFAR100, its first 5 tasks": 2, "PACS": 2}
+    parts = tables.tables(data).split("**")
+    found = {part: parts[i + 1].count("scratch") for i, part in enumerate(parts) if part in titles}
+    assert found == titles

@@ -637,7 +637,6 @@ zoo(
     lambda: Net(
         lambda m, x: m.head(m.a(x.transpose(0, 1)).relu().mean(0)), a=nn.Linear(4, 16), head=head()
     ),
-    ocar="Layer 'a' saw 8 rows for 7 samples",
     **SEQUENCES,
 )
 zoo(

@@ -15,6 +15,7 @@ import tarfile
 import threading
 from collections import namedtuple
 from collections.abc import Callable, Iterator
+from decimal import Decimal
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -427,7 +428,7 @@ class Topic:
 
 
 def _error(code: int) -> Any:
-    error = SimpleNamespace(code=lambda: code)
+    error = SimpleNamespace(code=lambda: code, retriable=lambda: code == 5)
     return SimpleNamespace(error=lambda: error)
 
 
@@ -521,7 +522,9 @@ def clients(monkeypatch: pytest.MonkeyPatch) -> None:
     part = namedtuple("TopicPartition", "topic partition offset", defaults=(-1001,))
     confluent: Any = ModuleType("confluent_kafka")
     confluent.TopicPartition = part
-    confluent.KafkaError = SimpleNamespace(_PARTITION_EOF=-191)
+    confluent.KafkaError = SimpleNamespace(
+        _PARTITION_EOF=-191, _TRANSPORT=-195, _ALL_BROKERS_DOWN=-187
+    )
     structs: Any = ModuleType("kafka.structs")
     structs.TopicPartition = namedtuple("TopicPartition", "topic partition")
     structs.OffsetAndMetadata = namedtuple("OffsetAndMetadata", "offset metadata leader_epoch")
@@ -601,23 +604,25 @@ def test_messages_come_once() -> None:
 def test_wrong_fields_are_named(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "a.csv", rows())
     wrong: list[tuple[dict[str, Any], str]] = [
-        ({"x": ["a", "z"], "y": "y"}, "Row 0 has no field 'z'. It has a, b, c, kind, y."),
-        ({"x": ["a"], "y": "kind"}, "Row 0: invalid literal for int"),
+        ({"x": ["a", "z"], "y": "y"}, "line 2 has no field 'z'. It has a, b, c, kind, y."),
+        ({"x": ["a"], "y": "kind"}, "line 2: field 'kind' is '(cat|dog)'. Must be an integer"),
         ({"x": ["a"], "y": "kind", "classes": ("cow",)}, "Must be one of cow."),
-        ({"x": ["kind"], "y": "y"}, "could not convert string to float"),
-        ({"x": ["a"], "y": "a"}, "Row 0: invalid literal for int"),
+        ({"x": ["kind"], "y": "y"}, "line 2: field 'kind' is '(cat|dog)'. Must be a number"),
+        ({"x": ["a"], "y": "a"}, "line 2: field 'a' is .*. Must be an integer"),
     ]
     for fields, message in wrong:
         with pytest.raises(DataError, match=message):
             list(CSVReader(path, **fields))
-    with pytest.raises(DataError, match=r"label 0\.5\. Must be an integer"):
+    with pytest.raises(DataError, match=r"Row 0: field 'y' is 0\.5\. Must be an integer"):
         list(TableReader([{"x": [1.0], "y": 0.5}], x="x", y="y"))
-    with pytest.raises(DataError, match=r"Row 1: label '9{30}'\. Must be an integer from 0"):
+    with pytest.raises(
+        DataError, match=r"Row 1: field 'y' is '9+\.\.\.9+'\. Must be an integer from 0"
+    ):
         list(TableReader([{"x": [1], "y": 1}, {"x": [1], "y": "9" * 30}], x="x", y="y"))
     ragged = [{"x": [1, 2], "y": 0}, {"x": [1], "y": 0}]
     with pytest.raises(InputError, match="Sequences must all have one length"):
         list(TableReader(ragged, x="x", y="y"))
-    with pytest.raises(DataError, match="lists of several lengths"):
+    with pytest.raises(DataError, match="Must be numbers, without empty ones"):
         list(TableReader([{"x": [[1, 2], [1]], "y": 0}], x="x", y="y"))
     with pytest.raises(ConfigError, match="Invalid batch_size=0"):
         TableReader([], x="x", y="y", batch_size=0)
@@ -662,12 +667,16 @@ def test_a_broken_shard_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no field 'jpg'\. It has png, cls"):
         list(TarReader(whole, x="jpg", y="cls"))
     odd = write_tar(tmp_path / "b.tar", {"0.bin": b"1", "0.cls": b"1"})
-    with pytest.raises(DataError, match=r"field 'bin' is not read\. Give decoders="):
+    with pytest.raises(
+        DataError, match=r"b\.tar, sample '0': cannot read 0\.bin: .*Give decoders="
+    ):
         list(TarReader(odd, x="bin", y="cls"))
     pickled = io.BytesIO()
     np.save(pickled, np.array([{}]), allow_pickle=True)
     bad = write_tar(tmp_path / "c.tar", {"0.npy": pickled.getvalue(), "0.cls": b"1"})
-    with pytest.raises(DataError, match=r"c\.tar/0\.npy: cannot create an OBJECT array"):
+    with pytest.raises(
+        DataError, match=r"c\.tar, sample '0': cannot read 0\.npy: cannot create an OBJECT"
+    ):
         list(TarReader(bad, x="npy", y="cls"))
 
 
@@ -711,3 +720,222 @@ def test_parquet_by_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert equal(_inputs(x), _inputs(x_other))
         assert torch.equal(y, y_other)
         assert place == place_other
+
+
+# --- what is no pair, and what waits -------------------------------------------------------------
+
+TENSOR, LABELS = torch.zeros(2, 3), torch.tensor([0, 1])
+NO_PAIR: dict[str, tuple[Any, str]] = {
+    "one tensor of two rows": (TENSOR, "is a Tensor. Must be a pair (x, y)"),
+    "triple": ((TENSOR, LABELS, LABELS), "is a tuple of 3 parts. Must be a pair (x, y)"),
+    "one in a list": ([TENSOR], "is a list of 1 parts. Must be a pair (x, y)"),
+    "string": ("ab", "is a str. Must be a pair (x, y)"),
+    "dictionary": ({"x": TENSOR, "y": LABELS}, "is a dict. Must be a pair (x, y)"),
+    "labels of text": ((TENSOR, ["a", "b"]), ", its y: too many dimensions 'str'. Must be a pair"),
+    "samples of text": ((("a", "b"), LABELS), ", its x: too many dimensions 'str'. Must be a pair"),
+    "complex labels": ((TENSOR, LABELS.cfloat()), ", its y: it has torch.complex64. Must be"),
+}
+
+
+@pytest.mark.parametrize("name", NO_PAIR)
+@pytest.mark.parametrize("by_reader", [False, True])
+def test_what_is_no_pair_is_refused(name: str, by_reader: bool) -> None:
+    given, message = NO_PAIR[name]
+    batches: Any = [(TENSOR, LABELS), given]
+    if by_reader:
+        batches = LoaderReader(DataLoader(batches, batch_size=None, collate_fn=lambda batch: batch))
+    stream = iter(IterableStream(batches))
+    with pytest.raises(InputError) as caught:
+        list(stream)
+    where, _, rest = str(caught.value).partition(message)
+    assert where.strip() in ("Batch 1", "Batch 1 of the loader")
+    assert rest.endswith("y of integer labels or floating-point targets.")
+
+
+def test_other_wrong_arguments_are_refused() -> None:
+    with pytest.raises(InputError, match="The validation data of task 1 is a Tensor"):
+        IterableStream([], [], validation=[(TENSOR, LABELS), TENSOR])
+    with pytest.raises(ConfigError, match=r"Invalid task 1: int\. Must be iterable"):
+        IterableStream([], 3)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"Invalid loader list. Must be a torch.*DataLoader"):
+        LoaderReader([(TENSOR, LABELS)])  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"Invalid timeout=-1\. Must be seconds"):
+        read_queue(queue.Queue(), decoded, timeout=-1)
+
+
+def inverse(row: Any) -> float:
+    return 1 / float(row["b"])
+
+
+def text_or_number(row: Any) -> Any:
+    return 1.0 if row["b"] == "2" else row["b"]
+
+
+WRONG_VALUES: dict[str, tuple[str, dict[str, Any], str]] = {
+    "empty": ("", {}, "field 'b' is empty. Must be a number."),
+    "text": ("x", {}, "field 'b' is 'x'. Must be a number."),
+    "label": ("1.5", {"x": ["a"], "y": "b"}, "field 'b' is '1.5'. Must be an integer from 0 to 2"),
+    "no label": ("", {"x": ["a"], "y": "b"}, "field 'b' is empty. Must be an integer from 0 to 2"),
+    "no class": ("3", {"x": ["a"], "y": "b", "classes": "12"}, "field 'b' is '3'. Must be one of "),
+    "a function": ("0", {"x": inverse}, "a function of the record raised ZeroDivisionError: "),
+    "no number": ("q", {"x": text_or_number}, "a function of the record returned 'q'. Must be a "),
+}
+
+
+@pytest.mark.parametrize("name", WRONG_VALUES)
+def test_a_wrong_value_is_named_with_its_file_and_line(name: str, tmp_path: Path) -> None:
+    value, fields, message = WRONG_VALUES[name]
+    paths = [tmp_path / "good.csv", tmp_path / "bad.csv"]
+    for path, text in zip(paths, ("a,b\n1,2\n", f"a,b\n1,2\n1,{value}\n"), strict=True):
+        path.write_text(text)
+    reader = CSVReader(paths, **{"x": ["a", "b"], "y": "a", "batch_size": 1, **fields})
+    with pytest.raises(DataError) as caught:
+        list(reader)
+    assert str(caught.value).startswith(f"{paths[1]}, line 3: {message}")
+
+
+@pytest.mark.parametrize("name", ["x", "part of x", "y", "class"])
+def test_a_null_of_parquet_is_named_with_its_file_and_row(name: str, tmp_path: Path) -> None:
+    good = {"a": [1.0, 2.0], "l": [[1, 2], [3, 4]], "y": [0, 1], "c": ["a", "b"]}
+    null = {"a": [1.0, None], "l": [[1, 2], [3, None]], "y": [0, None], "c": ["None", None]}
+    polars = pytest.importorskip("polars")
+    paths = [tmp_path / "good.parquet", tmp_path / "null.parquet"]
+    for path, table in zip(paths, (good, null), strict=True):
+        polars.DataFrame(table).write_parquet(path)
+    field, options = {
+        "x": ("a", {"x": ["a"], "y": lambda row: 0}),
+        "part of x": ("l", {"x": "l", "y": lambda row: 0}),
+        "y": ("y", {"x": lambda row: 0.0, "y": "y"}),
+        "class": ("c", {"x": lambda row: 0.0, "y": "c", "classes": ("a", "b", "None")}),
+    }[name]
+    shown = "is [3, None]" if name == "part of x" else "is empty"
+    with pytest.raises(DataError) as caught:
+        list(ParquetReader(paths, **options))
+    assert str(caught.value).startswith(f"{paths[1]}, row 1: field {field!r} {shown}. Must be ")
+
+
+def test_decimals_are_numbers(tmp_path: Path) -> None:
+    polars = pytest.importorskip("polars")
+    polars.DataFrame({"a": [Decimal("1.5")], "y": [0]}).write_parquet(tmp_path / "a")
+    ((x, _),) = ParquetReader(tmp_path / "a", x="a", y="y")
+    assert x.tolist() == [[1.5]]
+
+
+def test_a_damaged_shard_does_not_end_early(tmp_path: Path) -> None:
+    """tarfile takes a damaged header after the first for the end of the file."""
+    samples = {f"{i}.{kind}": data for i in range(4) for kind, data in TWO.items()}
+    path = write_tar(tmp_path / "a.tar", samples)
+    data = bytearray(path.read_bytes())
+    start = data.index(b"2.cls\0")
+    data[start + 148 : start + 156] = b"\xff" * 8  # the checksum
+    path.write_bytes(data)
+    with pytest.raises(DataError, match=rf"a\.tar: at byte {start} is neither a file nor the end"):
+        list(TarReader(path, x="txt", y="cls"))
+
+
+TWO = {"txt": b"1", "cls": b"0"}
+MEMBERS: dict[str, tuple[dict[str, bytes], str]] = {
+    "picture": ({"png": b"nonsense"}, "cannot read d/1.png: its 8 bytes are no image"),
+    "array": ({"npy": b"\x93NUMPY\x09\x00"}, "cannot read d/1.npy: version (9, 0) of the npy"),
+    "json": ({"json": b"{"}, "cannot read d/1.json: Expecting property name"),
+    "label": ({"cls": b"cat"}, "field 'cls' is 'cat'. Must be an integer"),
+    "no label": ({"cls": b""}, "field 'cls' is empty. Must be an integer"),
+}
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_a_wrong_member_is_named_with_its_shard(name: str, tmp_path: Path) -> None:
+    members, message = MEMBERS[name]
+    field = next(iter(members))
+    whole = write_tar(tmp_path / "0.tar", {"d/0.cls": b"1", "d/0.txt": b"2"})
+    wrong = {f"d/1.{key}": value for key, value in {"cls": b"1", **members}.items()}
+    bad = write_tar(tmp_path / "1.tar", wrong)
+
+    def sample(record: Any) -> Any:
+        return float(record["txt"]) if "txt" in record else record[field]
+
+    with pytest.raises(DataError) as caught:
+        list(TarReader([whole, bad], x=sample if field != "cls" else lambda record: 0.0, y="cls"))
+    assert str(caught.value).startswith(f"{bad}, sample 'd/1': {message}")
+
+
+def test_a_shorter_file_than_before_is_refused(tmp_path: Path) -> None:
+    stream = IterableStream(CSVReader(write_csv(tmp_path / "a.csv", rows()), **NUMBERS))
+    for _ in itertools.islice(stream, 5):
+        pass
+    again = IterableStream(CSVReader(write_csv(tmp_path / "a.csv", rows()[:20]), **NUMBERS))
+    again.load_state_dict(stream.state_dict())
+    with pytest.raises(CheckpointError, match=r"Task 0 ends before the place \{'row': 25\}"):
+        next(iter(again))
+
+
+@EVERY_CLIENT
+def test_an_idle_topic_is_waited_for(client: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A consumer that joins a group gets nothing at first, and nothing comes now and then."""
+    kind, read = CLIENTS[client]
+    consumer, calls = kind(Topic()), itertools.count()
+    poll = consumer.poll
+
+    def often_idle(*args: Any, **options: Any) -> Any:
+        idle = next(calls) % 50
+        return poll(*args, **options) if idle == 49 else ({} if options else None)
+
+    monkeypatch.setattr(consumer, "poll", often_idle)
+    reader = read(consumer, decoded, batch_size=5)
+    found = [n for x, _ in itertools.islice(reader, 6) for n in x[:, 0].tolist()]
+    assert found == list(range(30))
+    assert next(calls) >= 50 * 30
+
+
+@EVERY_CLIENT
+def test_a_topic_ends_after_seconds_without_messages(client: str) -> None:
+    kind, read = CLIENTS[client]
+    assert sum(len(y) for _, y in read(kind(Topic()), decoded, timeout=0.01)) == 30
+
+
+@EVERY_CLIENT
+def test_nothing_new_after_a_kill_is_the_end(client: str) -> None:
+    topic = Topic()
+    stream, again = consume(client, topic), consume(client, topic)
+    for _ in itertools.islice(stream, 7):
+        pass
+    topic.logs = {0: topic.logs[0], 1: topic.logs[1][:8]}
+    again.load_state_dict(stream.state_dict())
+    assert list(again) == []
+
+
+@EVERY_CLIENT
+def test_a_topic_that_is_gone_is_named(client: str) -> None:
+    topic = Topic()
+    stream, again = consume(client, topic), consume(client, topic)
+    next(iter(stream))
+    again.load_state_dict(stream.state_dict())
+    topic.logs.clear()
+    with pytest.raises(DataError, match=r"Kafka has no topic 't', or cannot be reached\."):
+        list(again)
+
+
+@pytest.mark.parametrize("code", [-195, -187, 5])
+def test_passing_errors_of_kafka_are_waited_for(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    consumer = Confluent(Topic())
+    poll, failing = consumer.poll, iter([_error(code)] * 3)
+    monkeypatch.setattr(consumer, "poll", lambda timeout: next(failing, None) or poll(timeout))
+    x, _ = next(read_confluent(consumer, decoded, batch_size=5))
+    assert x[:, 0].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_a_queue_is_waited_for() -> None:
+    items: queue.Queue[bytes] = queue.Queue()
+    timer = threading.Timer(0.3, lambda: [items.put(b"%d" % number) for number in range(5)])
+    timer.start()
+    x, _ = next(read_queue(items, decoded, batch_size=5))
+    timer.join()
+    assert x[:, 0].tolist() == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize("given", [torch.zeros(2), (1, 2, 3), "ab"], ids=str)
+def test_a_message_that_is_no_pair_is_named(given: Any) -> None:
+    items: queue.Queue[bytes] = queue.Queue()
+    items.put(b"0")
+    with pytest.raises(DataError, match=r"Message 0 of queue cannot be .* Must be a pair"):
+        next(read_queue(items, lambda value: given))

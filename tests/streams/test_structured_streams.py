@@ -168,7 +168,7 @@ def test_a_module_of_several_inputs_is_probed() -> None:
 
 def test_wrong_structures_are_refused() -> None:
     x, y = samples(10, (0, 1))
-    with pytest.raises(InputError, match=r"Invalid batch of x Structure\(.+\) and y \(3,\)"):
+    with pytest.raises(InputError, match=r"The batch has x Structure\(.+\) and y \(3,\)"):
         as_labelled((x, y[:3]))
     with pytest.raises(DataError, match=r"x\['ids'\] is torch.complex64"):
         TaskArrays(x_train={"ids": x["ids"] + 0j}, y_train=y)

@@ -69,7 +69,7 @@ from ocar.accel.shards import Shards
 from ocar.accel.shared import Share, SharedModel
 from ocar.accel.shared_inverses import SharedInverses
 from ocar.accel.snapshot import COUNTS, Snapshot, Tensors, Verdict, commit_or_rollback, snapshot
-from ocar.accel.streams import Fence, Side, parallel, share_device
+from ocar.accel.streams import Fence, Side, is_recording, parallel, share_device
 from ocar.accel.weight_gradients import weight_gradients
 from ocar.accel.write_rows import write_rows
 
@@ -116,6 +116,7 @@ __all__ = [
     "inputs_only",
     "inverse_tensors",
     "invert",
+    "is_recording",
     "join_inputs",
     "known",
     "kronecker_host",

@@ -31,6 +31,12 @@ class NormLayer(Layer):
         own = self.parameters
         return {"F": (own[0].numel(), len(own), len(own))}
 
+    def sample_dims(self, x: Tensor, use: Use = ONCE) -> Sequence[int]:
+        """Those before the units of LayerNorm; the first of the others, one row a sample."""
+        if isinstance(self.module, nn.LayerNorm):
+            return range(x.dim() - len(self.module.normalized_shape))
+        return (0,)
+
     def normalized(self, x: Tensor) -> Tensor:
         """What is multiplied with the scale, in the shape of ``x``."""
         module = self.module
@@ -72,14 +78,38 @@ class DiagonalLayer(Layer):
 
 
 class EmbeddingLayer(DiagonalLayer):
-    """An embedding: one row of weights for each index."""
+    """An embedding: one row of weights for each index.
+
+    Its weight may also be that of a linear layer, as in language models. The score of a sample is
+    the sum of both. That of the linear layer is Σ_l g aᵀ for its outputs g and inputs a,
+    ``(rows, d)``.
+    """
 
     module: nn.Embedding
 
+    def sample_dims(self, x: Tensor, use: Use = ONCE) -> Sequence[int]:
+        """Any, but not that of features."""
+        return range(x.dim() - x.is_floating_point())
+
     def diagonal_of(self, called: Called) -> Tensor:
-        """See :meth:`diagonal`; the indices of all uses are one list."""
-        indices = torch.cat([x.reshape(len(x), -1) for x, _ in called], dim=1)
-        return self.diagonal(indices, torch.cat([_tokens(g) for _, g in called], dim=2))
+        """The diagonal of the sum: the squares of both, and twice their product."""
+        looked_up = [(x, g) for x, g in called if not x.is_floating_point()]
+        multiplied = [
+            (x.reshape(len(x), -1, x.shape[-1]), _tokens(g))
+            for x, g in called
+            if x.is_floating_point()
+        ]
+        if not multiplied:
+            return self.diagonal(*_joined(looked_up))
+        a, g = (torch.cat(parts, dim=-2) for parts in zip(*multiplied, strict=True))
+        diagonal = torch.zeros_like(self.weight, dtype=g.dtype)
+        for own, gradients in zip(a, g.unbind(1), strict=True):  # all samples would not fit
+            diagonal += (gradients.mT @ own).square().sum(0)
+        if looked_up:
+            row, sample, score = self.used_rows(*_joined(looked_up))
+            both = torch.einsum("cpl,pld->cpd", g[:, sample, :, row].movedim(1, 0), a[sample])
+            diagonal.index_add_(0, row, (score.square() + 2 * score * both).sum(0))
+        return diagonal / len(a)
 
     def diagonal(self, indices: Tensor, g: Tensor) -> Tensor:
         """1/n Σ_c Σ_n (Σ of g where the index is the row)², ``(rows, d)``.
@@ -114,72 +144,32 @@ class EmbeddingLayer(DiagonalLayer):
 
     @property
     def padding(self) -> int | None:
-        """The row that has no gradient."""
-        return self.module.padding_idx
-
-
-class TiedLayer(EmbeddingLayer):
-    """A weight that is an embedding and a linear layer, as in language models.
-
-    The score of a sample is the sum of both. That of the linear layer is Σ_l g aᵀ for its outputs
-    g and inputs a, ``(rows, d)``.
-    """
-
-    def by_sample(
-        self, x: Tensor, g: Tensor, samples: int, use: Use = ONCE
-    ) -> tuple[Tensor, Tensor]:
-        """As an embedding or a linear layer does."""
-        if not x.is_floating_point():
-            return super().by_sample(x, g, samples, use)
-        if x.shape[0] != samples and x.shape[0] % samples == 0:
-            x, g = x.unflatten(0, (samples, -1)), g.unflatten(1, (samples, -1))
-        return Layer.by_sample(self, x, g, samples, use)
-
-    def diagonal_of(self, called: Called) -> Tensor:
-        """The diagonal of the sum: the squares of both, and twice their product."""
-        looked_up = [(x, g) for x, g in called if not x.is_floating_point()]
-        multiplied = [
-            (x.reshape(len(x), -1, x.shape[-1]), _tokens(g))
-            for x, g in called
-            if x.is_floating_point()
-        ]
-        if not multiplied:
-            return super().diagonal_of(looked_up)
-        a, g = (torch.cat(parts, dim=-2) for parts in zip(*multiplied, strict=True))
-        diagonal = torch.zeros_like(self.weight, dtype=g.dtype)
-        for own, gradients in zip(a, g.unbind(1), strict=True):  # all samples would not fit
-            diagonal += (gradients.mT @ own).square().sum(0)
-        if looked_up:
-            indices = torch.cat([x.reshape(len(x), -1) for x, _ in looked_up], dim=1)
-            gradients = torch.cat([_tokens(g) for _, g in looked_up], dim=2)
-            row, sample, score = self.used_rows(indices, gradients)
-            both = torch.einsum("cpl,pld->cpd", g[:, sample, :, row].movedim(1, 0), a[sample])
-            diagonal.index_add_(0, row, (score.square() + 2 * score * both).sum(0))
-        return diagonal / len(a)
-
-    @property
-    def padding(self) -> int | None:
         """The row that has no gradient as an embedding."""
-        found = [m.padding_idx for m in self.modules if isinstance(m, nn.Embedding)]
-        return found[0]
+        return self.module.padding_idx
 
 
 class AddedLayer(DiagonalLayer):
     """A parameter ``(1, ...)`` that is added to every sample: positions, class tokens."""
 
-    def by_sample(
-        self, x: Tensor, g: Tensor, samples: int, use: Use = ONCE
-    ) -> tuple[Tensor, Tensor]:
-        """The sum and the gradients at it; several rows may belong to a sample."""
-        if x.shape[0] != samples and x.shape[0] % samples == 0:
-            x, g = x.unflatten(0, (samples, -1)), g.unflatten(1, (samples, -1))
-        return super().by_sample(x, g, samples, use)
+    is_added = True
+
+    def sample_dims(self, x: Tensor, use: Use = ONCE) -> Sequence[int]:
+        """The first ones, along which the parameter is repeated; ``x`` is the sum."""
+        extra = x.dim() - self.weight.dim()
+        own = next((i for i, size in enumerate(self.weight.shape) if size > 1), x.dim() - extra)
+        return range(min(extra + own, x.dim() - 1))
 
     def diagonal_of(self, called: Called) -> Tensor:
         """The gradient of a sample is the sum over what the parameter was added to."""
         shape = self.weight.shape[1:]
         score = torch.stack([_sum_to(g, shape) for _, g in called]).sum(0)
         return score.square().sum(0).mean(0, keepdim=True)
+
+
+def _joined(looked_up: Called) -> tuple[Tensor, Tensor]:
+    """Indices ``(n, L)`` of all uses, and gradients ``(columns, n, L, d)``."""
+    indices = torch.cat([x.reshape(len(x), -1) for x, _ in looked_up], dim=1)
+    return indices, torch.cat([_tokens(g) for _, g in looked_up], dim=2)
 
 
 def _tokens(g: Tensor) -> Tensor:

@@ -13,7 +13,6 @@ from ocar.curvature.layers import (
     EmbeddingLayer,
     Layer,
     MatrixLayer,
-    TiedLayer,
     make_layers,
 )
 from ocar.errors import ModelError
@@ -57,7 +56,7 @@ def _one_of(layers: list[Layer], head: str | None) -> Layer:
     linear = all(isinstance(layer, MatrixLayer) and layer.is_linear for layer in layers)
     if kinds == {EmbeddingLayer, MatrixLayer}:
         lookup = next(layer for layer in layers if isinstance(layer, EmbeddingLayer))
-        first = TiedLayer(first.name, lookup.module, bias=None, by_function=True)
+        first = EmbeddingLayer(first.name, lookup.module, bias=None, by_function=True)
     elif kinds != {EmbeddingLayer} and not linear:
         raise _shared(layers[0], layers[1])
     elif len({id(layer.bias) for layer in layers}) > 1:

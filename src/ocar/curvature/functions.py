@@ -11,7 +11,7 @@ A weight with an unknown use has no curvature, because a part of its gradient wo
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import FunctionType
 from typing import Any, cast
 
@@ -46,6 +46,7 @@ _ARGUMENTS: dict[Any, tuple[str, ...]] = {
 _DEFAULTS = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "output_padding": 0}
 _ADDITIONS = {torch.add, Tensor.add, Tensor.add_}
 _REPETITIONS = {Tensor.expand, Tensor.expand_as, Tensor.repeat, torch.broadcast_to}
+_VIEWS = {Tensor.__getitem__, Tensor.unsqueeze, torch.unsqueeze, Tensor.view, Tensor.reshape}
 _SPLITS = {Tensor.split, Tensor.chunk, torch.split, torch.chunk}
 
 
@@ -70,6 +71,12 @@ class _Followed:
     is_bias: bool = False
     added: bool = False
     used_otherwise: bool = False
+    whole: _Followed | None = None  # what a view is of
+
+    @property
+    def origin(self) -> _Followed:
+        """Itself, or what it is a view of."""
+        return self.whole or self
 
 
 class Functions(TorchFunctionMode):
@@ -119,6 +126,13 @@ class Functions(TorchFunctionMode):
         for own in found:
             if func in _ARGUMENTS and own.tensor is given.get("weight"):
                 self._see_product(own, func, given, result)
+            elif own.is_bias and func in _ARGUMENTS and own.tensor is given.get("bias"):
+                weight = self._followed.get(id(given.get("weight")))
+                if (weight is None or weight.layer is not own.layer) and _has_gradient(result):
+                    self._lose(own)
+            elif func in _VIEWS and own.indices is not None and _has_same_rows(own.tensor, result):
+                indices = own.indices.reshape(result.shape[:-1])
+                self._follow(_Followed(result, own.layer, indices=indices, whole=own.origin))
             elif func in _SPLITS and own.rows is None and own.indices is None:
                 self._see_split(own, result)
             else:
@@ -142,15 +156,17 @@ class Functions(TorchFunctionMode):
         fits = own.indices is None and not isinstance(layer, AddedLayer)
         fits &= isinstance(layer, ReversedLayer) == (func is torch.addmm)
         fits &= given.get("alpha", 1) == given.get("beta", 1) == 1
+        bias = given.get("bias")
         if isinstance(layer, MatrixLayer):
-            bias = given.get("bias")
             used = None if bias is None else self._followed.get(id(bias))
             same = used is not None and used.layer is layer and used.rows == own.rows
-            fits &= same if layer.has_bias else used is None or used.layer is not layer
+            other = used is None or used.layer is not layer
+            fits &= same or bias is None if layer.has_bias else other
         if not fits:
             self._lose(own)
             return
-        self._emit(layer.name, x, result, self._use(own, given))
+        use = replace(self._use(own, given), with_bias=bias is not None)
+        self._emit(layer.name, x, result, use)
         common = isinstance(layer, EmbeddingLayer) and not x.is_floating_point()
         if common and (x.dim() == 1 or x.shape[0] == 1):
             self._follow(_Followed(result, layer, indices=x))
@@ -178,24 +194,30 @@ class Functions(TorchFunctionMode):
 
     def _see_other(self, own: _Followed, func: Any, kwargs: dict[str, Any], result: Any) -> None:
         """An addition to all samples, or something unknown."""
-        if own.is_bias or result is own.tensor or not _has_gradient(result):
+        if result is own.tensor or not _has_gradient(result):
+            return
+        if own.is_bias:
+            self._lose(own)
             return
         repeated = func in _REPETITIONS and isinstance(own.layer, AddedLayer)
         is_sum = func in _ADDITIONS and kwargs.get("alpha", 1) == 1
-        whole = _is_for_all(own.tensor, result, exact=repeated)
-        if isinstance(own.layer, AddedLayer) and whole and (repeated or is_sum):
-            self._emit(own.layer.name, result, result, Use())
-        elif own.indices is not None and is_sum and whole and result.shape != own.tensor.shape:
-            if not own.added:
-                self._retract(own.layer.name, own.tensor)
-            own.added = True
+        origin = own.origin
+        if isinstance(own.layer, AddedLayer) and (repeated or is_sum):
+            if _is_for_all(own.tensor, result, exact=repeated):
+                self._emit(own.layer.name, result, result, Use())
+            else:
+                self._lose(own)
+        elif own.indices is not None and is_sum and _is_repeated(own.tensor, result):
+            if not origin.added:
+                self._retract(own.layer.name, origin.tensor)
+            origin.added = True
             indices = own.indices.reshape(own.tensor.shape[:-1]).expand(result.shape[:-1])
             self._emit(own.layer.name, indices, result, Use())
         elif own.indices is None:
             self._lose(own)
         else:
-            own.used_otherwise = True
-        if own.added and own.used_otherwise:
+            origin.used_otherwise = True
+        if origin.added and origin.used_otherwise:
             self._lose(own)
 
     def _lose(self, own: _Followed) -> None:
@@ -225,6 +247,27 @@ def _is_for_all(one: Tensor, result: Any, *, exact: bool) -> bool:
         return False
     size = (1,) * (result.dim() - one.dim()) + tuple(one.shape)
     return size[0] == 1 and (not exact or size[1:] == tuple(result.shape[1:]))
+
+
+def _is_repeated(one: Tensor, result: Any) -> bool:
+    """Whether a tensor ``(..., d)`` is broadcast in a sum ``(..., d)``."""
+    return (
+        isinstance(result, Tensor)
+        and result.shape[-1:] == one.shape[-1:]
+        and result.shape[:-1].numel() > one.shape[:-1].numel()
+    )
+
+
+def _has_same_rows(one: Tensor, view: Any) -> bool:
+    """Whether a view has all rows ``(..., d)`` of a tensor, in their order."""
+    return (
+        isinstance(view, Tensor)
+        and view.shape[-1:] == one.shape[-1:]
+        and view.numel() == one.numel()
+        and view.data_ptr() == one.data_ptr()
+        and view.is_contiguous()
+        and one.is_contiguous()
+    )
 
 
 def _each(value: int | Iterable[int] | str, sides: int) -> Any:

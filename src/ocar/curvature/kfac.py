@@ -142,10 +142,11 @@ class KroneckerBlocks(FactorBlocks):
 
     def _rows(self, layer: MatrixLayer) -> accel.Rows | None:
         rows = self.rows.rows(layer.name)
-        if rows is None or layer.parts == 1:
-            return rows
+        if rows is None:
+            return None
         x, g = rows
-        return layer.split_rows(x), g
+        x = x[:, : layer.size + layer.has_bias]  # the module may have a bias without curvature
+        return (x if layer.parts == 1 else layer.split_rows(x)), g
 
     def eigenvalues(self, layer: MatrixLayer, damping: float) -> Tensor:
         """Products of the eigenvalues of A and G, each damped."""

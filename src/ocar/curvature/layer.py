@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ocar import accel
+from ocar.curvature.places import Place, places
 from ocar.errors import ModelError
 
 
@@ -24,7 +26,10 @@ class Use:
     """The rows of the weight that were used; None for all."""
 
     time_first: int = 0
-    """The number of samples if they are in the second dimension, as in attention; else 0."""
+    """The size of the second dimension in attention, which has the samples there; else 0."""
+
+    with_bias: bool = True
+    """Whether the bias of the layer, if it has one, was added."""
 
 
 ONCE = Use()
@@ -45,6 +50,9 @@ class Layer(ABC):
     Attributes:
         modules: The modules that use the weight; several if they share it.
     """
+
+    is_added = False
+    """Whether its weight is added to all samples."""
 
     def __init__(
         self,
@@ -90,18 +98,38 @@ class Layer(ABC):
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of its usual statistics, by name."""
 
+    def sample_dims(self, x: Tensor, use: Use = ONCE) -> Sequence[int]:
+        """The dimensions of an input that may hold the samples, the likeliest first."""
+        return (0,)
+
+    def arranged(self, x: Tensor, g: Tensor, use: Use = ONCE) -> tuple[Tensor, Tensor]:
+        """Input and output gradients, time and what attention calls the batch apart."""
+        if not use.time_first:
+            return x, g
+        x = x.reshape(-1, use.time_first, x.shape[-1])
+        return x, g.reshape(len(g), -1, use.time_first, g.shape[-1])
+
     def by_sample(
-        self, x: Tensor, g: Tensor, samples: int, use: Use = ONCE
+        self, x: Tensor, g: Tensor, samples: int, use: Use = ONCE, place: Place | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Input ``(n, ...)`` and output gradients ``(columns, n, ...)``, in float32 at least."""
+        """Input ``(n, ...)`` and output gradients ``(columns, n, ...)``, in float32 at least.
+
+        Args:
+            x: The input.
+            g: The output gradients.
+            samples: How many there are.
+            use: How the weight was used.
+            place: Where the samples are; by default the likeliest place.
+        """
         wide = torch.promote_types(g.dtype, torch.float32)
         x, g = x.to(wide) if x.is_floating_point() else x, g.to(wide)
-        if use.time_first:
-            x = x.reshape(-1, use.time_first, x.shape[-1]).transpose(0, 1)
-            g = g.reshape(len(g), -1, use.time_first, g.shape[-1]).transpose(1, 2)
-        if x.shape[0] == samples:
-            return x, g
-        raise ModelError(
-            f"Layer {self.name!r} saw {x.shape[0]} rows for {samples} samples. Its curvature needs "
-            f"the samples in the first dimension; leave it out with exclude=[{self.name!r}]."
-        )
+        x, g = self.arranged(x, g, use)
+        options = places(x.shape, samples, self.sample_dims(x, use))
+        if not options:
+            raise ModelError(
+                f"Layer {self.name!r} saw {x.shape[0]} rows for {samples} samples, of shape "
+                f"{tuple(x.shape)}. Its curvature needs as many rows for each sample; leave it out "
+                f"with exclude=[{self.name!r}]."
+            )
+        place = place if place in options else options[0]
+        return place.first(x, samples), place.first(g, samples, before=1)

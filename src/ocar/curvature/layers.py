@@ -25,7 +25,6 @@ from ocar.curvature.diagonal_layers import (
     DiagonalLayer,
     EmbeddingLayer,
     NormLayer,
-    TiedLayer,
 )
 from ocar.curvature.layer import ONCE, Layer, Use
 from ocar.curvature.matrix_layers import MatrixLayer, ReversedLayer, TransposedLayer
@@ -40,7 +39,6 @@ __all__ = [
     "MatrixLayer",
     "NormLayer",
     "ReversedLayer",
-    "TiedLayer",
     "TransposedLayer",
     "Use",
     "make_layer",

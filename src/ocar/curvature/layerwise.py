@@ -26,6 +26,7 @@ from ocar.curvature.curvature import Curvature
 from ocar.curvature.found import find_layers, kind_of, uncovered, warn_uncovered
 from ocar.curvature.layers import Layer, MatrixLayer, NormLayer
 from ocar.curvature.recorder import Recorder
+from ocar.curvature.samples import Samples
 from ocar.curvature.selection import no_parameters
 from ocar.errors import CheckpointError, ConfigError, ModelError
 from ocar.structure import Inputs, call
@@ -71,6 +72,7 @@ class LayerCurvature(Curvature):
         self._locations: dict[str, int] = {}
         super()._start()
         self._recorder = Recorder(self.layers, self.model)
+        self._samples = Samples(self.layers)
 
     def share(self, shared: accel.SharedModel | None) -> None:
         """Estimate from the samples of all ranks; estimates of a block are means over samples."""
@@ -122,10 +124,25 @@ class LayerCurvature(Curvature):
         """See :meth:`Curvature.try_recording`."""
         with self.record() as recorder:
             outputs = call(self.model, x)
+        self._find_samples(outputs, slice(0, len(outputs)))
         for name, seen in self._recorded(len(outputs)).items():
             if isinstance(layer := self.layers[name], MatrixLayer):
                 self._locations[name] = sum(layer.locations(one.x, one.use) for one in seen.uses)
         recorder.clear()
+
+    def _find_samples(self, outputs: Tensor, rows: slice) -> None:
+        """Find where layers have the samples, which are some rows of the outputs."""
+        records, samples = self._recorder.records, rows.stop - rows.start
+        unknown = samples > 1 and outputs.requires_grad and not self._samples.known(records)
+        if not unknown or accel.is_recording():
+            return
+        seeds = torch.zeros_like(outputs).expand(2, *outputs.shape).clone()
+        pattern = torch.arange(outputs.shape[1], device=outputs.device).cos().to(seeds)
+        for column in range(2):
+            seeds[column, rows.start + column] = pattern
+        coupled = any(isinstance(m, _BatchNorm) and m.training for m in self.model.modules())
+        gradients = self._pull_back(outputs, seeds)
+        self._samples.find(records, gradients, samples, coupled=coupled)
 
     def _recorded(
         self,
@@ -135,13 +152,13 @@ class LayerCurvature(Curvature):
     ) -> dict[str, Seen]:
         """What each layer saw; without gradients only their inputs count."""
         found = {}
-        for name, records in self._recorder.complete(samples).items():
+        for name, records in self._samples.complete(self._recorder.records, samples).items():
             if gradients is not None and name not in gradients:
                 continue
             uses = []
             for index, one in enumerate(records):
                 g = one.x.unsqueeze(0) if gradients is None else gradients[name][index]
-                x, g = self.layers[name].by_sample(one.x, g, samples, one.use)
+                x, g = self._samples.by_sample(name, index, one, g, samples)
                 uses.append(Seen(x, g, weights, one.use))
             found[name] = replace(uses[0], others=tuple(uses[1:]))
         self._unseen = self.layers.keys() - found.keys()
@@ -162,13 +179,15 @@ class LayerCurvature(Curvature):
         self, outputs: Tensor, columns: Tensor, weights: Tensor | None, active: Tensor | None
     ) -> dict[str, Seen]:
         """Pull the columns back; in parallel estimate what needs no gradients."""
-        samples, input_weights = outputs.shape[0], None
+        rows = slice(0, len(outputs))
+        samples, input_weights = len(outputs), None
         if weights is not None and self.weighting == "both":
             input_weights = weights * (samples / weights.sum())
         if self._shared is not None:  # this rank has seen some of them
             rows = self._shared.share(samples).computed
             samples = len(range(*rows.indices(samples)))
             input_weights = None if input_weights is None else input_weights[rows]
+        self._find_samples(outputs, rows)
         early = self._recorded(samples, weights=input_weights)
 
         def estimate_inputs(block: Blocks[Any]) -> None:

@@ -88,17 +88,11 @@ class MatrixLayer(Layer):
         parts, rest = divmod(a.shape[0] if a.dim() == 3 else 1, self.own_groups)
         return parts if parts > 1 and rest == 0 and self.channels % parts == 0 else 1
 
-    def by_sample(
-        self, x: Tensor, g: Tensor, samples: int, use: Use = ONCE
-    ) -> tuple[Tensor, Tensor]:
-        """Inputs and output gradients with the samples first.
-
-        A linear layer may see the locations of a sample as rows of a longer batch.
-        """
-        rows = x.shape[0]
-        if self.is_linear and not use.time_first and rows != samples and rows % samples == 0:
-            x, g = x.unflatten(0, (samples, -1)), g.unflatten(1, (samples, -1))
-        return super().by_sample(x, g, samples, use)
+    def sample_dims(self, x: Tensor, use: Use = ONCE) -> Sequence[int]:
+        """Any but that of the features; the first of a convolution."""
+        if not self.is_linear:
+            return (0,)
+        return (1, 0) if use.time_first else range(x.dim() - 1)
 
     def inputs(self, x: Tensor, use: Use = ONCE) -> Tensor:
         """What the weights are multiplied with, ``(n, groups, d_in, L)``."""
@@ -108,13 +102,21 @@ class MatrixLayer(Layer):
             a = split.movedim(0, 1)
         if not self.has_bias:
             return a
-        ones = a.new_ones(1).expand(a.shape[0], self.own_groups, 1, a.shape[3])
+        ones = a.new_full((1,), float(use.with_bias))
+        ones = ones.expand(a.shape[0], self.own_groups, 1, a.shape[3])
         return torch.cat([a, self._in_last_part(ones)], dim=2)
 
     def _patches(self, x: Tensor, use: Use) -> Tensor:
         """:meth:`inputs` without parts and bias."""
         if self.is_linear:
             return x.reshape(x.shape[0], -1, x.shape[-1]).mT.unsqueeze(1)
+        if x.dim() > self.weight.dim():  # several images a sample
+            each = self._patches(x.flatten(0, 1), use).unflatten(0, x.shape[:2])
+            return each.movedim(1, -2).flatten(-2)
+        return self._convolved(x, use)
+
+    def _convolved(self, x: Tensor, use: Use) -> Tensor:
+        """The patches of images ``(n, channels, ...)``, ``(n, groups, inputs, L)``."""
         return accel.patches(x, cast("nn.Conv2d", use.geometry or self.module))
 
     def split_rows(self, rows: Tensor) -> Tensor:
@@ -134,6 +136,8 @@ class MatrixLayer(Layer):
                 above = use.rows.start, len(self.weight) - use.rows.stop
                 g = functional.pad(g, above)
             return g.reshape(g.shape[0], g.shape[1], -1, g.shape[-1]).mT.unsqueeze(2)
+        if g.dim() > self.weight.dim() + 1:  # several images a sample
+            g = g.movedim(2, 3)
         return g.flatten(3).unflatten(2, (self.own_groups, -1))
 
     def gradient(self) -> Tensor:
@@ -204,7 +208,7 @@ class TransposedLayer(MatrixLayer):
         """Outputs of a group."""
         return self.weight.shape[1]
 
-    def _patches(self, x: Tensor, use: Use) -> Tensor:
+    def _convolved(self, x: Tensor, use: Use) -> Tensor:
         return accel.transposed_patches(x, cast("accel.Geometry", use.geometry))
 
     def _matrix(self, t: Tensor) -> Tensor:

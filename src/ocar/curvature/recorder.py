@@ -6,6 +6,7 @@ autograd graph, not its values. So an in-place activation after the layer does n
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ocar import accel
 from ocar.curvature.functions import Functions
-from ocar.curvature.layers import AddedLayer, Layer, MatrixLayer, Use
+from ocar.curvature.layers import Layer, MatrixLayer, Use
 from ocar.errors import ModelError
 
 
@@ -38,6 +39,9 @@ class Record:
 class Recorder:
     """Records the inputs and outputs of layers during the forward passes inside it.
 
+    The first recording also watches all functions, because any function may use the weight of a
+    layer. Later recordings do so for the layers whose weights other functions use.
+
     Args:
         layers: The layers to record, by name.
         model: The model that they are part of.
@@ -51,7 +55,11 @@ class Recorder:
         self.model = model
         self.records: dict[str, list[Record]] = {}
         self._followed = _followed(layers)
+        self._watched = {n: own for n, own in layers.items() if n not in self._followed}
         self._functions: Functions | None = None
+        self._started: dict[str, int] = {}  # records of a layer before its present call
+        self._plain: Counter[str] = Counter()  # records of calls that compute nothing else
+        self._without: list[str] = []  # layers that were called without gradients
         self._context = ExitStack()
 
     def __enter__(self) -> Recorder:
@@ -60,31 +68,59 @@ class Recorder:
         self._context.enter_context(accel.batched_backward(self.model))
         for name, layer in self.layers.items():
             for module in [] if name in self._followed else layer.modules:
-                handle = module.register_forward_hook(partial(self._record_call, name))
-                self._context.callback(handle.remove)
-        if self._followed:
-            self._functions = Functions(self._followed, emit=self._record, retract=self._drop_last)
+                hooks = [module.register_forward_hook(partial(self._record_call, name))]
+                if name in self._watched:
+                    hooks.append(module.register_forward_pre_hook(partial(self._start_call, name)))
+                for handle in hooks:
+                    self._context.callback(handle.remove)
+        if followed := self._followed | self._watched:
+            self._functions = Functions(followed, emit=self._record, retract=self._drop_last)
             self._context.enter_context(self._functions)
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: object, *error: object) -> None:
         self._context.close()
-        if self._functions is not None:
-            for name in self._functions.incomplete:
-                self.records.pop(name, None)
-            self._functions = None
+        if kind is None and self._without and not self.records:
+            raise ModelError(
+                f"Layer {self._without[0]!r} was called without gradients. "
+                "Call the model outside torch.no_grad() and torch.inference_mode()."
+            )
+        if self._functions is None:
+            return
+        incomplete, self._functions = self._functions.incomplete, None
+        if kind is None and self.records:
+            self._watched = {
+                name: layer
+                for name, layer in self._watched.items()
+                if name in incomplete or len(self.records.get(name, ())) != self._plain[name]
+            }
+        lost = [self.records.pop(name) for name in incomplete if name in self.records]
+        if kind is None and lost and not self.records:
+            raise ModelError(
+                f"No layer has curvature: the weights of {', '.join(sorted(incomplete))} are used "
+                "by functions whose inputs are not known. functional.linear, functional.embedding "
+                "and convolutions are known."
+            )
+
+    def _start_call(self, name: str, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self._started[name] = len(self.records.get(name, ()))
 
     def _record_call(
         self, name: str, module: nn.Module, inputs: tuple[Any, ...], output: Tensor
     ) -> None:
+        if name in self._watched and output.requires_grad:
+            seen = self.records.get(name, [])[self._started[name] :]
+            nodes = [one.edge.node for one in seen]
+            if nodes in ([], [get_gradient_edge(output).node]):
+                self._plain[name] += 1
+            if seen:  # by the function that the module has called
+                return
         self._record(name, inputs[0], output, Use(module))
 
     def _record(self, name: str, x: Tensor, output: Tensor, use: Use) -> None:
         if not output.requires_grad:
-            raise ModelError(
-                f"Layer {name!r} was called without gradients. "
-                "Call the model outside torch.no_grad() and torch.inference_mode()."
-            )
+            self._without.append(name)
+            return
         record = Record(x.detach(), get_gradient_edge(output), use)
         self.records.setdefault(name, []).append(record)
 
@@ -95,14 +131,8 @@ class Recorder:
     def clear(self) -> None:
         """Drop the records, and with them the graph."""
         self.records.clear()
-
-    def complete(self, samples: int) -> dict[str, list[Record]]:
-        """The records of the layers whose uses are known for each of the samples."""
-        return {
-            name: records
-            for name, records in self.records.items()
-            if not _is_for_all(self.layers[name], records, samples)
-        }
+        self._plain.clear()
+        self._without.clear()
 
     def pull_back(
         self, outputs: Tensor, columns: Tensor, *, batched: bool = True
@@ -128,14 +158,6 @@ class Recorder:
                     f"or leave the layer out with exclude=[{name!r}]."
                 )
         return found
-
-
-def _is_for_all(layer: Layer, records: Sequence[Record], samples: int) -> bool:
-    """Whether a layer does not know the samples, such as one that computes positions."""
-    rows = [len(one.x) for one in records if not one.use.time_first]
-    if isinstance(layer, AddedLayer):
-        return any(row % samples for row in rows)
-    return samples > 1 and rows == [1]
 
 
 def _followed(layers: Mapping[str, Layer]) -> dict[str, Layer]:

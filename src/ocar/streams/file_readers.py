@@ -13,15 +13,18 @@ import itertools
 import json
 import math
 import tarfile
+from abc import abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any, Unpack
+from typing import IO, Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
+from PIL import UnidentifiedImageError
 
 from ocar.config import require
 from ocar.datasets.archives import MOST_BYTES, reading
@@ -50,6 +53,14 @@ class FileReader(RecordReader):
             raise ConfigError("Invalid paths: none given. Must be at least one file.")
         self.paths = [Path(path) for path in given]
 
+    @abstractmethod
+    def named(self, start: int) -> Iterator[tuple[str, Record]]:
+        """The records from a row on, each with its file and its place there."""
+
+    def records(self, start: int) -> Iterator[Record]:
+        """The records from a row on."""
+        return (record for _, record in self.named(start))
+
 
 class CSVReader(FileReader):
     """Rows of CSV files whose first line names the columns.
@@ -67,22 +78,25 @@ class CSVReader(FileReader):
         super().__init__(paths, **record)
         self.delimiter = delimiter
 
-    def records(self, start: int) -> Iterator[Record]:
+    def named(self, start: int) -> Iterator[tuple[str, Record]]:
         """The rows from one on; those before are parsed and left."""
         left = start
         for path in self.paths:
             with reading(path), open_regular(path, "rb") as file:
                 text = io.TextIOWrapper(file, encoding="utf-8-sig", newline="")
                 rows = csv.DictReader(text, delimiter=self.delimiter, strict=True)
+                names = list(rows.fieldnames or ())
+                if twice := [name for name, count in Counter(names).items() if count > 1]:
+                    raise DataError(f"{path}: column {twice[0]!r} is there {names.count(twice[0])} "
+                                    "times. Must have a name of its own.")  # fmt: skip
                 left -= sum(1 for _ in itertools.islice(rows, left))
                 for row in rows:
                     if None in row or None in row.values():
-                        columns = len(rows.fieldnames or ())
                         raise DataError(
                             f"{path}, line {rows.line_num}: it must have a value for each of "
-                            f"{columns} columns."
+                            f"{len(names)} columns."
                         )
-                    yield row
+                    yield f"{path}, line {rows.line_num}", row
 
 
 class ParquetReader(FileReader):
@@ -101,14 +115,15 @@ class ParquetReader(FileReader):
         super().__init__(paths, **record)
         self._read = _parquet()
 
-    def records(self, start: int) -> Iterator[Record]:
+    def named(self, start: int) -> Iterator[tuple[str, Record]]:
         """The rows from one on."""
         left = start
         for path in self.paths:
             with reading(path):
                 count, rows = self._read(path, left)
+                for row, record in enumerate(rows, start=left):
+                    yield f"{path}, row {row}", record
                 left = max(0, left - count)
-                yield from rows
 
 
 ParquetRows = Callable[[Path, int], tuple[int, Iterator[Record]]]
@@ -173,18 +188,18 @@ class TarReader(FileReader):
         self.image_size = image_size
         self.decoders = dict(decoders or {})
 
-    def records(self, start: int) -> Iterator[Record]:
+    def named(self, start: int) -> Iterator[tuple[str, Record]]:
         """The samples from one on."""
         row = 0
         for path in self.paths:
             with reading(path), ExitStack() as opened:
                 file = opened.enter_context(open_regular(path, "rb"))
                 tar = opened.enter_context(tarfile.open(fileobj=file, mode="r:"))
-                members = (member for member in tar if member.isreg() and not member.issparse())
-                for _, group in itertools.groupby(members, lambda member: _split(member.name)[0]):
+                members = _members(tar, file, path)
+                for key, group in itertools.groupby(members, lambda one: _split(one.name)[0]):
                     if row >= start:
                         fields = {_split(member.name)[1]: member for member in group}
-                        yield _Sample(self, tar, path, fields)
+                        yield f"{path}, sample {key!r}", _Sample(self, tar, fields)
                     row += 1
 
     def decode(self, field: str, data: bytes) -> Any:
@@ -193,7 +208,9 @@ class TarReader(FileReader):
         if (own := self.decoders.get(field) or self.decoders.get(kind)) is not None:
             return own(data)
         if is_picture(f"x.{kind}"):
-            return decode(data, self.image_size)
+            with suppress(UnidentifiedImageError):
+                return decode(data, self.image_size)
+            raise DataError(f"its {len(data)} bytes are no image")
         if kind == "npy":
             return _read_npy(data)
         if kind == "json":
@@ -210,27 +227,36 @@ class _Sample(Mapping[str, Any]):
         self,
         reader: TarReader,
         tar: tarfile.TarFile,
-        path: Path,
         fields: dict[str, tarfile.TarInfo],
     ) -> None:
-        self._reader, self._tar, self._path, self._fields = reader, tar, path, fields
+        self._reader, self._tar, self._fields = reader, tar, fields
 
     def __getitem__(self, field: str) -> Any:
         member = self._fields[field]
-        with reading(f"{self._path}/{member.name}"):
+        try:
             if member.size > MOST_BYTES:
-                raise DataError(f"{member.name} has {member.size} bytes. At most {MOST_BYTES}.")
+                raise DataError(f"it has {member.size} bytes. At most {MOST_BYTES}.")
             found = self._tar.extractfile(member)
             data = b"" if found is None else found.read()
             if len(data) != member.size:
-                raise DataError(f"{self._path} ends within {member.name}.")
+                raise DataError(f"it has {len(data)} of {member.size} bytes")
             return self._reader.decode(field, data)
+        except Exception as error:
+            raise DataError(f"cannot read {member.name}: {error}") from error
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._fields)
 
     def __len__(self) -> int:
         return len(self._fields)
+
+
+def _members(tar: tarfile.TarFile, file: IO[bytes], path: Path) -> Iterator[tarfile.TarInfo]:
+    """The regular files of a shard. tarfile takes a damaged header for the end."""
+    yield from (member for member in tar if member.isreg() and not member.issparse())
+    file.seek(tar.offset)
+    if any(file.read(tarfile.BLOCKSIZE)):
+        raise DataError(f"Cannot read {path}: at byte {tar.offset} is neither a file nor the end.")
 
 
 def _read_npy(data: bytes) -> npt.NDArray[Any]:
@@ -240,7 +266,10 @@ def _read_npy(data: bytes) -> npt.NDArray[Any]:
         (1, 0): np.lib.format.read_array_header_1_0,
         (2, 0): np.lib.format.read_array_header_2_0,
     }
-    shape, by_column, dtype = headers[np.lib.format.read_magic(file)](file)
+    version = np.lib.format.read_magic(file)
+    if version not in headers:
+        raise ValueError(f"version {version} of the npy format. Must be 1.0 or 2.0")
+    shape, by_column, dtype = headers[version](file)
     # From the bytes, since numpy's own reader first takes the memory that the header claims.
     flat = np.frombuffer(data, dtype, count=math.prod(shape), offset=file.tell())
     return flat.reshape(shape, order="F" if by_column else "C").copy()

@@ -19,7 +19,7 @@ from ocar.streams.base import (
     concatenate,
     read_position,
 )
-from ocar.streams.readers import Place, Reader
+from ocar.streams.readers import PAIR, Place, Reader, as_pair
 from ocar.structure import as_samples, describe
 
 Pairs = Iterable[tuple[Any, Any]]
@@ -60,6 +60,12 @@ class IterableStream(PositionedStream):
             raise ConfigError("A stream must have at least one task; given none.")
         if batch_size is not None and batch_size < 1:
             raise ConfigError(f"Invalid {batch_size=}. Must be at least 1, or None.")
+        for number, task in enumerate(tasks):
+            if not isinstance(task, Iterable):
+                raise ConfigError(
+                    f"Invalid task {number}: {type(task).__name__}. Must be iterable: a list, a "
+                    "DataLoader, a reader or a generator of batches (x, y)."
+                )
         given = {"validation": validation, "test": test}
         for name, parts in given.items():
             if parts and len(parts) != len(tasks):
@@ -69,7 +75,12 @@ class IterableStream(PositionedStream):
         self.tasks = len(tasks)
         self.batch_size = batch_size
         self._tasks = tasks
-        self._parts = {name: [as_labelled(p) for p in parts] for name, parts in given.items()}
+        self._parts = {
+            name: [
+                as_labelled(p, f"The {name} data of task {task}") for task, p in enumerate(parts)
+            ]
+            for name, parts in given.items()
+        }
         self._empty: Labelled = (torch.empty(0, 0), torch.empty(0, dtype=torch.int64))
         self._live: Iterator[tuple[StreamBatch, Mark | None]] | None = None
         self._mark: Mark | None = None  # where to go on, of a reader
@@ -137,12 +148,20 @@ class IterableStream(PositionedStream):
     def _batches(self, start: Mark, index: int) -> Iterator[tuple[StreamBatch, Mark | None]]:
         """Batches; each is given once it is known whether another follows in its task."""
         for task in range(start.task, self.tasks):
-            pairs = self._placed(task, start.place if task == start.task else None)
+            place = start.place if task == start.task else None
+            pairs = self._placed(task, place)
             held = next(pairs, None)
-            if held is None:
+            if held is None and place is None:
                 raise InputError(f"Task {task} has no batches.")
+            if held is None and isinstance(self._tasks[task], Iterator):
+                continue  # no message came since
+            if held is None:
+                raise CheckpointError(
+                    f"Task {task} ends before the place {dict(place or {})} of the checkpoint. "
+                    "Must have the same batches as before."
+                )
             for following in itertools.chain(pairs, [None]):
-                (x, y), place = as_labelled(held[0]), held[1]
+                (x, y), place = as_labelled(held[0], f"Batch {index}"), held[1]
                 self._empty = x[:0], y[:0]
                 batch = StreamBatch(
                     x=x,
@@ -186,12 +205,31 @@ class IterableStream(PositionedStream):
         self._used.add(task)
 
 
-def as_labelled(pair: tuple[Any, Any]) -> Labelled:
-    """Samples and labels as tensors of equal length; labels as int64."""
-    x, y = as_samples(pair[0]), torch.as_tensor(pair[1])
+def as_labelled(pair: Any, where: str = "The batch") -> Labelled:
+    """Samples and labels as tensors of equal length; labels as int64.
+
+    Args:
+        pair: Samples and labels.
+        where: What it is called in an error.
+
+    Raises:
+        InputError: It is no pair of tensors or arrays.
+    """
+    given, part = as_pair(pair, where), "x"
+    try:
+        x = as_samples(given[0])
+        part = "y"
+        y = torch.as_tensor(given[1])
+        if y.is_complex():
+            raise TypeError(f"it has {y.dtype}")
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from error
+    except (TypeError, ValueError, RuntimeError) as error:  # what as_tensor raises
+        reason = str(error).rstrip(".")
+        raise InputError(f"{where}, its {part}: {reason}. {PAIR}") from error
     scalar = isinstance(x, Tensor) and x.dim() == 0
     if scalar or y.dim() == 0 or len(x) != len(y):
         raise InputError(
-            f"Invalid batch of x {describe(x)} and y {tuple(y.shape)}. Must be equally long."
+            f"{where} has x {describe(x)} and y {tuple(y.shape)}. Must be equally long."
         )
     return x, y if y.is_floating_point() else y.long()

@@ -1,18 +1,23 @@
 """Batches from a queue of messages, such as a topic of Kafka.
 
-A source is a function that returns the next message, or None if none came in time. If a source can
+A source is a function that waits for the next message; None is the end. If a source can
 seek, its place is the offset of the next message in each partition. A learner and a place that are
 saved together resume exactly: each message is learned once.
 """
 
 from __future__ import annotations
 
+import math
 import queue
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from ocar.errors import CheckpointError, ConfigError, DataError
-from ocar.streams.readers import Place, Reader, collate, optional
+from ocar.streams.readers import Place, Reader, as_pair, collate, optional
+
+_POLL = 1.0
+"""Seconds of one call of a client: an interrupt waits as long."""
 
 Decode = Callable[[Any], tuple[Any, Any]]
 """From the value of a message to a sample and its label."""
@@ -27,12 +32,12 @@ class Message(NamedTuple):
 
 
 class MessageReader(Reader):
-    """Batches ``(x, y)`` of messages; it ends when no message came in time.
+    """Batches ``(x, y)`` of messages; it ends when ``receive`` returns None.
 
     Unlike other readers it gives each batch once.
 
     Args:
-        receive: Gives the next message; None if none came in time.
+        receive: Waits for the next message and returns it; None ends the reader.
         decode: From the value of a message to a sample and its label.
         batch_size: Messages in a batch; the last may have fewer.
         seek: Lets the source go on at a place; None if it cannot.
@@ -96,7 +101,7 @@ class MessageReader(Reader):
 
     def _sample(self, message: Message) -> tuple[Any, Any]:
         try:
-            x, y = self._decode(message.value)
+            x, y = as_pair(self._decode(message.value), "what decode returned")
         except Exception as error:
             raise DataError(
                 f"Message {message.offset} of {message.partition} cannot be decoded: {error}"
@@ -105,12 +110,17 @@ class MessageReader(Reader):
 
 
 def read_queue(
-    source: queue.Queue[Any], decode: Decode, *, batch_size: int = 10, timeout: float = 1.0
+    source: queue.Queue[Any],
+    decode: Decode,
+    *,
+    batch_size: int = 10,
+    timeout: float | None = None,
 ) -> MessageReader:
-    """The items of a ``queue.Queue``; it ends after ``timeout`` seconds without any.
+    """The items of a ``queue.Queue``.
 
-    It cannot seek.
+    It waits for items, or ends after ``timeout`` seconds without any. It cannot seek.
     """
+    _check_timeout(timeout)
     offset = 0
 
     def receive() -> Message | None:
@@ -126,25 +136,34 @@ def read_queue(
 
 
 def read_confluent(
-    consumer: Any, decode: Decode, *, batch_size: int = 10, timeout: float = 1.0
+    consumer: Any, decode: Decode, *, batch_size: int = 10, timeout: float | None = None
 ) -> MessageReader:
     """The messages of a consumer of ``confluent-kafka``.
 
-    It ends after ``timeout`` seconds without any. To go on from a place, the consumer leaves its
-    subscription and is assigned all partitions of the topics in the place; a partition that gave no
-    message yet begins where the group's commits or ``auto.offset.reset`` say.
+    It waits for messages, also while brokers cannot be reached, or ends after ``timeout`` seconds
+    without any. A consumer that has just subscribed gets none for some seconds.
+
+    To go on from a place, the consumer leaves its subscription and is assigned all partitions of
+    the topics in the place; a partition that gave no message yet begins where the group's commits
+    or ``auto.offset.reset`` say.
     """
+    _check_timeout(timeout)
     kafka = optional("This reader", "confluent_kafka", "confluent-kafka")
 
-    def receive() -> Message | None:
-        while (found := consumer.poll(timeout)) is not None:
+    errors = kafka.KafkaError
+    passing = {errors._PARTITION_EOF, errors._TRANSPORT, errors._ALL_BROKERS_DOWN}
+
+    def poll(seconds: float) -> Message | None:
+        while (found := consumer.poll(seconds)) is not None:
             if (error := found.error()) is None:
-                return Message(
-                    found.value(), _name(found.topic(), found.partition()), found.offset()
-                )
-            if error.code() != kafka.KafkaError._PARTITION_EOF:
+                place = _name(found.topic(), found.partition())
+                return Message(found.value(), place, found.offset())
+            if error.code() not in passing and not error.retriable():
                 raise DataError(f"Kafka: {error}")
         return None
+
+    def receive() -> Message | None:
+        return _wait(poll, timeout)
 
     def parts(place: Place) -> dict[str, Any]:
         return {n: kafka.TopicPartition(*_parse(n), offset) for n, offset in place.items()}
@@ -153,7 +172,7 @@ def read_confluent(
         every = {
             _name(topic, number): kafka.TopicPartition(topic, number)
             for topic in _topics(place)
-            for number in consumer.list_topics(topic).topics[topic].partitions
+            for number in _known(topic, consumer.list_topics(topic).topics[topic].partitions)
         }
         consumer.unsubscribe()
         consumer.assign(list({**every, **parts(place)}.values()))
@@ -165,24 +184,28 @@ def read_confluent(
 
 
 def read_kafka_python(
-    consumer: Any, decode: Decode, *, batch_size: int = 10, timeout: float = 1.0
+    consumer: Any, decode: Decode, *, batch_size: int = 10, timeout: float | None = None
 ) -> MessageReader:
     """The messages of a ``KafkaConsumer`` of ``kafka-python``; else as :func:`read_confluent`."""
+    _check_timeout(timeout)
     structs = optional("This reader", "kafka.structs", "kafka-python")
     TopicPartition, OffsetAndMetadata = structs.TopicPartition, structs.OffsetAndMetadata
 
-    def receive() -> Message | None:
-        found = consumer.poll(timeout_ms=round(1000 * timeout), max_records=1)
+    def poll(seconds: float) -> Message | None:
+        found = consumer.poll(timeout_ms=round(1000 * seconds), max_records=1)
         for record in (record for records in found.values() for record in records):
             return Message(record.value, _name(record.topic, record.partition), record.offset)
         return None
+
+    def receive() -> Message | None:
+        return _wait(poll, timeout)
 
     def seek(place: Place) -> None:
         parts = {TopicPartition(*_parse(name)): offset for name, offset in place.items()}
         every = [
             TopicPartition(topic, number)
             for topic in _topics(place)
-            for number in consumer.partitions_for_topic(topic) or ()
+            for number in _known(topic, consumer.partitions_for_topic(topic))
         ]
         consumer.unsubscribe()
         consumer.assign(list(dict.fromkeys([*every, *parts])))
@@ -198,6 +221,28 @@ def read_kafka_python(
         consumer.commit(offsets)
 
     return MessageReader(receive, decode, batch_size=batch_size, seek=seek, commit=commit)
+
+
+def _check_timeout(timeout: float | None) -> None:
+    if timeout is not None and not timeout >= 0:
+        raise ConfigError(f"Invalid {timeout=}. Must be seconds, 0 or more, or None to wait.")
+
+
+def _wait(poll: Callable[[float], Message | None], timeout: float | None) -> Message | None:
+    """The next message; None if a number of seconds has passed without any."""
+    end = math.inf if timeout is None else time.monotonic() + timeout
+    while True:
+        left = end - time.monotonic()
+        message = poll(max(0.0, min(_POLL, left)))
+        if message is not None or left <= 0:
+            return message
+
+
+def _known(topic: str, partitions: Iterable[int] | None) -> Iterable[int]:
+    """The partitions of a topic; reading only some would lose messages."""
+    if not partitions:
+        raise DataError(f"Kafka has no topic {topic!r}, or cannot be reached.")
+    return partitions
 
 
 def _name(topic: str, partition: int) -> str:

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import importlib
 import itertools
+import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from decimal import Decimal
 from typing import Any, Required, TypedDict, Unpack
 
 import numpy as np
@@ -26,6 +28,7 @@ from ocar.errors import (
     DataError,
     InputError,
     MissingPackageError,
+    OcarError,
 )
 from ocar.structure import PADDING
 
@@ -50,6 +53,8 @@ class RecordOptions(TypedDict, total=False):
     classes: Sequence[str]
     batch_size: int
 
+
+PAIR = "Must be a pair (x, y) of tensors or arrays, y of integer labels or floating-point targets."
 
 CHUNK = 4096
 """Rows of a table that are read at a time."""
@@ -97,47 +102,59 @@ class RecordReader(Reader):
     def records(self, start: int) -> Iterator[Record]:
         """The records from a row on."""
 
+    def named(self, start: int) -> Iterator[tuple[str, Record]]:
+        """The records from a row on, each with the name that errors give it."""
+        return ((f"Row {row}", one) for row, one in enumerate(self.records(start), start))
+
     def read(self, place: Place | None = None) -> Iterator[tuple[tuple[Any, Any], Place]]:
         """See :meth:`Reader.read`. The place is the number of the next row."""
         row = read_place(place, "row")
         samples: list[tuple[Any, Any]] = []
-        for record in self.records(row):
-            samples.append(self._sample(record, row))  # now: the record's file may be closed later
+        first = ""
+        for where, record in self.named(row):
+            first = first if samples else where
+            samples.append(self._sample(record, where))  # now: its file may be closed later
             row += 1
             if len(samples) == self.batch_size:
-                yield collate(samples), {"row": row}
+                yield collate(samples, f"{first} to {where}: "), {"row": row}
                 samples = []
         if samples:
-            yield collate(samples), {"row": row}
+            yield collate(samples, f"{first} and on: "), {"row": row}
 
-    def _sample(self, record: Record, row: int) -> tuple[Any, Any]:
+    def _sample(self, record: Any, where: str) -> tuple[Any, Any]:
+        if not isinstance(record, Mapping):
+            kind = type(record).__name__
+            raise DataError(f"{where} is a {kind}. Must be a dictionary of fields by name.")
         try:
             if isinstance(self.x, Mapping):
                 x: Any = {name: _value(record, field) for name, field in self.x.items()}
             else:
                 x = _value(record, self.x)
             return x, self._label(record)
-        except KeyError as error:
-            raise DataError(
-                f"Row {row} has no field {error}. It has {', '.join(map(str, record))}."
-            ) from error
-        except (TypeError, ValueError) as error:
-            raise DataError(f"Row {row}: {error}") from error
+        except _NoField as error:
+            listed = ", ".join(map(str, record))
+            raise DataError(f"{where} has no field {error}. It has {listed}.") from error
+        except DataError as error:
+            raise DataError(f"{where}: {error}") from error
 
     def _label(self, record: Record) -> Any:
         if not isinstance(self.y, str):
             return _value(record, self.y)
-        given = record[self.y]
-        if self.classes:
+        given = _field(record, self.y)
+        if self.classes and given is not None:
             if str(given) not in self._labels:
-                raise DataError(f"label {given!r}. Must be one of {', '.join(self.classes)}.")
+                raise _wrong(self.y, given, f"one of {', '.join(self.classes)}")
             return self._labels[str(given)]
-        label = int(given)
-        whole = isinstance(given, str) or label == given
-        if not whole or not 0 <= label < 2**63:
-            raise DataError(
-                f"label {given!r}. Must be an integer from 0 to 2**63 - 1. Give classes=[...] for "
-                f"names, and y=[{self.y!r}] for a regression."
+        try:
+            label = int(given)
+        except (TypeError, ValueError):
+            label = -1
+        if not (isinstance(given, str) or label == given) or not 0 <= label < 2**63:
+            raise _wrong(
+                self.y,
+                given,
+                "an integer from 0 to 2**63 - 1. Give classes=[...] for names, and "
+                f"y=[{self.y!r}] for a regression",
             )
         return label
 
@@ -192,6 +209,11 @@ class LoaderReader(Reader):
     """
 
     def __init__(self, loader: DataLoader[Any], *, seed: int = 0) -> None:
+        if not isinstance(loader, DataLoader):
+            raise ConfigError(
+                f"Invalid loader {type(loader).__name__}. Must be a torch.utils.data.DataLoader. "
+                "IterableStream takes a list of batches itself."
+            )
         self.loader = loader
         self.seed = seed
 
@@ -219,8 +241,8 @@ class LoaderReader(Reader):
                 generator=torch.Generator().manual_seed(self.seed),
             )
             pairs = iter(rest)
-        for batch, (x, y) in enumerate(pairs, start=start):
-            yield (x, y), {"batch": batch + 1}
+        for batch, pair in enumerate(pairs, start=start):
+            yield as_pair(pair, f"Batch {batch} of the loader"), {"batch": batch + 1}
 
     def _order(self, loader: DataLoader[Any]) -> list[list[int]]:
         """The indices of each batch; no generator is changed."""
@@ -238,8 +260,21 @@ class LoaderReader(Reader):
                 own.set_state(before)
 
 
-def collate(samples: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
-    """Samples as one batch.
+def as_pair(given: Any, where: str) -> tuple[Any, Any]:
+    """The two parts of a batch or a sample.
+
+    Raises:
+        InputError: It is something else, such as one tensor, also of length 2.
+    """
+    listed = isinstance(given, (tuple, list))
+    if not listed or len(given) != 2:
+        parts = f" of {len(given)} parts" if listed else ""
+        raise InputError(f"{where} is a {type(given).__name__}{parts}. {PAIR}")
+    return given[0], given[1]
+
+
+def collate(samples: Sequence[tuple[Any, Any]], where: str = "") -> tuple[Any, Any]:
+    """Samples as one batch; ``where`` stands before an error.
 
     Raises:
         InputError: They have different shapes.
@@ -248,7 +283,7 @@ def collate(samples: Sequence[tuple[Any, Any]]) -> tuple[Any, Any]:
         x, y = default_collate(list(samples))
     except (RuntimeError, TypeError, ValueError) as error:
         reason = str(error).partition("\n")[0]
-        raise InputError(f"Samples cannot be put in a batch: {reason}. {PADDING}") from error
+        raise InputError(f"{where}Samples cannot be put in a batch: {reason}. {PADDING}") from error
     return x, y
 
 
@@ -269,22 +304,65 @@ def read_place(place: Place | None, name: str) -> int:
     return place[name]
 
 
+class _NoField(Exception):
+    """A record lacks a field; its text is the name."""
+
+
+def _field(record: Record, name: str) -> Any:
+    try:
+        return record[name]
+    except KeyError as error:
+        raise _NoField(repr(name)) from error
+
+
+def _wrong(name: str, given: Any, allowed: str) -> DataError:
+    shown = "is empty" if given is None or given == "" else f"is {reprlib.repr(given)}"
+    return DataError(f"field {name!r} {shown}. Must be {allowed}.")
+
+
+def _called(function: Callable[[Record], Any], record: Record) -> Any:
+    """What a user's function of a record returns."""
+    try:
+        value = function(record)
+    except (OcarError, KeyError) as error:
+        if isinstance(error, KeyError) and error.args and error.args[0] not in record:
+            raise _NoField(repr(error.args[0])) from error
+        raise
+    except Exception as error:
+        kind = type(error).__name__
+        raise DataError(f"a function of the record raised {kind}: {error}") from error
+    if value is None or isinstance(value, (str, bytes)):
+        raise DataError(
+            f"a function of the record returned {reprlib.repr(value)}. Must be a number, an array "
+            "or a tensor."
+        )
+    return value
+
+
+def _number(record: Record, name: str) -> float:
+    given = _field(record, name)
+    try:
+        return float(given)
+    except (TypeError, ValueError) as error:
+        raise _wrong(name, given, "a number") from error
+
+
 def _value(record: Record, field: Field) -> Any:
     """A field of a record as an array, or several as a vector."""
     if callable(field):
-        return field(record)
+        return _called(field, record)
     if not isinstance(field, str):
-        return np.array([float(record[name]) for name in field], dtype=np.float32)
-    value = record[field]
+        return np.array([_number(record, name) for name in field], dtype=np.float32)
+    value = _field(record, field)
     if isinstance(value, torch.Tensor):
         return value
-    if isinstance(value, (str, int, float)):  # of one number a vector too
-        return np.array([float(value)], dtype=np.float32)
+    if value is None or isinstance(value, (str, int, float, Decimal)):  # of one number a vector too
+        return np.array([_number(record, field)], dtype=np.float32)
     try:
         array = np.asarray(value)
     except ValueError:  # lists of different lengths
         array = np.empty(0, dtype=object)
     if array.dtype.kind not in "buif":
-        raise DataError(f"field {field!r} holds no numbers, or lists of several lengths. {PADDING}")
+        raise _wrong(field, value, f"numbers, without empty ones. {PADDING.rstrip('.')}")
     wide = array.dtype == np.float64 and not isinstance(value, np.ndarray)  # Python has one float
     return array.astype(np.float32) if wide else array

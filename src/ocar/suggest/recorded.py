@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -69,7 +68,7 @@ class Recorded:
 
     def _read(self) -> Iterator[Labelled]:
         for index, pair in enumerate(self._batches):
-            yield labelled(pair, index)
+            yield as_labelled(pair, f"Batch {index}")
 
     def _check_repeats(self) -> None:
         """Raise unless two passes begin with the same batch."""
@@ -88,17 +87,3 @@ class Recorded:
                 "batches. A recorded stream must always give the same: do not shuffle, or give "
                 "list(batches)."
             )
-
-
-def labelled(pair: Any, index: int) -> Labelled:
-    """A batch as tensors; an ``InputError`` with its index if it is no pair of arrays."""
-    try:
-        x, y = pair
-        return as_labelled((x, y))
-    except InputError:
-        raise
-    except (TypeError, ValueError, RuntimeError) as error:  # what as_tensor raises
-        raise InputError(
-            f"Batch {index} is a {type(pair).__name__}: {error}. Must be a pair (x, y) of tensors "
-            "or arrays, y of integer labels or floating-point targets."
-        ) from error

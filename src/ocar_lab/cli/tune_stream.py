@@ -14,9 +14,9 @@ from ocar.errors import ConfigError
 from ocar.methods.registry import METHODS
 from ocar.methods.spaces import search_space
 from ocar.models.registry import MODELS, make_model
+from ocar.streams.iterable import as_labelled
 from ocar.structure import describe
 from ocar.suggest import suggest
-from ocar.suggest.recorded import labelled
 from ocar_lab.cli.arguments import parse_groups, shared_group
 from ocar_lab.cli.flags import method_settings, setting_owners
 from ocar_lab.cli.tables import print_text
@@ -125,7 +125,7 @@ def _make_model(options: Options, batches: Batches) -> tuple[nn.Module, str]:
     first = next(iter(batches), None)
     if first is None:
         raise ConfigError(f"Invalid --stream {options.stream}: it has no batches.")
-    x, y = labelled(first, 0)
+    x, y = as_labelled(first, "Batch 0")
     measured = isinstance(x, Tensor) and (x.is_floating_point() or x.dtype == torch.uint8)
     if not isinstance(x, Tensor) or not measured or x.dim() not in (2, 3, 4):
         raise ConfigError(

@@ -170,7 +170,7 @@ def test_a_wrong_call_is_told_in_a_line(
 
 def test_labels_of_a_wrong_type(capsys: pytest.CaptureFixture[str]) -> None:
     assert tune("my_recording:texts") == 1
-    assert "Batch 0 is a tuple" in capsys.readouterr().err
+    assert "Batch 0, its y: too many dimensions" in capsys.readouterr().err
 
 
 def test_a_benchmark_or_a_stream(capsys: pytest.CaptureFixture[str]) -> None:
