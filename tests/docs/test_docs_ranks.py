@@ -66,19 +66,21 @@ def test_the_prediction_is_the_stored_one() -> None:
 
 
 def test_what_one_device_pays_is_stored() -> None:
-    before, after, _ = json.loads((FOLDER / "off.json").read_text())["counted"].values()
+    before, after, now = json.loads((FOLDER / "off.json").read_text())["counted"].values()
     assert all(after[name]["operators"] == own["operators"] for name, own in before.items())
     calls = [(own["calls"][0], after[name]["calls"][0]) for name, own in before.items()]
     more, share = [b - a for a, b in calls], max(b / a for a, b in calls) - 1
     text = " ".join(PAGE.split())
     assert f"{min(more)} to {max(more)} more Python functions, at most {share * 100:.1f} %" in text
+    added = {own["operators"][0] - after[name]["operators"][0] for name, own in now.items()}
+    assert "added {} or {} operators".format(*sorted(added)) in text
     times = json.loads((FOLDER / "one-device-h200.json").read_text())
     runs = [times["before"]["seconds"], *times["after"]["seconds"]]
     for method, verb in (("ER", " took"), ("OCAR", "")):
-        was, *now = (
+        was, *later = (
             f"{run['step, 5 classes'][f'{method} at 5 classes'] * 1e3:.3f}" for run in runs
         )
-        assert f"a batch of {method}{verb} {' and '.join(now)} ms, before {was} ms" in text
+        assert f"a batch of {method}{verb} {' and '.join(later)} ms, before {was} ms" in text
 
 
 def test_what_16_bits_change_is_stored() -> None:
