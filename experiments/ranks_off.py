@@ -125,7 +125,7 @@ def count_at(revision: str) -> dict[str, Any]:
 def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--revisions", nargs="*", default=["fb8a2f36", "43c2e94"])
+    parser.add_argument("--revisions", nargs="*", default=["fb8a2f36", "a353d66"])
     parser.add_argument("--count", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.count:
