@@ -111,17 +111,16 @@ class Distillation:
     def _loss(self, outputs: Tensor, targets: Tensor, step: Step) -> Tensor:
         """The weighted divergence of the samples that are distilled, over the number of all."""
 
-        def mean(part: slice) -> Tensor:
-            own, wanted = outputs[part], targets[part]
+        def mean(own: Tensor, wanted: Tensor) -> Tensor:
             if step.active is None:
                 return sample_losses(own, wanted, None, self.residuals).mean()
             temperature = self.settings.distill_temperature
             return divergence(wanted, own, step.active, temperature=temperature) * temperature**2
 
         if self.settings.distill_on == "all":
-            return self.settings.distillation * step.mean(mean)
+            return self.settings.distillation * step.mean(mean, outputs, targets)
         count = len(outputs) - step.new
         if not count:
             return outputs.new_zeros(())
         share = step.weights[1] * count / len(outputs)
-        return self.settings.distillation * share * mean(slice(step.new, None))
+        return self.settings.distillation * share * mean(outputs[step.new :], targets[step.new :])

@@ -95,5 +95,5 @@ class AdjustedCrossEntropy(ClassObjective[ERSettings]):
         """The loss of one step; the outputs are those that predict."""
         outputs = forward(step.x)
         adjusted = outputs + step.own_numbers.to(outputs.dtype)
-        loss = step.mean(lambda part: mean_loss(adjusted[part], step.y[part], step.active))
+        loss = step.mean(lambda own, y: mean_loss(own, y, step.active), adjusted, step.y)
         return Outcome(loss=loss, outputs=outputs)

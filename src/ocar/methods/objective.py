@@ -104,11 +104,14 @@ class Step:
         count = self.new + self.replayed
         return self.new_share * count / self.new, (1 - self.new_share) * count / self.replayed
 
-    def mean(self, part: Callable[[slice], Tensor]) -> Tensor:
-        """A mean over the joint batch, from the means over parts of it."""
+    def mean(
+        self, mean_of: Callable[[Tensor, Tensor], Tensor], outputs: Tensor, targets: Tensor
+    ) -> Tensor:
+        """A mean over the joint batch, from the means over its new and its replayed samples."""
         if self.new_share is None or not self.replayed:
-            return part(slice(None))
-        new, replayed = part(slice(self.new)), part(slice(self.new, None))
+            return mean_of(outputs, targets)
+        new = mean_of(outputs[: self.new], targets[: self.new])
+        replayed = mean_of(outputs[self.new :], targets[self.new :])
         return self.new_share * new + (1 - self.new_share) * replayed
 
 
@@ -258,7 +261,7 @@ class PredictionLoss(Objective):
         """The loss of one step."""
         outputs = forward(step.x)
         self.follow(outputs, step)
-        loss = step.mean(lambda part: self.loss(outputs[part], step.y[part], step))
+        loss = step.mean(lambda own, y: self.loss(own, y, step), outputs, step.y)
         return Outcome(loss=loss, outputs=outputs)
 
     def follow(self, outputs: Tensor, step: Step) -> None:
