@@ -21,7 +21,7 @@ class Place:
         """The samples in the first dimension after ``before`` others; rows keep their dimension."""
         dim = before + self.dim
         if t.shape[dim] == samples:
-            return t.movedim(dim, before)
+            return t.movedim(dim, before) if self.dim else t
         t = t.unflatten(dim, (-1, samples) if self.inner else (samples, -1))
         return t.movedim(dim + self.inner, before)
 
