@@ -264,9 +264,9 @@ def _has_same_rows(one: Tensor, view: Any) -> bool:
         isinstance(view, Tensor)
         and view.shape[-1:] == one.shape[-1:]
         and view.numel() == one.numel()
-        and view.data_ptr() == one.data_ptr()
+        and view._base is (one if one._base is None else one._base)
         and view.is_contiguous()
-        and one.is_contiguous()
+        and one.is_contiguous()  # then of the same numbers they are in the same order
     )
 
 
