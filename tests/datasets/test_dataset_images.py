@@ -26,6 +26,9 @@ from PIL import Image
 from ocar.datasets import Arrays, load_clear10, load_domains, load_pacs, load_tiny_imagenet
 from ocar.errors import DataError
 
+pytestmark = pytest.mark.filterwarnings("ignore:.* Compare results on it with each other only")
+"""The data sets here are small."""
+
 TINY = "tiny-imagenet-200"
 
 
@@ -64,11 +67,12 @@ def test_tiny_imagenet_folder_and_zip(tmp_path: Path) -> None:
     assert load_tiny_imagenet(tmp_path / "a").image_shape == (3, 64, 64)
 
 
-def test_a_sample_with_all_annotations_is_read(tmp_path: Path) -> None:
+def test_a_sample_with_all_annotations_is_read_with_a_warning(tmp_path: Path) -> None:
     files = tiny_files()
     del files["val/images/val_01.JPEG"], files["train/n01/images/n01_0.JPEG"]
     write_folder(tmp_path / TINY, files)
-    arrays = load_tiny_imagenet(tmp_path, size=6)
+    with pytest.warns(UserWarning, match=r"A sample: 5 of 100,000 training and 3 of 10,000 test"):
+        arrays = load_tiny_imagenet(tmp_path, size=6)
     assert levels(arrays.x_train) == [101, 102, 0, 1, 2]
     assert levels(arrays.x_test) == [50, 150, 151]
 

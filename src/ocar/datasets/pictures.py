@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import os
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -129,8 +130,14 @@ class ImageFiles(DataSet):
     list_files: Callable[..., ImageSet]  #: From the folder or zip of each part to the files.
 
     def load(self, root: Path, *, size: int | None = None) -> Arrays:
-        """Read it from the data root."""
+        """Read it from the data root; warn if that has not all of it."""
         with self._open(root) as images:
+            if images.missing:
+                warnings.warn(
+                    f"{self.name} in {root}: {images.missing} Compare results on it with each "
+                    "other only.",
+                    stacklevel=2,
+                )
             return images.load(self.size if size is None else size, root / CACHE)
 
     @contextmanager
