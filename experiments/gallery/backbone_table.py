@@ -8,7 +8,7 @@ from typing import Any
 
 SEEDS = (0, 1, 2)
 FIRST = 5
-"""Tasks of Split-CIFAR100 that the network from scratch learns, since each batch trains the whole network."""
+"""Tasks of Split-CIFAR100 that the network from scratch learns: a batch trains all of it."""
 NAMES = {
     "split-cifar100": "Split-CIFAR100",
     f"split-cifar100/{FIRST}": f"Split-CIFAR100, its first {FIRST} tasks",

@@ -24,6 +24,9 @@ from torch import Tensor, nn
 from ocar.events import Finished
 from ocar_lab.experiment import RunConfig, run_events
 
+pytestmark = pytest.mark.filterwarnings("ignore:pacs in .* Compare results on it with each other")
+"""PACS is a small sample here."""
+
 CLASSES = ("dog", "horse", "house")
 
 

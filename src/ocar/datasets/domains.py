@@ -30,10 +30,10 @@ def _list_pacs(tree: Tree) -> ImageSet:
         if counts[domain] != expected
     ]
     others = sorted(set(counts) - set(_PACS))
-    missing = (f"It has {', '.join(wrong)}. " if wrong else "") + (
-        f"It has other domains: {printable(', '.join(others))}." if others else ""
-    )
-    return dataclasses.replace(images, missing=missing)
+    missing = [f"It has {', '.join(wrong)}."] if wrong else []
+    if others:
+        missing.append(f"It has other domains: {printable(', '.join(others))}.")
+    return dataclasses.replace(images, missing=" ".join(missing))
 
 
 PACS = ImageFiles(
