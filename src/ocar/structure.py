@@ -227,6 +227,12 @@ def arguments(x: Inputs) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     return ((), given) if isinstance(given, dict) else (given, {})
 
 
+def first_input(inputs: tuple[Any, ...], named: Mapping[str, Any]) -> Tensor:
+    """The input of a layer, as a hook is given it: by place or by name."""
+    found: Tensor = inputs[0] if inputs else next(iter(named.values()))
+    return found
+
+
 def call(model: Callable[..., Any], x: Inputs) -> Tensor:
     """What a model returns for its inputs."""
     args, named = arguments(x)

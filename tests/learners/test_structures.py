@@ -18,6 +18,7 @@ from toys import assert_same, everything, never_wait, seeded, spoiled, vectors
 import ocar
 from ocar.augment import CropFlip, Normalize
 from ocar.errors import InputError
+from ocar.evaluate.probe import probe_accuracy
 from ocar.learner import Learner
 from ocar.methods.registry import METHODS
 from ocar.structure import Structure, as_inputs, call, cat, parts_of
@@ -228,6 +229,31 @@ def test_two_parts_are_learned_as_their_columns_in_one_tensor(case: Case, form: 
     mine = {n.removeprefix("inner."): t for n, t in split.model.state_dict().items()}
     assert_same(mine, whole.model.state_dict())
     assert torch.equal(split.predict(given), whole.predict(x))
+
+
+class Named(nn.Module):
+    """The same network, whose layers get their input by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = dense()
+
+    def forward(self, x: Tensor) -> Tensor:
+        for layer in self.inner:
+            x = layer(input=x)
+        return x
+
+
+@pytest.mark.parametrize("case", TAKING_ALL, ids=str)
+def test_a_layer_may_get_its_input_by_name(case: Case) -> None:
+    """The same numbers, and the same features for the probe."""
+    by_place, by_name = case.make(dense()), case.make(Named())
+    for x, y in vectors(8, [0, 1, 2, 3], size=12):
+        by_place.learn(x, y)
+        by_name.learn(x, y)
+    mine = {n.removeprefix("inner."): t for n, t in by_name.model.state_dict().items()}
+    assert_same(mine, by_place.model.state_dict())
+    assert probe_accuracy(by_name, (x, y), (x, y)) == probe_accuracy(by_place, (x, y), (x, y))
 
 
 class Rounded(nn.Module):

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from ocar.accel.convolution import is_pulling_back
 from ocar.accel.layout import weight_matrix
 from ocar.accel.patches import patches
+from ocar.structure import first_input
 
 Rows = tuple[Tensor, Tensor]
 """X, ``(m, d_in)``, with a column of ones where there is a bias, and Δ, ``(m, d_out)``."""
@@ -45,7 +46,8 @@ class RowRecorder:
         """For a forward pass; earlier records are dropped."""
         self._calls = {name: [] for name in self._layers}
         handles = [
-            layer.register_forward_hook(self._hook(name)) for name, layer in self._layers.items()
+            layer.register_forward_hook(self._hook(name), with_kwargs=True)
+            for name, layer in self._layers.items()
         ]
         try:
             yield
@@ -54,10 +56,10 @@ class RowRecorder:
                 handle.remove()
 
     def _hook(self, name: str) -> Any:
-        def record(module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        def record(module: nn.Module, inputs: Any, named: Any, output: Tensor) -> None:
             if not output.requires_grad:
                 return
-            call: list[Tensor | None] = [inputs[0].detach(), None]
+            call: list[Tensor | None] = [first_input(inputs, named).detach(), None]
             self._calls[name].append(call)
 
             def keep(gradient: Tensor) -> None:

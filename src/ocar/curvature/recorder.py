@@ -21,6 +21,7 @@ from ocar import accel
 from ocar.curvature.functions import Functions
 from ocar.curvature.layers import Layer, MatrixLayer, Use
 from ocar.errors import ModelError
+from ocar.structure import first_input
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +69,8 @@ class Recorder:
         self._context.enter_context(accel.batched_backward(self.model))
         for name, layer in self.layers.items():
             for module in [] if name in self._followed else layer.modules:
-                hooks = [module.register_forward_hook(partial(self._record_call, name))]
+                record = partial(self._record_call, name)
+                hooks = [module.register_forward_hook(record, with_kwargs=True)]
                 if name in self._watched:
                     hooks.append(module.register_forward_pre_hook(partial(self._start_call, name)))
                 for handle in hooks:
@@ -106,7 +108,7 @@ class Recorder:
         self._started[name] = len(self.records.get(name, ()))
 
     def _record_call(
-        self, name: str, module: nn.Module, inputs: tuple[Any, ...], output: Tensor
+        self, name: str, module: nn.Module, inputs: Any, named: Any, output: Tensor
     ) -> None:
         if name in self._watched and output.requires_grad:
             seen = self.records.get(name, [])[self._started[name] :]
@@ -115,7 +117,7 @@ class Recorder:
                 self._plain[name] += 1
             if seen:  # by the function that the module has called
                 return
-        self._record(name, inputs[0], output, Use(module))
+        self._record(name, first_input(inputs, named), output, Use(module))
 
     def _record(self, name: str, x: Tensor, output: Tensor, use: Use) -> None:
         if not output.requires_grad:

@@ -24,7 +24,7 @@ from ocar.evaluate.logistic import fit_probe
 from ocar.models.modes import evaluating
 from ocar.rng import make_generator
 from ocar.streams.base import Labelled, TaskStream
-from ocar.structure import Inputs, Structure, apply_whole, call
+from ocar.structure import Inputs, Structure, apply_whole, call, first_input
 
 Augmenter = Callable[[Tensor, torch.Generator], Tensor]
 
@@ -176,10 +176,10 @@ def _inputs_of(layer: nn.Module, forward: Callable[[Inputs], None], x: Inputs) -
     """What a layer is given in a forward pass of ``x``, ``(n, d)``."""
     recorded: list[Tensor] = []
 
-    def record(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        recorded.append(inputs[0].detach().clone())
+    def record(module: nn.Module, *given: Any) -> None:
+        recorded.append(first_input(*given).detach().clone())
 
-    handle = layer.register_forward_pre_hook(record)
+    handle = layer.register_forward_pre_hook(record, with_kwargs=True)
     try:
         forward(x)
     finally:

@@ -17,7 +17,7 @@ from ocar.memory import Memory
 from ocar.methods.student_t import ResidualScale
 from ocar.models.head import GrowingHead
 from ocar.models.modes import evaluating
-from ocar.structure import Inputs, call
+from ocar.structure import Inputs, call, first_input
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -142,10 +142,10 @@ def with_inputs(
     """What a layer is given in a forward pass that calls it once, and the model's outputs."""
     found: list[Tensor] = []
 
-    def record(module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        found.append(inputs[0])
+    def record(module: nn.Module, *given: Any) -> None:
+        found.append(first_input(*given))
 
-    with layer.register_forward_pre_hook(record):
+    with layer.register_forward_pre_hook(record, with_kwargs=True):
         outputs = forward(x)
     if len(found) != 1:
         raise ModelError(

@@ -40,7 +40,7 @@ from ocar.curvature.layers import MatrixLayer, NormLayer, make_layer
 from ocar.methods.context import Context
 from ocar.methods.objective import Begun, Objective
 from ocar.methods.transform import Transform, TransformSettings
-from ocar.structure import parts_of
+from ocar.structure import first_input, parts_of
 
 PIXELS = 2**18
 """Most locations in one forward pass over the memory, which has at least 100 samples."""
@@ -110,8 +110,8 @@ class LPRTransform(Transform):
         moments: dict[str, Tensor] = {}
         locations: dict[str, int] = {}
 
-        def add_up(name: str, layer: nn.Module, given: tuple[Any, ...]) -> None:
-            z = self._inputs(self.layers[name], given[0])
+        def add_up(name: str, layer: nn.Module, *given: Any) -> None:
+            z = self._inputs(self.layers[name], first_input(*given))
             moment = z.new_empty(z.shape[1], z.shape[2], z.shape[2])
             accel.gram([lambda: z], [1.0], [moment])  # z zᵀ
             moments[name] = moments[name].add_(moment) if name in moments else moment
@@ -121,7 +121,8 @@ class LPRTransform(Transform):
         area = max(math.prod(part.shape[2:]) for part in parts)
         with self.context.evaluating(), ExitStack() as hooks:
             for name, layer in self.layers.items():
-                hook = layer.module.register_forward_pre_hook(partial(add_up, name))
+                record = partial(add_up, name)
+                hook = layer.module.register_forward_pre_hook(record, with_kwargs=True)
                 hooks.enter_context(hook)
             for chunk in slots.split(max(100, PIXELS // area)):
                 raw = memory.gather(chunk).x
