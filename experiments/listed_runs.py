@@ -6,8 +6,8 @@
 A line of the list has fields of ``RunConfig`` and ``seeds``, such as
 ``{"benchmark": "split-cifar100", "method": "ocar", "seeds": [0, 1]}``. Runs begin in the order of
 the list. The same command resumes, and ``--limit-seconds`` stops it: all runs save and leave. The
-list beside this file has the runs of the paper's table and of its page of options that ``results/``
-lacks.
+list beside this file has runs that ``results/`` lacks: rows of the paper's table, options of the
+authors' code, and ``ocar-slow`` on two more benchmarks.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ def main() -> int:
         if isinstance(message, Ended):
             left -= 1
             failed += message.state == "failed"
-            print(f"{name}: {message.state} {message.error}, {left} runs left", flush=True)
+            state = f"{message.state}: {message.error}" if message.error else message.state
+            print(f"{name}: {state}; {left} runs left", flush=True)
         elif time.monotonic() > said + 15:
             said = time.monotonic()
             print(f"{name}: {message.done}/{message.batches}", flush=True)

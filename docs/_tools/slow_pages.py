@@ -20,7 +20,7 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     "OCAR": ("ocar", PLAIN),
     "+ slow weights that predict with it": (
         "ocar",
-        {**PLAIN, "prediction": "both", "mirror": False},
+        {**PLAIN, "prediction": "both", "mirror": False},  # "no", as it was called then
     ),
     "+ distillation, + the mirror image instead of the image": ("ocar-slow", TEN),
     "+ 20 replayed samples for 10, + the mirror image too: `ocar-slow`": ("ocar-slow", {}),

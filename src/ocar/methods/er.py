@@ -11,7 +11,7 @@ larger replay batch does not slow down what is new.
 
 With ``logit_adjustment`` λ the cross-entropy is that of z + λ log π, where z are the
 logits and π is the expected share of each class in this loss, by the labels of the new
-samples and of the memory. The present classes fill half of this batch. Without the
+samples and of the memory. The present classes make up about half of it. Without the
 adjustment they would be predicted too often. Predictions use z itself. See Menon et al.,
 "Long-tail learning via logit adjustment" (ICLR 2021), and Huang et al., "Online
 Continual Learning via Logit Adjusted Softmax" (TMLR 2024).
