@@ -47,7 +47,8 @@ class Frozen(nn.Module):
         names: The parts of a sample, in the order of the arguments.
         classes: How many classes have been seen; None in regression.
         latent: Has the frozen backbone, if there is one.
-        mirror: Whether the second model sees mirror images.
+        trust: Weight of the second model for each unit; None for one half.
+        mirror: Which models see mirror images.
     """
 
     def __init__(
@@ -59,6 +60,7 @@ class Frozen(nn.Module):
         names: Sequence[str],
         classes: int | None,
         latent: LatentReplay | None,
+        trust: Tensor | None = None,
         mirror: Mirror = "no",
     ) -> None:
         super().__init__()
@@ -69,6 +71,8 @@ class Frozen(nn.Module):
         self.latent = latent  # its parameters belong to the file
         self._intake, self._names, self._classes = intake, tuple(names), classes
         self._mirror = mirror
+        self._trust: Tensor | None
+        self.register_buffer("_trust", None if trust is None else trust.clone())
 
     def forward(self, *parts: Tensor) -> Tensor:
         """Logits ``(n, classes)`` for raw samples ``(n, ...)``."""
@@ -76,9 +80,7 @@ class Frozen(nn.Module):
         models = [partial(call, model) for model in self.models]
         outputs = call_each(models, x, mirror=self._mirror)
         outputs = self._intake.targets.invert(outputs)
-        if self._classes is not None:
-            outputs = outputs[..., : self._classes]
-        return mean_prediction(outputs, regression=self._classes is None)
+        return mean_prediction(outputs, self._trust, classes=self._classes)
 
 
 def write_model(

@@ -297,7 +297,7 @@ class Learner(Saved):
                 given, labels, device=self.device, dtype=self.dtype
             )
         x, y, units = self.intake.take(given, labels)
-        self.slow.fit()  # the head may have grown
+        self.slow.fit(None if self.head is None else self.head.active)  # it may have grown
         self.intake.follow(x, y, self._undo.keep)
         return x, y, units
 
@@ -444,7 +444,8 @@ class Learner(Saved):
                 "weights. Make it with prediction='both', 'slow' or distillation=..."
             )
         parts = [self._answer(part, prediction) for part in samples.split(chunk)]
-        return self.context.answer(parts[0] if len(parts) == 1 else torch.cat(parts, dim=1))
+        outputs = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
+        return self.context.answer(outputs, self.slow.trust)
 
     def predict_proba(self, x: Given, *, chunk: int = 1024) -> Tensor:
         """Probability of each class seen, the softmax of :meth:`predict`; nothing changes.
@@ -483,6 +484,7 @@ class Learner(Saved):
                 predict=self._answer_stored if changes else self._evaluate,
                 model=self.model,
                 weights=None if changes else self.weights(),
+                trust=lambda: self.slow.trust,
                 mirror=self.mirrors,
                 record=self._steps.graph.enabled,
             )
@@ -513,7 +515,7 @@ class Learner(Saved):
 
     @property
     def mirrors(self) -> Mirror:
-        """Whether the slow weights see mirror images where both predict."""
+        """Which models see mirror images where both predict."""
         return self.settings.mirrors if self.latent is None else "no"  # features have none
 
     @synchronized
@@ -552,6 +554,7 @@ class Learner(Saved):
             names=list(parts_of(samples)),
             classes=None if self.head is None else len(self.classes),
             latent=own.latent,
+            trust=own.slow.trust,
             mirror=self.mirrors,
         )
         about = {"classes": self.classes, "batches": self.batches, "ocar": __version__}

@@ -48,7 +48,7 @@ class Repeated:
                 accel.release_memory(self._context.device)
             self._prediction = self._make()  # a head that has grown has other tensors
             self._capacity = capacity
-        return self._prediction(n, lambda outputs: use(self._context.answer(outputs)))
+        return self._prediction(n, lambda *views: use(self._context.answer(*views)))
 
     def wait(self) -> None:
         """Wait until the predictions that were started can be read."""

@@ -181,7 +181,7 @@ class Steps:
             loss = self._take(step, parameters, rate)
         self.guard.commit(loss, self.transform.ok(), trusted)
         if self.settings.has_slow and not self.settings.slow_at_steps:
-            self.slow.follow(rate * self.guard.verdict.accepted)
+            self.slow.follow(rate * self.guard.verdict.accepted, first.active)
         return loss
 
     def _take(self, step: Step, parameters: Sequence[nn.Parameter], rate: Tensor) -> Tensor:
@@ -206,7 +206,7 @@ class Steps:
             with torch.no_grad():
                 torch._foreach_add_(moved, grads, alpha=-self._lr)
         if self.settings.has_slow and self.settings.slow_at_steps:
-            self.slow.follow(rate)
+            self.slow.follow(rate, step.active)
         return outcome.loss.detach()
 
     def _evaluate(self, step: Step) -> Outcome:
@@ -229,6 +229,6 @@ class Steps:
         tensors = [
             *self.context.model.buffers(),
             *(value for values in states for value in values.values()),
-            *self.slow.values.values(),
+            *self.slow.tensors(),
         ]
         return [t for t in tensors if isinstance(t, Tensor) and t.is_floating_point()]

@@ -247,20 +247,23 @@ def call_with(model: nn.Module, tensors: Mapping[str, Tensor], x: Inputs) -> Ten
 
 
 Mirror = Literal["no", "instead", "too"]
-"""Whether the last of several models sees mirror images, instead of the images or with them."""
+"""Whether the last of two models sees mirror images instead of the images, or both see both."""
 
 
 def call_each(
     models: Sequence[Callable[[Inputs], Tensor]], x: Inputs, *, mirror: Mirror = "no"
 ) -> Tensor:
-    """Outputs of each model, ``(models, n, outputs)``; one more with ``mirror="too"``.
+    """Outputs of each model, ``(models, n, outputs)``; two of each with ``mirror="too"``.
 
     Only images ``(n, c, h, w)`` have a mirror image, and one model sees none.
     """
     views = [(model, x) for model in models]
     if mirror != "no" and len(models) > 1 and isinstance(x, Tensor) and x.dim() == 4:
-        last = views if mirror == "too" else views[:-1]
-        views = [*last, (models[-1], x.flip(-1))]
+        flipped = x.flip(-1)
+        if mirror == "too":
+            views = [(model, view) for model in models for view in (x, flipped)]
+        else:
+            views[-1] = models[-1], flipped
     parts = [model(view) for model, view in views]
     return parts[0][None] if len(parts) == 1 else torch.stack(parts)
 

@@ -204,9 +204,17 @@ def test_replayed_samples_alone_are_distilled() -> None:
 def test_mean_predictions() -> None:
     logits = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(0)).double()
     expected = logits.softmax(-1).mean(0)
-    assert_close(mean_prediction(logits, regression=False).softmax(-1), expected, **EXACT)
-    assert_close(mean_prediction(logits, regression=True), (logits[0] + logits[1]) / 2, **EXACT)
-    assert torch.equal(mean_prediction(logits[:1], regression=False), logits[0])
+    assert_close(mean_prediction(logits, classes=3).softmax(-1), expected, **EXACT)
+    assert_close(mean_prediction(logits, classes=None), (logits[0] + logits[1]) / 2, **EXACT)
+    assert torch.equal(mean_prediction(logits[:1], classes=3), logits[0])
+    assert torch.equal(
+        mean_prediction(logits, torch.zeros(3), classes=3).argmax(1), logits[0].argmax(1)
+    )
+
+
+def test_a_share_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"slow_share=1\.5"):
+        ocar.ER(mlp(), lr=0.1, slow_share=1.5)
 
 
 def test_a_regression_is_distilled_by_its_squared_error() -> None:
@@ -353,23 +361,50 @@ def test_serving_answers_as_both(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "views"),
-    [({}, ["mirrored"]), ({"mirror": "no"}, ["plain"]), ({"mirror": "too"}, ["plain", "mirrored"])],
+    ("given", "fast", "slow"),
+    [
+        ({}, ["plain"], ["mirrored"]),
+        ({"mirror": "no"}, ["plain"], ["plain"]),
+        ({"mirror": "too"}, ["plain", "mirrored"], ["plain", "mirrored"]),
+    ],
 )
-def test_where_images_are_mirrored_the_slow_weights_predict_the_mirror_image(
-    given: dict[str, Any], views: list[str]
+@pytest.mark.parametrize("share", [None, 0.0, 0.8, 1.0])
+def test_predictions_of_both_by_hand(
+    given: dict[str, Any], fast: list[str], slow: list[str], share: float | None, tmp_path: Path
 ) -> None:
-    learner = ocar.ER(convnet(), lr=0.1, **BOTH, augment=ocar.CropFlip(padding=1), **given)
+    """Which images each model sees, and how much it counts for each class."""
+    learner = ocar.ER(
+        convnet(),
+        lr=0.1,
+        slow_warmup=4,
+        slow_share=share,
+        augment=ocar.CropFlip(padding=1),
+        **BOTH,
+        **given,
+    )
     serving = ocar.Serving(learner)
-    for x, y in pictures(3, [0, 1, 2]):
-        learner.learn(x, y)
-    seen = [x.flip(-1) if view == "mirrored" else x for view in views]
-    slow = [learner.predict(view, prediction="slow").softmax(1) for view in seen]
-    fast = learner.predict(x, prediction="plain").softmax(1)
-    expected = torch.stack([fast, *slow]).mean(0)
-    assert_close(learner.predict_proba(x), expected)
-    assert_close(serving.predict(x).probabilities, expected)
-    assert_close(learner.predict_repeatedly(x)(4, lambda z: z.softmax(1)), expected[:4])
+    followed, batches = torch.zeros(5), 0
+    for labels in ([0, 1, 2], [0, 3, 4]):
+        for x, y in pictures(3, labels):
+            learner.learn(x, y)
+            rate = max(0.008, 4 / (batches + 4))
+            seen = torch.tensor(learner.classes)
+            followed[seen] += rate * (1 - followed[seen])
+            batches += 1
+
+    def mean(views: list[str], kind: Any) -> Tensor:
+        images = [x.flip(-1) if view == "mirrored" else x for view in views]
+        return torch.stack([learner.predict(i, prediction=kind).softmax(1) for i in images]).mean(0)
+
+    assert followed[4] < followed[0]
+    weight = 0.5 if share is None else share * followed[torch.tensor(learner.classes)]
+    expected = (1 - weight) * mean(fast, "plain") + weight * mean(slow, "slow")
+    assert_close(learner.predict(x).exp(), expected)
+    assert_close(serving.predict(x).logits.exp(), expected)
+    assert_close(learner.predict_repeatedly(x)(4, lambda z: z.exp()), expected[:4])
+    learner.save(tmp_path / "file")
+    assert_close(ocar.load(tmp_path / "file", convnet()).predict(x).exp(), expected)
+    learner.export(tmp_path / "model.pt2", x=x)  # compares the predictions
 
 
 def test_what_is_not_mirrored_in_learning_is_not_mirrored_in_predictions() -> None:

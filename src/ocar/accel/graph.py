@@ -23,6 +23,9 @@ from ocar.accel.streams import PARALLEL_PRIORITY, RECORDING_PRIORITY
 LOW_PRIORITY = PARALLEL_PRIORITY + 1
 """Priority of graphs that may take longer, such as an evaluation during learning."""
 
+ATTEMPTS = 3
+"""Recordings that may fail: what other threads do at the same time can break one."""
+
 _one_at_a_time = threading.Lock()
 
 
@@ -37,8 +40,9 @@ class Graph:
     """A function that is recorded as a CUDA graph.
 
     The first call with some shapes runs the function, which also compiles kernels and fills
-    caches. The second records it. Later calls launch the graph. If a recording fails, one warning
-    says why, and the function runs without graphs from then on. On other devices it always does.
+    caches. The second records it. Later calls launch the graph. If a recording fails, the next call
+    tries again. After a few failures one warning says why, and the function runs without graphs
+    from then on. On other devices it always does.
 
     Args:
         function: Takes tensors, and a ``key`` if one is given; returns a tensor or a tuple of
@@ -63,6 +67,7 @@ class Graph:
         self.enabled = enabled and device.type == "cuda"
         self._generators = tuple(g for g in generators if g.device.type == "cuda")
         self._priority = LOW_PRIORITY if low_priority else RECORDING_PRIORITY
+        self._failures = 0
         self._seen: set[Hashable] = set()
         self._recorded: dict[Hashable, _Recorded] = {}
         self._last: _Recorded | None = None
@@ -127,9 +132,11 @@ class Graph:
         except (RuntimeError, NotImplementedError, TypeError) as error:
             for generator, state in zip(drawn_from, before, strict=True):
                 generator.graphsafe_set_state(state)  # a failed recording leaves it unusable
-            self.enabled = False
-            reason = str(error).strip().partition("\n")[0]
-            warnings.warn(f"Going on without CUDA graphs, more slowly: {reason}", stacklevel=5)
+            self._failures += 1
+            if self._failures == ATTEMPTS:
+                self.enabled = False
+                reason = str(error).strip().partition("\n")[0]
+                warnings.warn(f"Going on without CUDA graphs, more slowly: {reason}", stacklevel=5)
             return None
         self._last = self._recorded[shapes] = _Recorded(graph, inputs, output)
         return self._last

@@ -83,17 +83,19 @@ class Context:
         """
         return self.forward(x) if self.shared is None else self.shared.call(self.forward, x)
 
-    def answer(self, outputs: Tensor) -> Tensor:
+    def answer(self, outputs: Tensor, trust: Tensor | None = None) -> Tensor:
         """What one or several models predict together: logits of the classes seen.
 
         Args:
-            outputs: Of each model, ``(models, n, outputs)``.
+            outputs: Of each view, ``(views, n, outputs)``.
+            trust: Weight of the slow weights for each unit; None for one half.
 
         Returns:
             Shape ``(n, classes)``: see :func:`mean_prediction`.
         """
-        seen = outputs if self.head is None else outputs[..., : len(self.head.classes)]
-        return mean_prediction(seen, regression=self.head is None)
+        return mean_prediction(
+            outputs, trust, classes=None if self.head is None else len(self.head.classes)
+        )
 
     def features(
         self, x: Inputs, forward: Callable[[Inputs], Tensor] | None = None
@@ -119,21 +121,28 @@ class Context:
         return evaluating(self.model)
 
 
-def mean_prediction(outputs: Tensor, *, regression: bool) -> Tensor:
-    """The outputs of one model; of several the log of their mean probabilities, or their mean.
+def mean_prediction(outputs: Tensor, trust: Tensor | None = None, *, classes: int | None) -> Tensor:
+    """The outputs of one model; of two the log of their mean probabilities, or their mean.
 
     Args:
-        outputs: Logits of each model, ``(models, n, classes)``, or outputs of a regression.
-        regression: Whether there are no classes.
+        outputs: Of each view: the first half is of the weights, the second of the slow weights,
+            ``(views, n, outputs)``.
+        trust: Weight of the slow weights for each unit, in [0, 1]; None for one half.
+        classes: How many units stand for a class, the first ones; None in regression.
 
     Returns:
         Shape ``(n, classes)``.
     """
+    if classes is None:
+        return outputs.mean(0)
+    outputs = outputs[..., :classes]
     if len(outputs) == 1:
         return outputs[0]
-    if regression:
-        return outputs.mean(0)
-    return outputs.log_softmax(-1).logsumexp(0) - math.log(len(outputs))
+    views = outputs.log_softmax(-1).unflatten(0, (2, -1)).logsumexp(1) - math.log(len(outputs))
+    if trust is None:
+        return views.logsumexp(0)
+    weights = 2 * trust[:classes].to(views.dtype)
+    return (views + torch.stack([2 - weights, weights]).log()[:, None]).logsumexp(0)
 
 
 def with_inputs(

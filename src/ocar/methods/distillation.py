@@ -54,13 +54,16 @@ class SlowERSettings(ERSettings):
     distill_on: Literal["all", "replayed"] = "replayed"
     """Whether new samples are distilled too: the slow weights do not know new classes yet."""
 
+    slow_share: float | None = 0.75
+    """w: weight of the slow weights' probability of a class that they know; less for newer ones."""
+
     slow_warmup: float = 10.0
     """c: the slow weights move by c / (b + c) as long as this is more than ``slow_rate``, after b
     stream batches."""
 
     mirror: Mirror = "too"
-    """Whether the slow weights predict the mirror image, where ``augment`` mirrors: ``"too"``, so
-    that a prediction is the mean of three; the others: as for every method."""
+    """Both models predict the mirror image too, where ``augment`` mirrors; the others: as for every
+    method."""
 
     replay_batch: int = 20
     """Replayed samples a gradient step."""

@@ -89,10 +89,14 @@ class LearnerSettings:
     """Whether the slow weights have running statistics of BatchNorm that follow too, or use those
     of the model."""
 
+    slow_share: float | None = None
+    """w: weight of the slow weights' probability of a class where both predict; less for a class
+    that they have not followed for long, see :mod:`ocar.averaging`. None for the mean of both."""
+
     mirror: Mirror = "instead"
-    """Whether the slow weights predict the mirror image, where both predict and ``augment``
-    mirrors: ``"instead"`` of the image, at no cost; ``"too"``, with one more forward pass; or
-    ``"no"``."""
+    """Mirror images where both predict and ``augment`` mirrors: the slow weights predict the mirror
+    image ``"instead"`` of the image, at no cost; both models predict both (``"too"``), at twice the
+    cost; or ``"no"``."""
 
     distillation: float = 0.0
     """Weight of the divergence from the predictions of the slow weights in the loss; 0 for none."""
@@ -133,6 +137,8 @@ class LearnerSettings:
         require_range(self, "at least 1", "passes")
         require_range(self, "in (0, 1]", "average_rate", "slow_rate")
         require_range(self, "at least 0", "slow_warmup", "distillation")
+        valid = self.slow_share is None or 0 <= self.slow_share <= 1
+        require("slow_share", self.slow_share, valid, "in [0, 1], or None for the mean of both")
         require_range(self, "larger than 0", "distill_temperature", "degrees_of_freedom")
         if isinstance(self.memory, Memory):
             object.__setattr__(self, "memory_kind", MEMORIES.name_of(type(self.memory)) or "")
@@ -191,7 +197,7 @@ class LearnerSettings:
 
     @property
     def mirrors(self) -> Mirror:
-        """Whether the slow weights see mirror images where both predict."""
+        """Which models see mirror images where both predict."""
         return self.mirror if getattr(self.augment, "flip", False) else "no"
 
     @property

@@ -20,6 +20,7 @@ ADDED: dict[str, Any] = {
     "distill_on": "all",
     "distill_temperature": 1.0,
     "distill_curvature": False,
+    "slow_share": None,
     "mirror": "instead",
     "logit_adjustment": 0.0,
     "new_share": None,
