@@ -122,7 +122,9 @@ def test_forgotten_recordings_are_made_anew() -> None:
 @on_gpu
 def test_a_function_that_cannot_be_recorded_warns_once_and_runs() -> None:
     graph = Graph(lambda x: x * float(x.sum()), device=torch.device("cuda"))  # it waits
-    assert graph(torch.ones(2)).tolist() == [2.0, 2.0]
+    for _ in range(ATTEMPTS):
+        assert graph(torch.ones(2)).tolist() == [2.0, 2.0]
+    assert graph.enabled
     with pytest.warns(UserWarning, match="^Going on without CUDA graphs, more slowly: "):
         assert graph(torch.ones(2)).tolist() == [2.0, 2.0]
     assert not graph.enabled
