@@ -11,7 +11,7 @@ from implementations import on_gpu
 from torch import Tensor
 
 from ocar.accel import Graph, parallel, release_memory
-from ocar.accel.graph import _without_garbage_collection
+from ocar.accel.graph import ATTEMPTS, _without_garbage_collection
 from ocar.accel.streams import is_recording
 
 CPU = torch.device("cpu")
