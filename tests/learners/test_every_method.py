@@ -173,7 +173,7 @@ def test_regression_is_learned_or_refused(case: Case, likelihood: str) -> None:
 def test_predict_changes_nothing(case: Case, settings: dict[str, str]) -> None:
     """Neither weights, statistics, memory nor curvature, nor gradients, modes or generators."""
     learner = case.make(convnet(), augment=ocar.CropFlip(padding=1), **settings)
-    for labels in ([0, 1], [2], [2]):
+    for labels in ([0, 1], [2], [2], [0, 1], [2], [0, 1]):
         ((x, y),) = pictures(1, labels)
         learner.learn(x, y)
     before = everything(learner)
