@@ -12,8 +12,10 @@ from ocar_lab.published import published
 from ocar_lab.runs import Result
 
 METRICS = {"acc": "Acc", "aaa": "AAA", "wc_acc": "WC-Acc", "probe": "probe"}
-TEN = {"replay_batch": 10}
-"""An earlier recipe: ten replayed samples, and the mirror image instead of the image."""
+MEAN: dict[str, Any] = {"slow_share": None}
+"""An earlier recipe: the mean of both models' probabilities, mirror images for one of them."""
+TEN: dict[str, Any] = {"replay_batch": 10, **MEAN}
+"""The one before: ten replayed samples, and the mirror image instead of the image."""
 PLAIN = {"factor_scale": "none", "head_size": "classes"}
 """OCAR with the settings of ``ocar-slow``."""
 ROWS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -23,7 +25,8 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
         {**PLAIN, "prediction": "both", "mirror": False},  # "no", as it was called then
     ),
     "+ distillation, + the mirror image instead of the image": ("ocar-slow", TEN),
-    "+ 20 replayed samples for 10, + the mirror image too: `ocar-slow`": ("ocar-slow", {}),
+    "+ 20 replayed samples for 10, + the mirror image too": ("ocar-slow", MEAN),
+    "+ weights by class, + the mirror image for both models: `ocar-slow`": ("ocar-slow", {}),
     "the third row of ours, distillation of all samples": (
         "ocar-slow",
         {"distill_on": "all", "slow_warmup": 20.0, **TEN},
@@ -34,8 +37,11 @@ ROWS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 OTHERS = {
-    "Split-TinyImageNet, ten replayed": ("split-tinyimagenet", {"every": 10, **TEN}),
-    "PACS, ten replayed": ("pacs", TEN),
+    "Split-TinyImageNet, an earlier recipe": (
+        "split-tinyimagenet",
+        {"every": 10, "passes": 9, **TEN},
+    ),
+    "PACS": ("pacs", {}),
     "Split-MNIST": ("split-mnist", {}),
     "split-digits": ("split-digits", {}),
 }

@@ -4,7 +4,7 @@ The slow weights are a moving average of the model's parameters and BatchNorm st
 after every stream batch, see :mod:`ocar.averaging`. They remember more of the past than the model,
 and change less from batch to batch. Michel et al., "Rethinking Momentum Knowledge Distillation in
 Online Continual Learning" (ICML 2024), add such a teacher to methods of replay. The method
-``ocar-slow`` is OCAR with this teacher. It predicts the mean of both models' probabilities.
+``ocar-slow`` is OCAR with this teacher. It predicts each class with the model that knows it better.
 
 The loss of a step gets the term
 
