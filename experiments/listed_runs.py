@@ -7,7 +7,7 @@ A line of the list has fields of ``RunConfig`` and ``seeds``, such as
 ``{"benchmark": "split-cifar100", "method": "ocar", "seeds": [0, 1]}``. Runs begin in the order of
 the list. The same command resumes, and ``--limit-seconds`` stops it: all runs save and leave. The
 list beside this file has runs that ``results/`` lacks: rows of the paper's table, options of the
-authors' code, and ``ocar-slow`` on two more benchmarks.
+authors' code, and ``ocar-slow`` on Split-TinyImageNet, which comes first.
 """
 
 from __future__ import annotations
