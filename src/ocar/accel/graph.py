@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ocar.accel.streams import PARALLEL_PRIORITY, RECORDING_PRIORITY
+from ocar.accel.streams import PARALLEL_PRIORITY, RECORDING_PRIORITY, free_all
 
 LOW_PRIORITY = PARALLEL_PRIORITY + 1
 """Priority of graphs that may take longer, such as an evaluation during learning."""
@@ -132,6 +132,7 @@ class Graph:
         except (RuntimeError, NotImplementedError, TypeError) as error:
             for generator, state in zip(drawn_from, before, strict=True):
                 generator.graphsafe_set_state(state)  # a failed recording leaves it unusable
+            free_all(drawn_from[-1].device)
             self._failures += 1
             if self._failures == ATTEMPTS:
                 self.enabled = False

@@ -53,14 +53,24 @@ def share_device(learners: int) -> None:
 
 
 @functools.cache
+def _all(device: torch.device) -> tuple[torch.cuda.Stream, ...]:
+    # PyTorch reuses few streams of each priority, so these have a priority of their own.
+    return tuple(torch.cuda.Stream(device, priority=PARALLEL_PRIORITY) for _ in range(STREAMS))
+
+
+@functools.cache
 def _free(device: torch.device) -> list[torch.cuda.Stream]:
-    # PyTorch reuses few streams of each priority, so these have a priority of their own. One
-    # thread records at a time, so the list needs no lock.
-    return [torch.cuda.Stream(device, priority=PARALLEL_PRIORITY) for _ in range(STREAMS)]
+    return list(_all(device))  # one thread records at a time, so the list needs no lock
 
 
 _used_inside: dict[torch.cuda.Stream, list[torch.cuda.Stream]] = {}
 """Of each parallel stream in use: those that were used inside its work, free for this work only."""
+
+
+def free_all(device: torch.device) -> None:
+    """Give all parallel streams back, after a recording that failed."""
+    _used_inside.clear()
+    _free(device)[:] = _all(device)
 
 
 class _Branches(threading.local):
