@@ -39,8 +39,8 @@ class RepeatedPrediction:
         *,
         normalize: Callable[[Inputs], Inputs],
         predict: Callable[[Inputs], Tensor],
-        trust: Trust,
         device: torch.device,
+        trust: Trust = lambda: None,
     ) -> None:
         first = normalize(x[:1].to(device))
         self._normalize: Callable[[Inputs], Inputs] | None = None
@@ -80,7 +80,7 @@ class ParallelPrediction(RepeatedPrediction):
         normalize: Callable[[Inputs], Inputs],
         model: nn.Module,
         weights: Sequence[Mapping[str, Tensor]],
-        trust: Trust,
+        trust: Trust = lambda: None,
         mirror: Mirror = "no",
     ) -> None:
         like = next(iter(weights[0].values()))
