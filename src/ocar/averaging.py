@@ -10,7 +10,7 @@ probabilities. They can be a teacher, see :mod:`ocar.methods.distillation`.
 
 The slow weights know a new class late. With ``slow_share`` w the mean is taken class by class: the
 slow probability of class c has the weight w m_c, the other 1 − w m_c. Here m_c is the part of the
-slow weights that is from after the first sample of class c,
+slow weights that is newer than class c,
 
     m_c ← m_c + ρ (1 − m_c)    after each stream batch since then.
 

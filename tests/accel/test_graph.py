@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ocar.accel import Graph, parallel, release_memory
 from ocar.accel.graph import ATTEMPTS, _without_garbage_collection
-from ocar.accel.streams import is_recording
+from ocar.accel.streams import STREAMS, _free, _used_inside, is_recording
 
 CPU = torch.device("cpu")
 
@@ -129,6 +129,18 @@ def test_a_function_that_cannot_be_recorded_warns_once_and_runs() -> None:
         assert graph(torch.ones(2)).tolist() == [2.0, 2.0]
     assert not graph.enabled
     assert graph(torch.ones(2)).tolist() == [2.0, 2.0]
+
+
+@on_gpu
+def test_parallel_streams_are_free_after_a_failed_recording() -> None:
+    graph = Graph(
+        lambda x: parallel(lambda: x * 2, lambda: float(x.sum()))[0], device=torch.device("cuda")
+    )
+    for _ in range(2):
+        assert graph(torch.ones(2)).tolist() == [2.0, 2.0]
+    assert graph.enabled
+    assert not _used_inside
+    assert len(_free(torch.device("cuda", torch.cuda.current_device()))) == STREAMS
 
 
 @on_gpu

@@ -212,7 +212,7 @@ def test_mean_predictions() -> None:
     )
 
 
-def test_a_share_that_is_none_is_refused() -> None:
+def test_a_share_outside_0_to_1_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"slow_share=1\.5"):
         ocar.ER(mlp(), lr=0.1, slow_share=1.5)
 
@@ -284,22 +284,28 @@ def test_the_curvature_with_the_distillation_in_it() -> None:
 def test_a_skipped_batch_moves_nothing(
     method: str, waits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learner = Case(method).make(convnet(), **BOTH)
-    batches = list(pictures(4, [0, 1]))
+    learner = Case(method).make(convnet(), slow_share=0.5, slow_warmup=1, **BOTH)
+    batches = [*pictures(2, [0, 1]), *pictures(2, [0, 2])]
+
+    def followed() -> dict[str, Tensor]:
+        return {**learner.slow.values, "known": learner.slow.known}
+
     for x, y in batches[:3]:
         learner.learn(x, y)
     if not waits:
         never_wait(monkeypatch)
-    before = {name: t.clone() for name, t in learner.slow.values.items()}
+    before = {name: t.clone() for name, t in followed().items()}
+    assert 0 < before["known"][2] < before["known"][1]
     head = learner.model[-1].weight
     handle = head.register_hook(lambda gradient: gradient * float("nan"))
     learner.learn(*batches[3])
     handle.remove()
     learner.check()
     assert learner.guarded.not_finite == 1
-    assert_same(dict(learner.slow.values), before)
+    assert_same(followed(), before)
     learner.learn(*batches[3])
-    assert not torch.equal(learner.slow.values["0.weight"], before["0.weight"])
+    for name in ("0.weight", "known"):
+        assert not torch.equal(followed()[name], before[name])
 
 
 @pytest.mark.filterwarnings("ignore::ocar.guard.GuardWarning")
@@ -348,6 +354,20 @@ def test_a_file_of_an_average(tmp_path: Path) -> None:
     save_state(tmp_path / "other", others, values)
     with pytest.raises(CheckpointError, match="of another slow weights: missing"):
         ocar.load(tmp_path / "other", mlp())
+
+
+def test_a_file_without_the_age_of_classes() -> None:
+    """The slow weights then count as if they knew every class."""
+    learner = ocar.ER(mlp(), lr=0.1, slow_share=0.8, memory=20, **BOTH)
+    for labels in ([0, 1], [2]):
+        for x, y in vectors(3, labels):
+            learner.learn(x, y)
+    assert learner.slow.known[2] < 1
+    tensors, values = learner.state()
+    del tensors["known"]
+    learner.load_state(tensors, values)
+    parts = [learner.predict(x, prediction=kind).softmax(1) for kind in ("plain", "slow")]
+    assert_close(learner.predict(x).exp(), 0.2 * parts[0] + 0.8 * parts[1])
 
 
 def test_serving_answers_as_both(tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ LOW_PRIORITY = PARALLEL_PRIORITY + 1
 """Priority of graphs that may take longer, such as an evaluation during learning."""
 
 ATTEMPTS = 3
-"""Recordings that may fail: what other threads do at the same time can break one."""
+"""Failed recordings after which a function runs without graphs. Some failed at random where several
+threads learned at the same time."""
 
 _one_at_a_time = threading.Lock()
 
@@ -132,7 +133,7 @@ class Graph:
         except (RuntimeError, NotImplementedError, TypeError) as error:
             for generator, state in zip(drawn_from, before, strict=True):
                 generator.graphsafe_set_state(state)  # a failed recording leaves it unusable
-            free_all(drawn_from[-1].device)
+            free_all(torch.device("cuda", index))
             self._failures += 1
             if self._failures == ATTEMPTS:
                 self.enabled = False

@@ -17,7 +17,7 @@
   L_p + L_s with seed 0. The full Fisher is the paper's. EWC has the explicit penalty;
   lower sums were seen with the implicit one.
 * OCAR with slow weights has the numbers of OCAR everywhere, and is not told how many classes are
-  new. It replays 20 samples, where the memory holds 100 only 10. On Split-TinyImageNet it takes
+  new. It replays 20 samples, and 10 where the memory holds 100. On Split-TinyImageNet it takes
   three passes over a batch, as on the other benchmarks, in place of nine.
 
 Settings that a benchmark itself fixes, such as the size of the memory, are in
