@@ -11,7 +11,7 @@ from implementations import on_gpu
 from torch import Tensor
 
 from ocar.accel import Graph, parallel, release_memory
-from ocar.accel.graph import ATTEMPTS, _without_garbage_collection
+from ocar.accel.graph import ATTEMPTS, _place, _without_garbage_collection
 from ocar.accel.streams import STREAMS, _free, _used_inside, is_recording
 
 CPU = torch.device("cpu")
@@ -63,6 +63,12 @@ def test_an_error_of_the_function_is_its_callers() -> None:
 
     with pytest.raises(RuntimeError, match="of the function"):
         Graph(fail, device=CPU)(torch.tensor(1))
+
+
+def test_the_place_of_an_error_is_outside_pytorch() -> None:
+    with pytest.raises(RuntimeError) as raised:
+        torch.nn.Linear(3, 2)(torch.ones(5))
+    assert _place(raised.value) == f"test_graph.py, line {raised.tb.tb_lineno}"
 
 
 def test_garbage_is_collected_again_afterwards() -> None:
@@ -125,7 +131,7 @@ def test_a_function_that_cannot_be_recorded_warns_once_and_runs() -> None:
     for _ in range(ATTEMPTS):
         assert graph(torch.ones(2)).tolist() == [2.0, 2.0]
     assert graph.enabled
-    with pytest.warns(UserWarning, match="^Going on without CUDA graphs, more slowly: "):
+    with pytest.warns(UserWarning, match=r"^Going on without CUDA .* \(test_graph.py, line \d+\)"):
         assert graph(torch.ones(2)).tolist() == [2.0, 2.0]
     assert not graph.enabled
     assert graph(torch.ones(2)).tolist() == [2.0, 2.0]

@@ -10,10 +10,12 @@ from __future__ import annotations
 import functools
 import gc
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -138,7 +140,10 @@ class Graph:
             if self._failures == ATTEMPTS:
                 self.enabled = False
                 reason = str(error).strip().partition("\n")[0]
-                warnings.warn(f"Going on without CUDA graphs, more slowly: {reason}", stacklevel=5)
+                warnings.warn(
+                    f"Going on without CUDA graphs, more slowly: {reason} ({_place(error)})",
+                    stacklevel=5,
+                )
             return None
         self._last = self._recorded[shapes] = _Recorded(graph, inputs, output)
         return self._last
@@ -161,6 +166,14 @@ class Graph:
                     raise
                 graph.capture_end()
         return output
+
+
+def _place(error: BaseException) -> str:
+    """The innermost line that led to an error, outside PyTorch's own files."""
+    own = str(Path(torch.__file__).parent)
+    frames = traceback.extract_tb(error.__traceback__)
+    frame = [frame for frame in frames if not frame.filename.startswith(own)][-1]
+    return f"{Path(frame.filename).name}, line {frame.lineno}"
 
 
 def release_memory(device: torch.device) -> None:
