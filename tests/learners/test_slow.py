@@ -16,6 +16,7 @@ from torch.testing import assert_close
 from toys import RAW, assert_same, everything, mlp, never_wait, vectors
 
 import ocar
+from ocar.averaging import SlowWeights
 from ocar.curvature import KFAC
 from ocar.errors import CheckpointError, ConfigError, InputError
 from ocar.guard import Guard
@@ -199,6 +200,27 @@ def test_replayed_samples_alone_are_distilled() -> None:
     assert_close(learner.learn(x1, y1).loss, loss.detach(), **EXACT)
     for name, p in model.named_parameters():
         assert_close(learner.model.get_parameter(name), p - 0.1 * p.grad, **EXACT)
+
+
+@pytest.mark.parametrize("method", ["er", "er-ace", "lpr", "mir"])
+def test_the_teacher_sees_what_is_distilled(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where new and replayed samples go through the model apart."""
+    given = {"memory": 8, "replay_batch": 4, "passes": 1, "distillation": 1.0, **RAW}
+    (x0, y0), (x1, y1) = stream(2)
+    seen: list[int] = []
+    teach = SlowWeights.teach
+
+    def counted(slow: SlowWeights, x: Tensor) -> Tensor:
+        seen.append(len(x))
+        return teach(slow, x)
+
+    monkeypatch.setattr(SlowWeights, "teach", counted)
+    for which, rows in (("replayed", 4), ("all", 4 + len(x1))):
+        learner = ocar.make_learner(method, normed(), lr=0.1, distill_on=which, **given)
+        learner.learn(x0, y0)
+        seen.clear()
+        learner.learn(x1, y1)
+        assert sum(seen) == rows
 
 
 def test_mean_predictions() -> None:

@@ -93,26 +93,32 @@ class Distillation:
 
     def __call__(self, objective: Objective, forward: Forward, step: Step) -> Outcome:
         """The loss of one step."""
-        passes: list[tuple[Tensor, Tensor]] = []
+        outputs: list[Tensor] = []
+        targets: list[Tensor] = []
+        first = 0 if self.settings.distill_on == "all" else step.new  # of the rows to distil
 
         def with_teacher(x: Inputs) -> Tensor:
+            nonlocal first
             if not torch.is_grad_enabled():  # samples are chosen, not learned
                 return forward(x)
+            skipped = min(first, len(x))
+            first -= skipped
             side = accel.Side()  # also where a curvature is recorded: the teacher has no gradients
-            targets = side.run(partial(self.teacher, x))
-            outputs = forward(x)
+            if skipped < len(x):
+                targets.append(side.run(partial(self.teacher, x[skipped:])))
+            own = forward(x)
             side.join()
-            passes.append((outputs, targets))
-            return outputs
+            outputs.append(own[skipped:])
+            return own
 
         outcome = objective(with_teacher, step)
-        if not passes:
+        if not targets:
             return outcome
-        outputs, targets = map(torch.cat, zip(*passes, strict=True))
-        return replace(outcome, loss=outcome.loss + self._loss(outputs, targets, step))
+        loss = self._loss(torch.cat(outputs), torch.cat(targets), step)
+        return replace(outcome, loss=outcome.loss + self.settings.distillation * loss)
 
     def _loss(self, outputs: Tensor, targets: Tensor, step: Step) -> Tensor:
-        """The weighted divergence of the samples that are distilled, over the number of all."""
+        """The divergence of the samples that are distilled, in a mean over all."""
 
         def mean(own: Tensor, wanted: Tensor) -> Tensor:
             if step.active is None:
@@ -121,9 +127,6 @@ class Distillation:
             return divergence(wanted, own, step.active, temperature=temperature) * temperature**2
 
         if self.settings.distill_on == "all":
-            return self.settings.distillation * step.mean(mean, outputs, targets)
-        count = len(outputs) - step.new
-        if not count:
-            return outputs.new_zeros(())
-        share = step.weights[1] * count / len(outputs)
-        return self.settings.distillation * share * mean(outputs[step.new :], targets[step.new :])
+            return step.mean(mean, outputs, targets)
+        count = len(outputs)
+        return step.weights[1] * count / (step.new + count) * mean(outputs, targets)
