@@ -148,6 +148,22 @@ def test_markdown_is_a_table_with_the_paper_below_the_method() -> None:
     assert "paper" not in alone
 
 
+def test_rows_of_one_name_have_the_hash_too(tmp_path: Path, capsys: Captured) -> None:
+    """The device, for one, is part of the identity and not of the name."""
+    paths = [
+        write_kept(tmp_path, "split-digits", "er", {0: {"acc": 0.5}}, device=device)
+        for device in ("cpu", "cuda")
+    ]
+    write_kept(tmp_path, "split-digits", "ocar", {0: {"acc": 0.6}})
+    assert main(["show", str(tmp_path)]) == 0
+    names = [line.split("  ")[0] for line in capsys.readouterr().out.splitlines()]
+    assert {path.stem.replace("-", " ") for path in paths} < {*names}
+    assert "ocar" in names
+    assert main(["report", str(tmp_path), "--json"]) == 0
+    (section,) = json.loads(capsys.readouterr().out)["sections"]
+    assert {method["name"] for method in section["methods"]} < {*names}
+
+
 def test_usual_runs_are_of_the_preset_on_the_published_splits(
     tmp_path: Path, capsys: Captured
 ) -> None:

@@ -40,7 +40,7 @@ def test_the_headline_is_the_best_and_how_clear_it_is(tmp_path: Path) -> None:
     ("ocar", "said"),
     [
         ({0: 0.60, 1: 0.40, 2: 0.63}, "It may be chance: the interval includes 0."),
-        ({0: 0.60}, "With one seed of both, that may be chance."),
+        ({0: 0.60}, "With one seed in common, that may be chance."),
         ({7: 0.60, 8: 0.61}, "then er 52.0 ± 2.0 %."),  # no seed in common
     ],
 )

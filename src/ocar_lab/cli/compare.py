@@ -15,7 +15,7 @@ from ocar_lab.cli.tables import print_errors, print_json, print_table
 from ocar_lab.runs import Comparison, Group, Measured, Paired, compare, groups, read_all
 from ocar_lab.runs.find import HOW_TO_RUN
 from ocar_lab.runs.paired import listed
-from ocar_lab.runs.texts import ABSOLUTE, TITLES, describe, metric_text, spread_text
+from ocar_lab.runs.texts import ABSOLUTE, TITLES, describe, labels, metric_text, spread_text
 
 HASH_DIGITS = 4
 """Fewest digits that select a hash."""
@@ -108,9 +108,7 @@ def document(comparison: Comparison, sides: Sequence[Group]) -> dict[str, Any]:
 
 
 def _print(comparison: Comparison, sides: Sequence[Group]) -> None:
-    first, second = map(describe, sides)
-    if first == second:
-        first, second = (f"{describe(side)} {side.hash}" for side in sides)
+    first, second = labels(sides)
     rows = metric_rows(comparison.metrics)
     print_table(
         ["metric", first, second, "difference", "95 % interval", "pairs"],

@@ -8,7 +8,7 @@ from typing import Any
 
 from ocar_lab.runs import Group, Measured, Run
 from ocar_lab.runs.command import run_command, shell_line
-from ocar_lab.runs.texts import describe, seeds_text
+from ocar_lab.runs.texts import seeds_text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,13 +31,13 @@ class Method:
     config: Mapping[str, Any]  # everything that determines the numbers, except the seed
 
 
-def describe_method(group: Group, runs: Sequence[Measured]) -> Method:
+def describe_method(name: str, group: Group, runs: Sequence[Measured]) -> Method:
     """Describe the runs of a configuration."""
     sessions = [session for run in runs for session in run.sessions]
     first = sessions[0] if sessions else {}
     begun = sorted(str(session["time"]) for session in sessions if "time" in session)
     return Method(
-        name=describe(group),
+        name=name,
         label=group.label,
         hash=group.hash,
         seeds=group.seeds,

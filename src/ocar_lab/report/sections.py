@@ -38,8 +38,8 @@ from ocar_lab.runs.texts import (
     TITLES,
     best_groups,
     comparable,
-    describe,
     group_rows,
+    labels,
     main_metrics,
     other_metrics,
     spread_text,
@@ -130,7 +130,7 @@ def _section(benchmark: str, here: Sequence[Group], runs: Sequence[Measured]) ->
     return Section(
         benchmark=benchmark,
         headline=headline(here, members),
-        methods=tuple(describe_method(*pair) for pair in zip(here, members, strict=True)),
+        methods=tuple(map(describe_method, labels(here), here, members)),
         tables=tuple(_table(benchmark, here, columns) for columns in metrics if columns),
         figures=_figures(methods, tasks, on_tasks),
         heats=heats(on_tasks),
@@ -171,7 +171,8 @@ def headline(here: Sequence[Group], members: Sequence[Sequence[Measured]]) -> st
     )
     if not order:
         return ""
-    texts = [f"{describe(here[p])} {spread_text(name, here[p].metrics[name])}" for p in order]
+    names = labels(here)
+    texts = [f"{names[p]} {spread_text(name, here[p].metrics[name])}" for p in order]
     unit = "" if name in ABSOLUTE else " %"
     if len(order) == 1:
         return f"{TITLES[name]} of {texts[0]}{unit}."
@@ -181,7 +182,7 @@ def headline(here: Sequence[Group], members: Sequence[Sequence[Measured]]) -> st
     except (RunError, KeyError):  # no seed in common
         return said
     if pair.interval is None:
-        return f"{said} With one seed of both, that may be chance."
+        return f"{said} With one seed in common, that may be chance."
     scale = 1 if name in ABSOLUTE else 100
     low, high = (scale * end for end in pair.interval)
     clear = "" if pair.clear else " It may be chance: the interval includes 0."

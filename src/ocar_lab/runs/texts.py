@@ -93,10 +93,10 @@ def group_rows(
     """
     rows: list[tuple[Group | None, list[str]]] = []
     names = list(metrics)
-    for group in together:
+    for group, label in zip(together, labels(together), strict=True):
         own = group.metrics
         texts = [metric_text(name, own) if name in own else "" for name in names]
-        rows.append((group, [describe(group), seeds_text(group), *texts]))
+        rows.append((group, [label, seeds_text(group), *texts]))
         printed = papers_numbers(group)
         numbers = [printed.get(name) for name in names]
         if any(numbers):
@@ -114,6 +114,15 @@ def describe(group: Group) -> str:
     """The method, and the settings that differ from its preset."""
     changes = settings_text(group.changed)
     return f"{group.label} ({changes})" if changes else group.label
+
+
+def labels(together: Sequence[Group]) -> list[str]:
+    """The groups of a table as ``describe`` has them, with the hash where two are equal."""
+    texts = [describe(group) for group in together]
+    return [
+        f"{text} {group.hash}" if texts.count(text) > 1 else text
+        for group, text in zip(together, texts, strict=True)
+    ]
 
 
 def settings_text(settings: Mapping[str, object]) -> str:
