@@ -64,13 +64,35 @@ def test_every_claim_is_checked(results: Path, capsys: Captured) -> None:
     said = lines(capsys)
     where = "split-cifar100: ocar and ocar-ace above every baseline in"
     over = "(published splits, seed 0)"  # the only one of OCAR
-    assert f"{where} AAA {over} does not hold ocar 40.0, er 45.6 11" in said  # of twelve others
-    assert f"{where} WC-Acc {over} open ocar 25.0, er 11.5 11" in said
-    assert "split-tinyimagenet: er above ocar-der++ in Acc open 2" in said
+    assert f"{where} AAA {over} does not hold ocar 40.0, er 45.6; 11 missing" in said  # of 12
+    assert f"{where} WC-Acc {over} open ocar 25.0, er 11.5; 11 missing" in said
+    assert "split-tinyimagenet: er above ocar-der++, which fails, in Acc open 2 missing" in said
+    assert "ocar paper table1 --make --benchmark split-tinyimagenet" in said
+    assert "ocar run clear er --seeds 0 1 2 3 4 --lr LR" in said
+    assert "ocar run convex ngd --seeds 0 1 2 3 4" in said
+    assert sum(line.startswith("ocar run split-cifar100 lpr") for line in said) == 1  # its time
     assert main(["paper", "check", "--results", str(results), "--json"]) == 0
-    claims = json.loads(capsys.readouterr().out)["claims"]
+    document = json.loads(capsys.readouterr().out)
+    claims, halves = document["claims"], ["split-cifar100", "split-tinyimagenet"]
     assert claims["split-cifar100"][0]["against"] == [["ocar", "er"]]
-    assert list(claims) == ["split-cifar100", "split-tinyimagenet", "clear", "split-cifar100, time"]
+    others = ["clear", "convex", "split-cifar100, time", "split-cifar100, ocar"]
+    assert list(claims) == [*halves, *others]
+    makes = [f"ocar paper table1 --make --benchmark {half}" for half in halves]
+    assert document["missing"][:2] == makes
+
+
+def test_a_claim_says_whether_chance_explains_it(tmp_path: Path, capsys: Captured) -> None:
+    stream = {"er": (9.0, 9.5, 9.1), "ewc": (9.1, 9.4, 9.2), "ngd": (5.0, 5.3, 5.1)}
+    for label, losses in (stream | {"ocar": (3.0, 3.2, 3.1)}).items():
+        seeds = {seed: {"l_p": loss, "l_s": 9.0 + seed} for seed, loss in enumerate(losses)}
+        write_kept(tmp_path, "convex", label, seeds)
+    assert main(["paper", "check", "--results", str(tmp_path)]) == 0
+    said = lines(capsys)
+    over = "(seeds 0 1 2)"
+    assert f"convex: ocar below er, ewc, ngd in L_p {over} holds * ocar 3.1, ngd 5.1" in said
+    assert f"convex: ngd below ewc in L_p {over} holds * ngd 5.1, ewc 9.2" in said
+    assert f"convex: ewc below ngd in L_s {over} does not hold ewc 10.0, ngd 10.0" in said
+    assert not any(line.startswith("ocar run convex") and "0 1 2 " in line for line in said)
 
 
 @pytest.mark.parametrize(("whole", "state"), [(100.0, "holds"), (300.0, "does not hold")])

@@ -61,8 +61,9 @@ class Table1Options(TableOptions):
     standard deviations s. One seed of ours has no spread: then it is over s_paper alone, marked by
     °. A difference beyond two standard deviations is marked by !.
 
-    A row uses runs that follow the protocol with the published settings. Among several
-    configurations the one with the most seeds is used, and the others are named.
+    A row uses runs that follow the protocol with the published settings. Of several configurations
+    those on the published splits come first, then those with the present preset, then the default
+    Fisher, then the most seeds. The others are named.
     """
 
     benchmark: Literal["split-cifar100", "split-tinyimagenet"] = "split-cifar100"
@@ -129,7 +130,7 @@ class CheckOptions(TableOptions):
 
     A claim is that some methods are better than others. It holds if the worst of the former is
     better than the best of the latter in the means over seeds, and is open as long as a method has
-    no number.
+    no number. * marks where the 95 % interval of that difference excludes 0.
     """
 
 
@@ -157,8 +158,8 @@ def show_table(name: str, arguments: list[str], *, debug: bool) -> int:
     from ocar_lab.paper import claims, sheets, tables, times  # --help does not wait for them
 
     if isinstance(options, CheckOptions):
-        verdicts = claims.verdicts(runs)
-        document, shown = sheets.claims_document(verdicts), [sheets.claims_sheet(verdicts)]
+        checked = claims.check_all(runs)
+        document, shown = sheets.claims_document(checked), [sheets.claims_sheet(checked)]
     elif isinstance(options, TimesOptions):
         table = times.times_table(runs)
         document, shown = sheets.times_document(table), [sheets.times_sheet(table)]

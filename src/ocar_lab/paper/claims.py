@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from ocar.streams.benchmarks import get_benchmark
 from ocar_lab.paper.choice import choose
-from ocar_lab.paper.tables import TABLE1, Claim, Verdict, check, clear_tables, table1
+from ocar_lab.paper.commands import Command
+from ocar_lab.paper.tables import (
+    TABLE1,
+    Claim,
+    Verdict,
+    check,
+    clear_tables,
+    convex_table,
+    table1,
+)
 from ocar_lab.paper.times import BENCHMARK, METRIC, times_table
 from ocar_lab.runs import Measured, groups
 
@@ -15,20 +25,40 @@ GROWTH = 1.5
 
 COST = Claim(
     metric="seconds",
-    leaders=("a later task",),
-    others=(f"{GROWTH} x the first",),
-    others_named=f"{GROWTH} times the first one",
+    leaders=("later tasks",),
+    others=(f"{GROWTH} x task 1",),
+    others_named=f"{GROWTH} times task 1",
     lower=True,
 )
 """The paper's text: the cost of a step does not grow with the number of tasks."""
 
 
-def verdicts(runs: Sequence[Measured]) -> dict[str, list[Verdict]]:
-    """The verdict on each claim, by what it is about."""
-    halves = {benchmark: [*table1(runs, benchmark).verdicts] for benchmark in TABLE1}
-    clear = [*clear_tables(runs)[0].verdicts]
-    speed = [times_table(runs).verdict, constant_cost(runs)]
-    return {**halves, "clear": clear, f"{BENCHMARK}, time": speed}
+@dataclass(frozen=True, kw_only=True)
+class Checked:
+    """The claims of the paper, and how to make what they lack."""
+
+    verdicts: Mapping[str, Sequence[Verdict]]  # by what they are about
+    made: tuple[str, ...]  # benchmarks of which one command makes what is missing
+    commands: tuple[Command, ...]  # how to make the rest
+
+
+def check_all(runs: Sequence[Measured]) -> Checked:
+    """Check every claim."""
+    halves = {benchmark: table1(runs, benchmark) for benchmark in TABLE1}
+    others = {"clear": clear_tables(runs)[0], "convex": convex_table(runs)}
+    times = times_table(runs)
+    return Checked(
+        verdicts={
+            **{name: table.verdicts for name, table in (halves | others).items()},
+            f"{BENCHMARK}, time": [times.verdict],
+            f"{BENCHMARK}, ocar": [constant_cost(runs)],
+        },
+        made=tuple(benchmark for benchmark, table in halves.items() if table.commands),
+        commands=(
+            *(command for table in others.values() for command in table.commands),
+            *(c for c in times.commands if c.method in times.verdict.missing),
+        ),
+    )
 
 
 def constant_cost(runs: Sequence[Measured]) -> Verdict:

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
+from ocar_lab.paper.claims import Checked
 from ocar_lab.paper.commands import Command
 from ocar_lab.paper.tables import DEFINITION, Cell, Claim, PaperTable, Row, Verdict
 from ocar_lab.paper.times import TimesTable
@@ -16,6 +17,9 @@ from ocar_lab.runs.versions import earlier_settings
 
 FAR, PAPER_ALONE = "!", "°"
 """Marks of a difference: beyond two standard deviations, and in the paper's deviation alone."""
+
+CLEAR = "*"
+"""Marks a claim that chance does not explain, or its opposite."""
 
 LEGEND = (
     "difference: (ours - paper) / sqrt(s_paper² + s_ours²), in standard deviations; "
@@ -36,7 +40,7 @@ def table_sheet(table: PaperTable) -> Sheet:
             *_difference_notes(table),
             *(verdict_text(verdict, of=table.stands_in_for) for verdict in table.verdicts),
             *_choice_notes(table.rows),
-            *_command_notes(table.commands),
+            *_command_notes(table.commands, table.commands),
         ),
         commands=tuple(command.line for command in table.commands),
     )
@@ -95,28 +99,33 @@ def claim_text(claim: Claim) -> str:
     return f"{leaders} {relation} {claim.others_named} in {TITLES[claim.metric]}"
 
 
-def claims_sheet(verdicts: Mapping[str, Sequence[Verdict]]) -> Sheet:
+def claims_sheet(checked: Checked) -> Sheet:
     """Every claim of the paper: whether it holds, and the numbers that decide it."""
-    states = [verdict.state for own in verdicts.values() for verdict in own]
+    states = [verdict.state for own in checked.verdicts.values() for verdict in own]
     counts = "; ".join(f"{state}: {states.count(state)}" for state in dict.fromkeys(states))
+    made = [f"ocar paper table1 --make --benchmark {name}" for name in checked.made]
+    lines = [*made, *(command.line for command in checked.commands)]
     return Sheet(
         title="The claims of the paper's text in our numbers",
-        header=("claim", "here", "the closest", "missing"),
+        header=("claim", "here", "the closest"),
         rows=tuple(
             (
                 f"{about}: {claim_text(v.claim)}{_splits_text(v)}",
-                v.state,
-                _closest(v),
-                str(len(v.missing)),
+                f"{v.state}{f' {CLEAR}' if v.clear else ''}",
+                "; ".join(filter(None, (_closest(v), _missing(v)))),
             )
-            for about, own in verdicts.items()
+            for about, own in checked.verdicts.items()
             for v in own
         ),
         notes=(
             f"{counts}. A claim is open if nothing is against it and some methods have no number.",
+            f"{CLEAR} the 95 % interval of the difference of the closest two, paired by seed, "
+            "excludes 0. Without it another order may be chance.",
             "Means are compared on the same splits, published or own, where fewer are missing, and "
             "over the seeds that all methods have.",
+            *_command_notes(lines, checked.commands),
         ),
+        commands=tuple(lines),
     )
 
 
@@ -134,9 +143,16 @@ def _closest(verdict: Verdict) -> str:
     return ", ".join(f"{name} {verdict.values[name]:.1f}" for name in names)
 
 
-def claims_document(verdicts: Mapping[str, Sequence[Verdict]]) -> dict[str, Any]:
+def _missing(verdict: Verdict) -> str:
+    return f"{len(verdict.missing)} missing" if verdict.missing else ""
+
+
+def claims_document(checked: Checked) -> dict[str, Any]:
     """The claims for JSON."""
-    return {"claims": {about: [*map(_verdict, own)] for about, own in verdicts.items()}}
+    return {
+        "claims": {about: [*map(_verdict, own)] for about, own in checked.verdicts.items()},
+        "missing": claims_sheet(checked).commands,
+    }
 
 
 def verdict_text(verdict: Verdict, *, of: str | None = None) -> str:
@@ -174,7 +190,7 @@ def _choice_notes(rows: Sequence[Row]) -> list[str]:
         f"With an earlier preset: {_settings(earlier, earlier_settings)}.": earlier,
         "On other class orders and validation data than the published (splits=own): "
         f"{', '.join(elsewhere)}.": elsewhere,
-        "Left out, because they have other settings than the published or fewer seeds: "
+        "Left out, because they have other settings or splits than the published, or fewer seeds: "
         f"{'; '.join(others)}.": others,
         f"Left out, because they saw part of the stream: {parts} configuration(s).": parts,
     }
@@ -198,11 +214,11 @@ def _chosen(settings: Mapping[str, object]) -> set[str]:
     return _named(settings) - {"fisher"}
 
 
-def _command_notes(commands: Sequence[Command]) -> list[str]:
+def _command_notes(listed: Sequence[object], commands: Sequence[Command]) -> list[str]:
     choosing = [command for command in commands if command.to_choose]
     texts = [f"{', '.join(map(str.upper, c.to_choose))} of {c.method}" for c in choosing]
     notes = [f"No value was published, choose one: {'; '.join(texts)}."] if texts else []
-    return [*notes, "To make what is missing, then `ocar keep runs`:"] if commands else []
+    return [*notes, "To make what is missing, then `ocar keep runs`:"] if listed else []
 
 
 def times_sheet(table: TimesTable) -> Sheet:
@@ -229,7 +245,7 @@ def times_sheet(table: TimesTable) -> Sheet:
             )
             for row in table.rows
         ),
-        notes=(*notes, *_command_notes(table.commands)),
+        notes=(*notes, *_command_notes(table.commands, table.commands)),
         commands=tuple(command.line for command in table.commands),
     )
 
