@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from pathlib import Path
 
 import numpy as np
 import pytest
-from docs_pages import DOCS, ROOT
+from docs_pages import DOCS, ROOT, without_blocks, written_pages
 from made_runs import history, write_run
 from PIL import Image
 
@@ -46,6 +47,15 @@ def test_the_guide_names_every_figure_of_the_paper() -> None:
     named = [cell.strip("`").split()[-1] for cell in first_cells("The paper's figures")]
     figures = [name for name in PAPER if name not in TABLES]
     assert sorted(named) == sorted(figures)
+
+
+@pytest.mark.parametrize("page", [*written_pages(), ROOT / "results/figures/README.md"])
+def test_a_table_ends_before_the_text_below_it(page: Path) -> None:
+    """Markdown takes a line of text directly below a table for one more row."""
+    lines = without_blocks(page.read_text(encoding="utf-8")).splitlines()
+    begins = ("|", "#", "- ", "<", ">")  # a row, or a block that ends the table
+    below = [b for a, b in itertools.pairwise(lines) if a.startswith("|")]
+    assert [line for line in below if line and not line.startswith(begins)] == []
 
 
 def test_the_first_picture_is_drawn_from_what_is_stored() -> None:
