@@ -82,14 +82,17 @@ def table(store: Path) -> None:
     bases = {row["configuration"]: row["seeds"] for row in rows}
     lines = []
     for row in rows:
-        seeds, base = row["seeds"], bases.get(row["configuration"].split()[0], {})
+        seeds, base = row["seeds"], bases.get(row["configuration"].split()[0].rstrip(","), {})
         means = [100 * statistics.fmean(s[m] for s in seeds.values()) for m in METRICS]
         common = seeds.keys() & base.keys()
         gains = [
             100 * statistics.fmean(seeds[s][m] - base[s][m] for s in common) if common else math.nan
             for m in METRICS
         ]
-        cells = [f"{mean:5.1f} {gain:+5.1f}" for mean, gain in zip(means, gains, strict=True)]
+        cells = [
+            f"{mean:5.1f} {gain:+5.1f}".replace("+nan", "    ")
+            for mean, gain in zip(means, gains, strict=True)
+        ]
         lines.append((gains[0] + gains[1], " | ".join(cells), len(seeds), row["configuration"]))
     print("        AAA |      WC-Acc |         Acc | seeds | variant")
     for _, shown, count, name in sorted(
