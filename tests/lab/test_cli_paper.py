@@ -15,7 +15,7 @@ from ocar_lab.cli.paper import ALIASES, NAMES
 from ocar_lab.experiment import Job
 from ocar_lab.paper.claims import constant_cost
 from ocar_lab.paper.commands import Command
-from ocar_lab.paper.tables import clear_tables, table1
+from ocar_lab.paper.tables import clear_tables, convex_table, table1
 from ocar_lab.paper.times import ALLOWED, times_table
 from ocar_lab.runs import read_all
 from ocar_lab.runs.find import HOW_TO_RUN
@@ -276,7 +276,11 @@ def test_every_name_has_help(name: str, capsys: Captured) -> None:
 
 COMMANDS = [
     *(("table", "split-cifar100", command) for command in table1([]).commands),
-    *(("table", table.benchmark, c) for table in clear_tables([]) for c in table.commands),
+    *(
+        ("table", table.benchmark, command)
+        for table in (table1([], "split-tinyimagenet"), *clear_tables([]), convex_table([]))
+        for command in table.commands
+    ),
     *(("times", "split-cifar100", command) for command in times_table([]).commands[-3:]),
 ]
 

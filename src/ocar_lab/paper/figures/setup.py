@@ -33,7 +33,7 @@ class Setup:
     """What the runs of a figure have in common."""
 
     benchmark: str = "split-digits"
-    """The benchmark; the paper's is split-mnist, which needs MNIST."""
+    """The benchmark; the paper's is split-mnist, and split-cifar100 for the ratio."""
 
     seed: int = 0
     """Seed of the runs."""
