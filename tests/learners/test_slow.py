@@ -172,6 +172,28 @@ def test_new_units_start_with_their_own_weights() -> None:
     assert_close(both, (fast + slow) / 2, rtol=1e-5, atol=1e-6)
 
 
+def test_a_layer_with_two_names_keeps_its_weights() -> None:
+    """Against the same network whose layers have one name each."""
+
+    class TwoNames(nn.Sequential):
+        def __init__(self) -> None:
+            super().__init__(*mlp())
+            self.head = self[-1]
+
+        def forward(self, x: Tensor) -> Tensor:
+            outputs: Tensor = self.head(self[1](self[0](x)))
+            return outputs
+
+    given = {"lr": 0.1, "memory": 20, "classes": range(4), **BOTH}
+    twice, once = ocar.ER(TwoNames(), **given), ocar.ER(mlp(), **given)
+    for x, y in vectors(3, [0, 1, 2]):
+        for learner in (twice, once):
+            learner.learn(x, y)
+        for kind in ("both", "plain", "slow"):
+            one, other = (own.predict(x, prediction=kind) for own in (twice, once))
+            assert torch.equal(one, other)
+
+
 # --- what is distilled ----------------------------------------------------------------------------
 
 
