@@ -13,13 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, SupportsFloat
+from typing import Any, SupportsFloat, get_args
 
 import torch
 from torch import Tensor, nn
 
 from ocar import accel
 from ocar.averaging import SlowWeights
+from ocar.config import require_one_of
 from ocar.errors import InputError, ModelError
 from ocar.export import Frozen, write_model
 from ocar.guard import BatchGuard, Guard, GuardCounts
@@ -435,9 +436,11 @@ class Learner(Saved):
         Raises:
             InputError: The samples are unlike those that were learned, or the learner has no slow
                 weights to predict with.
+            ConfigError: There is no such ``prediction``.
         """
         samples = as_inputs(x)
         check_samples(samples, like=self.intake.item)
+        require_one_of("prediction", prediction or "plain", get_args(Prediction))
         if prediction not in (None, "plain") and not self.settings.has_slow:
             raise InputError(
                 f"Invalid prediction={prediction!r}. Must be 'plain': the learner has no slow "

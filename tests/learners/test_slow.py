@@ -525,6 +525,9 @@ def test_what_cannot_be_is_said() -> None:
         InputError, match=r"Invalid prediction='slow'. Must be 'plain': the learner"
     ):
         plain.predict(x, prediction="slow")
+    slow = ocar.ER(mlp(), lr=0.1, **BOTH)
+    with pytest.raises(ConfigError, match=r"Invalid prediction='fast'\. Must be one of 'plain', "):
+        slow.predict(x, prediction="fast")
     for method, reason in {"scr": "trains no head", "ocm": "rotated", "gdumb": "no step"}.items():
         with pytest.raises(ConfigError, match=rf"Invalid distillation=1\.0. Must be 0: .*{reason}"):
             ocar.make_learner(method, mlp(), lr=0.1, distillation=1.0)
