@@ -106,7 +106,10 @@ class KroneckerBlocks(FactorBlocks):
         self, seen: Mapping[str, Seen], ema: Tensor | float, damping: Tensor | float
     ) -> Tensor:
         """Average, damp and invert all factors."""
-        pairs = tuple(self._pairs[name] for name in self.layers if name in seen)
+        skipped = self.ready - seen.keys()  # their averages stay, and are damped as the others
+        for name in self._names(skipped):
+            self.buffer.estimate(name).copy_(self.buffer.average(name))
+        pairs = tuple(p for name, p in self._pairs.items() if name in seen or name in skipped)
         rates = self._rates(ema)
         ok = accel.mix_and_damp(self.buffer, pairs, rates, self._current_dims(), damping)
         self._count(seen, ok)
