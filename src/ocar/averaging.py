@@ -41,7 +41,8 @@ class SlowWeights:
         settings: Whether there are slow weights, and how they follow.
 
     Attributes:
-        values: The slow form of each tensor that is followed, by name.
+        values: The slow form of each tensor that is followed, by name; at least in float32, in
+            which small moves are not rounded away.
         known: m_c of each unit of the head; empty where it is not used.
     """
 
@@ -52,7 +53,7 @@ class SlowWeights:
         self._statistics = [
             n for n, b in model.named_buffers() if b.is_floating_point() and n in saved
         ]
-        self.values = {name: t.detach().clone() for name, t in self._followed().items()}
+        self.values = {name: _precise(t) for name, t in self._followed().items()}
         self.known = torch.empty(0)
         # A module of its own, since the curvature records the calls of the model.
         self._teacher: nn.Module | None = None
@@ -84,7 +85,7 @@ class SlowWeights:
         for name, tensor in self._followed().items():
             slow = self.values[name]
             if slow.shape != tensor.shape:
-                grown = tensor.detach().clone()
+                grown = _precise(tensor)
                 grown[: slow.shape[0]] = slow
                 self.values[name] = grown
 
@@ -109,7 +110,7 @@ class SlowWeights:
     def weights(self) -> dict[str, Tensor]:
         """All parameters and buffers of the model, with the slow ones in place of theirs."""
         tensors = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
-        return tensors | self.values
+        return tensors | {n: slow.to(tensors[n].dtype) for n, slow in self.values.items()}
 
     @torch.no_grad()
     def teach(self, x: Inputs) -> Tensor:
@@ -127,9 +128,12 @@ class SlowWeights:
         """Take saved slow weights; a ``CheckpointError`` if they are of another model."""
         followed = self._followed()
         check_names("slow weights", values, followed)
-        self.values = {
-            name: torch.empty_like(t.detach()).copy_(values[name]) for name, t in followed.items()
-        }
+        self.values = {name: _precise(t).copy_(values[name]) for name, t in followed.items()}
         if followed and self.settings.slow_share is not None:
             device = next(iter(followed.values())).device
             self.known = known.to(device, torch.float32, copy=True)
+
+
+def _precise(tensor: Tensor) -> Tensor:
+    """A copy in float32, or in the type of the tensor if that is float64."""
+    return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32), copy=True)

@@ -509,7 +509,7 @@ class Learner(Saved):
             if self.objective.predicts:
                 return self.objective.predict(x)[None]
             models = [
-                partial(call_with, self.model, self.slow.values)
+                partial(call_with, self.model, self.slow.weights())
                 if is_slow
                 else self.context.forward
                 for is_slow in _models(prediction or self.settings.prediction)

@@ -172,6 +172,21 @@ def test_new_units_start_with_their_own_weights() -> None:
     assert_close(both, (fast + slow) / 2, rtol=1e-5, atol=1e-6)
 
 
+def test_small_moves_of_a_model_in_bfloat16_are_not_rounded_away() -> None:
+    model = mlp().bfloat16()
+    given = {"lr": 0.1, "memory": 20, "slow_rate": 0.004, "slow_warmup": 0, **BOTH, **RAW}
+    learner = ocar.ER(model, **given)
+    followed = {name: p.detach().float() for name, p in model.named_parameters()}
+    for x, y in vectors(40, [0, 1, 2, 3]):
+        learner.learn(x, y)
+        for name, p in model.named_parameters():
+            followed[name] = followed[name].lerp(p.detach().float(), 0.004)
+    assert_close({name: t.float() for name, t in learner.slow.values.items()}, followed)
+    slow = mlp().bfloat16()
+    slow.load_state_dict(followed)
+    assert_close(learner.predict(x, prediction="slow"), slow(x.bfloat16()).detach())
+
+
 def test_a_layer_with_two_names_keeps_its_weights() -> None:
     """Against the same network whose layers have one name each."""
 
