@@ -22,7 +22,7 @@ Momentum Knowledge Distillation in Online Continual Learning" (ICML 2024), who a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -53,18 +53,19 @@ class SlowWeights:
         self._statistics = [
             n for n, b in model.named_buffers() if b.is_floating_point() and n in saved
         ]
-        self.values = {name: _precise(t) for name, t in self._followed().items()}
+        self.values = {name: _precise(t) for name, t in self._followed(()).items()}
         self.known = torch.empty(0)
         # A module of its own, since the curvature records the calls of the model.
         self._teacher: nn.Module | None = None
         if settings.distillation:
             self._teacher = copy_model(model).eval().requires_grad_(False)
 
-    def _followed(self) -> dict[str, Tensor]:
+    def _followed(self, names: Container[str]) -> dict[str, Tensor]:
+        """What is followed: parameters that learn or, now frozen, have these names; statistics."""
         if not self.settings.has_slow:
             return {}
         followed: dict[str, Tensor] = {
-            n: p for n, p in self.model.named_parameters() if p.requires_grad
+            n: p for n, p in self.model.named_parameters() if p.requires_grad or n in names
         }
         if self._statistics:
             buffers = dict(self.model.named_buffers())
@@ -73,7 +74,9 @@ class SlowWeights:
 
     @torch.no_grad()
     def fit(self, active: Tensor | None) -> None:
-        """Make room for new units of the head, which start with their own weights.
+        """Make room for new units of the head, and for parameters that are no longer frozen.
+
+        Their slow form starts at their own weights.
 
         ``active`` says which units stand for a class; None in regression.
         """
@@ -82,7 +85,9 @@ class SlowWeights:
             known = torch.zeros(len(active), device=active.device)
             known[: len(self.known)] = self.known
             self.known = known
-        for name, tensor in self._followed().items():
+        for name, tensor in self._followed(self.values).items():
+            if name not in self.values:
+                self.values[name] = _precise(tensor)
             slow = self.values[name]
             if slow.shape != tensor.shape:
                 grown = _precise(tensor)
@@ -97,7 +102,7 @@ class SlowWeights:
         """
         if active is not None and len(self.known):
             self.known.lerp_(active.to(self.known.dtype), rate.to(self.known.dtype))
-        followed = self._followed()
+        followed = self._followed(self.values)
         slow = [self.values[name] for name in followed]
         way = torch._foreach_sub([t.detach() for t in followed.values()], slow)
         torch._foreach_mul_(way, rate.to(slow[0].dtype))
@@ -126,7 +131,7 @@ class SlowWeights:
 
     def load(self, values: Mapping[str, Tensor], known: Tensor) -> None:
         """Take saved slow weights; a ``CheckpointError`` if they are of another model."""
-        followed = self._followed()
+        followed = self._followed(values)
         check_names("slow weights", values, followed)
         self.values = {name: _precise(t).copy_(values[name]) for name, t in followed.items()}
         if followed and self.settings.slow_share is not None:

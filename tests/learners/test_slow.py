@@ -172,6 +172,28 @@ def test_new_units_start_with_their_own_weights() -> None:
     assert_close(both, (fast + slow) / 2, rtol=1e-5, atol=1e-6)
 
 
+def test_layers_may_be_frozen_and_unfrozen_while_the_slow_weights_follow(tmp_path: Path) -> None:
+    model = mlp()
+    model[0].requires_grad_(False)
+    learner = ocar.ER(model, lr=0.1, memory=20, slow_rate=0.5, slow_warmup=0, **BOTH)
+    first, second, third = vectors(3, [0, 1])
+    learner.learn(*first)
+    assert "0.weight" not in learner.slow.values
+    model[0].requires_grad_(True)
+    before = model[0].weight.detach().clone()
+    learner.learn(*second)
+    after = model[0].weight.detach()
+    assert_close(learner.slow.values["0.weight"], (before + after) / 2)
+    model[0].requires_grad_(False)
+    learner.forget(label=0)
+    learner.save(tmp_path / "file")
+    frozen = mlp()
+    frozen[0].requires_grad_(False)
+    for other in (learner, copy.deepcopy(learner), ocar.load(tmp_path / "file", frozen)):
+        other.learn(*third)
+        assert_close(other.slow.values["0.weight"], (before + 3 * after) / 4)
+
+
 def test_small_moves_of_a_model_in_bfloat16_are_not_rounded_away() -> None:
     model = mlp().bfloat16()
     given = {"lr": 0.1, "memory": 20, "slow_rate": 0.004, "slow_warmup": 0, **BOTH, **RAW}
