@@ -137,7 +137,7 @@ def require_options(config: Any) -> None:
             require_one_of(name, value, typing.get_args(kind))
             continue
         types, allowed = _TYPES[kind]
-        named = (other.__name__.replace("NoneType", "None") for other in others)
+        named = (_TYPES[o][1] if o in _TYPES else o.__name__ for o in others)
         require(name, value, isinstance(value, types), " or ".join([allowed, *named]))
         if kind is not Callable and type(value) not in (bool, int, float, str):
             object.__setattr__(config, name, kind(value))
@@ -149,6 +149,7 @@ _TYPES: dict[Any, tuple[Any, str]] = {
     bool: ((bool, np.bool_), "True or False"),
     str: (str, "a text"),
     Callable: (Callable, "a function"),
+    type(None): (type(None), "None"),
 }
 """The types that a value may have for each type of a field, and what they are called."""
 
@@ -162,5 +163,5 @@ def _kinds(cls: type) -> dict[str, tuple[Any, tuple[type, ...]]]:
         kind, *others = typing.get_args(hint) if union else (hint,)
         kind = Callable if typing.get_origin(kind) is Callable else kind
         if typing.get_origin(kind) is Literal or kind in _TYPES:
-            found[name] = kind, tuple(others)
+            found[name] = kind, tuple(typing.get_origin(other) or other for other in others)
     return found

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ocar import accel
 from ocar.averaging import SlowWeights
-from ocar.config import require_one_of
+from ocar.config import require, require_one_of
 from ocar.errors import InputError, ModelError
 from ocar.export import Frozen, write_model
 from ocar.guard import BatchGuard, Guard, GuardCounts
@@ -91,6 +91,8 @@ class Learner(Saved):
         ranks: accel.Ranks | None = None,
     ) -> None:
         parameter = check_model(model)
+        given = guard is None or isinstance(guard, Guard)
+        require("guard", guard, given, "a Guard, or None for no guard")
         settings.check_transform(transform)
         accel.lay_out_(model)
         self.lock = Lock()

@@ -292,6 +292,11 @@ def test_bounds_are_positive(name: str, value: float) -> None:
         Guard(**{name: "x"})
 
 
+def test_a_guard_is_no_flag() -> None:
+    with pytest.raises(ConfigError, match=r"Invalid guard=False. Must be a Guard, or None"):
+        ocar.ER(torch.nn.Linear(6, 2), lr=0.1, guard=False)
+
+
 def _learn(learner: ocar.Learner, batches: list[tuple[Tensor, Tensor]]) -> None:
     for x, y in batches:
         learner.learn(x, y)
