@@ -16,6 +16,7 @@ from torch.testing import assert_close
 from toys import RAW, assert_same, everything, mlp, never_wait, vectors
 
 import ocar
+from ocar.augment import Compose, Grey, HorizontalFlip
 from ocar.averaging import SlowWeights
 from ocar.curvature import KFAC
 from ocar.errors import CheckpointError, ConfigError, InputError
@@ -509,9 +510,12 @@ def test_predictions_of_both_by_hand(
 
 
 def test_what_is_not_mirrored_in_learning_is_not_mirrored_in_predictions() -> None:
-    for augment in (None, ocar.CropFlip(padding=1, flip=False)):
+    never = Compose([HorizontalFlip(0.0), Grey()])
+    for augment in (None, ocar.CropFlip(padding=1, flip=False), Grey(), never):
         assert ocar.ER(convnet(), lr=0.1, **BOTH, augment=augment).mirrors == "no"
     assert ocar.ER(convnet(), lr=0.1, **BOTH, augment=ocar.CropFlip(), mirror="no").mirrors == "no"
+    for augment in (HorizontalFlip(), Compose([Grey(), HorizontalFlip(0.1)])):
+        assert ocar.ER(convnet(), lr=0.1, **BOTH, augment=augment).mirrors == "instead"
     table = ocar.ER(mlp(), lr=0.1, **BOTH, mirror="instead")  # features have no left and right
     for x, y in vectors(3, [0, 1]):
         table.learn(x, y)
