@@ -151,6 +151,11 @@ class Augmentation(ABC):
     def augment(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """Augment float images of any range, such as normalised ones."""
 
+    @property
+    def flip(self) -> bool:
+        """Whether it mirrors images, left to right."""
+        return False
+
 
 @dataclass(frozen=True)
 class Compose(Augmentation):
@@ -166,6 +171,11 @@ class Compose(Augmentation):
         for part in self.parts:
             x = part.augment(x, generator)
         return x
+
+    @property
+    def flip(self) -> bool:
+        """Whether one of them mirrors images."""
+        return any(part.flip for part in self.parts)
 
 
 @dataclass(frozen=True)
@@ -276,6 +286,11 @@ class HorizontalFlip(_Sometimes):
     def augment(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """Augment float images."""
         return horizontal_flip(x, self.draw(x.shape[0], generator=generator))
+
+    @property
+    def flip(self) -> bool:
+        """Whether it mirrors any."""
+        return self.probability > 0
 
 
 def horizontal_flip(x: Tensor, mirrored: Tensor) -> Tensor:

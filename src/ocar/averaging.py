@@ -22,7 +22,7 @@ Momentum Knowledge Distillation in Online Continual Learning" (ICML 2024), who a
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +41,8 @@ class SlowWeights:
         settings: Whether there are slow weights, and how they follow.
 
     Attributes:
-        values: The slow form of each tensor that is followed, by name.
+        values: The slow form of each tensor that is followed, by name; at least in float32, in
+            which small moves are not rounded away.
         known: m_c of each unit of the head; empty where it is not used.
     """
 
@@ -52,18 +53,19 @@ class SlowWeights:
         self._statistics = [
             n for n, b in model.named_buffers() if b.is_floating_point() and n in saved
         ]
-        self.values = {name: t.detach().clone() for name, t in self._followed().items()}
+        self.values = {name: _precise(t) for name, t in self._followed(()).items()}
         self.known = torch.empty(0)
         # A module of its own, since the curvature records the calls of the model.
         self._teacher: nn.Module | None = None
         if settings.distillation:
             self._teacher = copy_model(model).eval().requires_grad_(False)
 
-    def _followed(self) -> dict[str, Tensor]:
+    def _followed(self, names: Container[str]) -> dict[str, Tensor]:
+        """What is followed: parameters that learn or, now frozen, have these names; statistics."""
         if not self.settings.has_slow:
             return {}
         followed: dict[str, Tensor] = {
-            n: p for n, p in self.model.named_parameters() if p.requires_grad
+            n: p for n, p in self.model.named_parameters() if p.requires_grad or n in names
         }
         if self._statistics:
             buffers = dict(self.model.named_buffers())
@@ -72,7 +74,9 @@ class SlowWeights:
 
     @torch.no_grad()
     def fit(self, active: Tensor | None) -> None:
-        """Make room for new units of the head, which start with their own weights.
+        """Make room for new units of the head, and for parameters that are no longer frozen.
+
+        Their slow form starts at their own weights.
 
         ``active`` says which units stand for a class; None in regression.
         """
@@ -81,10 +85,12 @@ class SlowWeights:
             known = torch.zeros(len(active), device=active.device)
             known[: len(self.known)] = self.known
             self.known = known
-        for name, tensor in self._followed().items():
+        for name, tensor in self._followed(self.values).items():
+            if name not in self.values:
+                self.values[name] = _precise(tensor)
             slow = self.values[name]
             if slow.shape != tensor.shape:
-                grown = tensor.detach().clone()
+                grown = _precise(tensor)
                 grown[: slow.shape[0]] = slow
                 self.values[name] = grown
 
@@ -96,7 +102,7 @@ class SlowWeights:
         """
         if active is not None and len(self.known):
             self.known.lerp_(active.to(self.known.dtype), rate.to(self.known.dtype))
-        followed = self._followed()
+        followed = self._followed(self.values)
         slow = [self.values[name] for name in followed]
         way = torch._foreach_sub([t.detach() for t in followed.values()], slow)
         torch._foreach_mul_(way, rate.to(slow[0].dtype))
@@ -109,7 +115,7 @@ class SlowWeights:
     def weights(self) -> dict[str, Tensor]:
         """All parameters and buffers of the model, with the slow ones in place of theirs."""
         tensors = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
-        return tensors | self.values
+        return tensors | {n: slow.to(tensors[n].dtype) for n, slow in self.values.items()}
 
     @torch.no_grad()
     def teach(self, x: Inputs) -> Tensor:
@@ -125,11 +131,14 @@ class SlowWeights:
 
     def load(self, values: Mapping[str, Tensor], known: Tensor) -> None:
         """Take saved slow weights; a ``CheckpointError`` if they are of another model."""
-        followed = self._followed()
+        followed = self._followed(values)
         check_names("slow weights", values, followed)
-        self.values = {
-            name: torch.empty_like(t.detach()).copy_(values[name]) for name, t in followed.items()
-        }
+        self.values = {name: _precise(t).copy_(values[name]) for name, t in followed.items()}
         if followed and self.settings.slow_share is not None:
             device = next(iter(followed.values())).device
             self.known = known.to(device, torch.float32, copy=True)
+
+
+def _precise(tensor: Tensor) -> Tensor:
+    """A copy in float32, or in the type of the tensor if that is float64."""
+    return tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32), copy=True)

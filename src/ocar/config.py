@@ -10,7 +10,11 @@ import dataclasses
 import functools
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, TypeVar
+from numbers import Integral, Real
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union
+
+import numpy as np
 
 from ocar.errors import ConfigError
 from ocar.registry import closest, describe, rebuild
@@ -120,19 +124,44 @@ def require_range(config: Any, allowed: Range, *names: str) -> None:
 
 
 def require_options(config: Any) -> None:
-    """Raise a ``ConfigError`` if a field whose type is a ``Literal`` has none of its values."""
-    for name, options in _options(config.__class__).items():
-        if getattr(config, name) not in options:
-            require_one_of(name, getattr(config, name), (o for o in options if o is not None))
+    """Raise a ``ConfigError`` if a field of a dataclass has a value of another type.
+
+    Options, numbers, texts and functions are checked. NumPy's numbers become Python's, which a file
+    can hold.
+    """
+    for name, (kind, others) in _kinds(config.__class__).items():
+        value = getattr(config, name)
+        if isinstance(value, others):
+            continue
+        if typing.get_origin(kind) is Literal:
+            require_one_of(name, value, typing.get_args(kind))
+            continue
+        types, allowed = _TYPES[kind]
+        named = (_TYPES[o][1] if o in _TYPES else o.__name__ for o in others)
+        require(name, value, isinstance(value, types), " or ".join([allowed, *named]))
+        if kind is not Callable and type(value) not in (bool, int, float, str):
+            object.__setattr__(config, name, kind(value))
+
+
+_TYPES: dict[Any, tuple[Any, str]] = {
+    int: (Integral, "a whole number"),
+    float: (Real, "a number"),
+    bool: ((bool, np.bool_), "True or False"),
+    str: (str, "a text"),
+    Callable: (Callable, "a function"),
+    type(None): (type(None), "None"),
+}
+"""The types that a value may have for each type of a field, and what they are called."""
 
 
 @functools.cache
-def _options(cls: type) -> dict[str, tuple[Any, ...]]:
-    """The values of each field that is a ``Literal``, or a ``Literal`` or None."""
+def _kinds(cls: type) -> dict[str, tuple[Any, tuple[type, ...]]]:
+    """The type of each field that is checked, and the other types that it may have."""
     found = {}
     for name, hint in typing.get_type_hints(cls).items():
-        optional = type(None) in typing.get_args(hint)
-        kind = typing.get_args(hint)[0] if optional else hint
-        if typing.get_origin(kind) is Literal:
-            found[name] = (*typing.get_args(kind), *([None] if optional else []))
+        union = typing.get_origin(hint) in (Union, UnionType)
+        kind, *others = typing.get_args(hint) if union else (hint,)
+        kind = Callable if typing.get_origin(kind) is Callable else kind
+        if typing.get_origin(kind) is Literal or kind in _TYPES:
+            found[name] = kind, tuple(typing.get_origin(other) or other for other in others)
     return found

@@ -13,13 +13,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, SupportsFloat
+from typing import Any, SupportsFloat, get_args
 
 import torch
 from torch import Tensor, nn
 
 from ocar import accel
 from ocar.averaging import SlowWeights
+from ocar.config import require, require_one_of
 from ocar.errors import InputError, ModelError
 from ocar.export import Frozen, write_model
 from ocar.guard import BatchGuard, Guard, GuardCounts
@@ -90,6 +91,8 @@ class Learner(Saved):
         ranks: accel.Ranks | None = None,
     ) -> None:
         parameter = check_model(model)
+        given = guard is None or isinstance(guard, Guard)
+        require("guard", guard, given, "a Guard, or None for no guard")
         settings.check_transform(transform)
         accel.lay_out_(model)
         self.lock = Lock()
@@ -435,9 +438,11 @@ class Learner(Saved):
         Raises:
             InputError: The samples are unlike those that were learned, or the learner has no slow
                 weights to predict with.
+            ConfigError: There is no such ``prediction``.
         """
         samples = as_inputs(x)
         check_samples(samples, like=self.intake.item)
+        require_one_of("prediction", prediction or "plain", get_args(Prediction))
         if prediction not in (None, "plain") and not self.settings.has_slow:
             raise InputError(
                 f"Invalid prediction={prediction!r}. Must be 'plain': the learner has no slow "
@@ -506,7 +511,7 @@ class Learner(Saved):
             if self.objective.predicts:
                 return self.objective.predict(x)[None]
             models = [
-                partial(call_with, self.model, self.slow.values)
+                partial(call_with, self.model, self.slow.weights())
                 if is_slow
                 else self.context.forward
                 for is_slow in _models(prediction or self.settings.prediction)

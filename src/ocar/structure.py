@@ -8,6 +8,7 @@ the parts of a tuple, given to the model as ``model(*parts)``, or of a dictionar
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
@@ -241,8 +242,24 @@ def call(model: Callable[..., Any], x: Inputs) -> Tensor:
 
 
 def call_with(model: nn.Module, tensors: Mapping[str, Tensor], x: Inputs) -> Tensor:
-    """What a model returns for its inputs with other parameters and buffers."""
-    outputs: Tensor = torch.func.functional_call(model, dict(tensors), *arguments(x))
+    """What a model returns for its inputs with other parameters and buffers.
+
+    Args:
+        model: The model.
+        tensors: The others, by the names that ``named_parameters`` and ``named_buffers`` give.
+        x: Its inputs.
+    """
+    # Names of functional_call's own ties would let a module that has two names keep the tensors.
+    first: dict[int, str] = {}
+    others = {}
+    for prefix, module in model.named_modules():
+        for name, tensor in chain(
+            module.named_parameters(prefix, recurse=False, remove_duplicate=False),
+            module.named_buffers(prefix, recurse=False, remove_duplicate=False),
+        ):
+            if (known := first.setdefault(id(tensor), name)) in tensors:
+                others[name] = tensors[known]
+    outputs: Tensor = torch.func.functional_call(model, others, *arguments(x), tie_weights=False)
     return outputs
 
 

@@ -252,6 +252,8 @@ def test_layers_without_gradient_or_curvature_are_left_alone():
             {"damping_kind": "none"},
             "Invalid damping_kind='none'. Must be one of 'factored', 'exact'.",
         ),
+        ({"damping": "x"}, "Invalid damping='x'. Must be a number or a function."),
+        ({"max_cost": "x"}, "Invalid max_cost='x'. Must be a number or None."),
         ({"weighting": "a"}, "Invalid weighting='a'. Must be one of 'gradients', 'both'."),
         ({"sharing": "a"}, "Invalid sharing='a'. Must be one of 'expand', 'reduce'."),
         ({"head": "x"}, "Invalid head='x'. Must be the name of a layer: 0, 2."),

@@ -83,6 +83,39 @@ def test_a_curvature_saved_after_an_update_inverts_when_it_is_restored(maker):
         assert_close(one, other, **BITWISE)
 
 
+class Skipping(nn.Module):
+    """A network with a layer that some batches skip."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.middle, self.head = nn.Linear(5, 4), nn.Linear(4, 4), nn.Linear(4, 3)
+        self.skips = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x).tanh()
+        outputs: Tensor = self.head(x if self.skips else x + self.middle(x))
+        return outputs
+
+
+@pytest.mark.parametrize("maker", [m for m in MAKERS if m != "dense"])
+def test_a_layer_that_a_batch_skips_is_damped_as_the_others(maker):
+    """The inverse depends on the state alone, also of a layer without an estimate of the batch."""
+    model, x = Skipping(), torch.randn(6, 5)
+    original = MAKERS[maker](model)
+    observe(original, x)
+    set_gradients(model)
+    original.precondition_()
+    model.skips = True
+    observe(original, x)
+    restored = MAKERS[maker](copy.deepcopy(model))
+    restored.load_state_dict(original.state_dict())
+    for curvature in (original, restored):
+        set_gradients(curvature.model)
+        curvature.precondition_()
+    for one, other in zip(restored.model.parameters(), model.parameters(), strict=True):
+        assert_close(one.grad, other.grad, **BITWISE)
+
+
 @pytest.mark.parametrize("maker", MAKERS)
 def test_loading_neither_edits_nor_keeps_its_argument(maker):
     model = batch_norm_net()

@@ -107,6 +107,10 @@ def test_a_model_and_settings_of_ones_own() -> None:
     classifier = OnlineClassifier("er", model=model, settings={"lr": 0.1})
     assert clone(classifier).get_params()["settings"] == {"lr": 0.1}
     assert classifier.fit(x, y).score(x, y) > 0.7
+    more = OnlineClassifier("er", model=model, settings={"lr": 0.1, "classes": range(5)}).fit(x, y)
+    assert more.predict_proba(x).shape == (150, 3)  # a unit without a label is nobody's
+    np.testing.assert_allclose(more.predict_proba(x).sum(1), 1)
+    assert more.score(x, y) > 0.7
     with pytest.raises(ConfigError, match="needs a value for 'lr'"):
         OnlineClassifier("er").fit(x, y)
     with pytest.raises(InputError, match="Invalid epochs=0"):

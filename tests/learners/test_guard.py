@@ -288,6 +288,13 @@ def test_to_decide_by_values_is_to_decide_by_branches(
 def test_bounds_are_positive(name: str, value: float) -> None:
     with pytest.raises(ConfigError, match=f"{name}=.*larger than 0, or None"):
         Guard(**{name: value})
+    with pytest.raises(ConfigError, match=f"Invalid {name}='x'. Must be a number or None."):
+        Guard(**{name: "x"})
+
+
+def test_a_guard_is_no_flag() -> None:
+    with pytest.raises(ConfigError, match=r"Invalid guard=False. Must be a Guard, or None"):
+        ocar.ER(torch.nn.Linear(6, 2), lr=0.1, guard=False)
 
 
 def _learn(learner: ocar.Learner, batches: list[tuple[Tensor, Tensor]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from cases import accuracy, blobs
@@ -330,6 +331,14 @@ def test_a_function_of_the_users_must_be_given_again(tmp_path: Path) -> None:
         ocar.load(tmp_path / "ckpt", mlp())
     restored = ocar.load(tmp_path / "ckpt", mlp(), normalize=halve)
     assert torch.equal(restored.predict(GOOD_X), learner.predict(GOOD_X))
+
+
+def test_settings_may_be_numbers_of_numpy(tmp_path: Path) -> None:
+    numbers = {"lr": np.float32(0.1), "passes": np.int64(2), "distill_curvature": np.bool_(True)}
+    learner = make("er", mlp(), **numbers, classes=np.arange(4))
+    learner.learn(GOOD_X, GOOD_Y)
+    learner.save(tmp_path / "ckpt")
+    assert ocar.load(tmp_path / "ckpt", mlp()).settings == learner.settings
 
 
 # --- names ---------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from torch.testing import assert_close
 from toys import RAW, assert_same, everything, mlp, never_wait, vectors
 
 import ocar
+from ocar.augment import Compose, Grey, HorizontalFlip
 from ocar.averaging import SlowWeights
 from ocar.curvature import KFAC
 from ocar.errors import CheckpointError, ConfigError, InputError
@@ -170,6 +171,65 @@ def test_new_units_start_with_their_own_weights() -> None:
         for kind in ("both", "plain", "slow")
     )
     assert_close(both, (fast + slow) / 2, rtol=1e-5, atol=1e-6)
+
+
+def test_layers_may_be_frozen_and_unfrozen_while_the_slow_weights_follow(tmp_path: Path) -> None:
+    model = mlp()
+    model[0].requires_grad_(False)
+    learner = ocar.ER(model, lr=0.1, memory=20, slow_rate=0.5, slow_warmup=0, **BOTH)
+    first, second, third = vectors(3, [0, 1])
+    learner.learn(*first)
+    assert "0.weight" not in learner.slow.values
+    model[0].requires_grad_(True)
+    before = model[0].weight.detach().clone()
+    learner.learn(*second)
+    after = model[0].weight.detach()
+    assert_close(learner.slow.values["0.weight"], (before + after) / 2)
+    model[0].requires_grad_(False)
+    learner.forget(label=0)
+    learner.save(tmp_path / "file")
+    frozen = mlp()
+    frozen[0].requires_grad_(False)
+    for other in (learner, copy.deepcopy(learner), ocar.load(tmp_path / "file", frozen)):
+        other.learn(*third)
+        assert_close(other.slow.values["0.weight"], (before + 3 * after) / 4)
+
+
+def test_small_moves_of_a_model_in_bfloat16_are_not_rounded_away() -> None:
+    model = mlp().bfloat16()
+    given = {"lr": 0.1, "memory": 20, "slow_rate": 0.004, "slow_warmup": 0, **BOTH, **RAW}
+    learner = ocar.ER(model, **given)
+    followed = {name: p.detach().float() for name, p in model.named_parameters()}
+    for x, y in vectors(40, [0, 1, 2, 3]):
+        learner.learn(x, y)
+        for name, p in model.named_parameters():
+            followed[name] = followed[name].lerp(p.detach().float(), 0.004)
+    assert_close({name: t.float() for name, t in learner.slow.values.items()}, followed)
+    slow = mlp().bfloat16()
+    slow.load_state_dict(followed)
+    assert_close(learner.predict(x, prediction="slow"), slow(x.bfloat16()).detach())
+
+
+def test_a_layer_with_two_names_keeps_its_weights() -> None:
+    """Against the same network whose layers have one name each."""
+
+    class TwoNames(nn.Sequential):
+        def __init__(self) -> None:
+            super().__init__(*mlp())
+            self.head = self[-1]
+
+        def forward(self, x: Tensor) -> Tensor:
+            outputs: Tensor = self.head(self[1](self[0](x)))
+            return outputs
+
+    given = {"lr": 0.1, "memory": 20, "classes": range(4), **BOTH}
+    twice, once = ocar.ER(TwoNames(), **given), ocar.ER(mlp(), **given)
+    for x, y in vectors(3, [0, 1, 2]):
+        for learner in (twice, once):
+            learner.learn(x, y)
+        for kind in ("both", "plain", "slow"):
+            one, other = (own.predict(x, prediction=kind) for own in (twice, once))
+            assert torch.equal(one, other)
 
 
 # --- what is distilled ----------------------------------------------------------------------------
@@ -450,9 +510,12 @@ def test_predictions_of_both_by_hand(
 
 
 def test_what_is_not_mirrored_in_learning_is_not_mirrored_in_predictions() -> None:
-    for augment in (None, ocar.CropFlip(padding=1, flip=False)):
+    never = Compose([HorizontalFlip(0.0), Grey()])
+    for augment in (None, ocar.CropFlip(padding=1, flip=False), Grey(), never):
         assert ocar.ER(convnet(), lr=0.1, **BOTH, augment=augment).mirrors == "no"
     assert ocar.ER(convnet(), lr=0.1, **BOTH, augment=ocar.CropFlip(), mirror="no").mirrors == "no"
+    for augment in (HorizontalFlip(), Compose([Grey(), HorizontalFlip(0.1)])):
+        assert ocar.ER(convnet(), lr=0.1, **BOTH, augment=augment).mirrors == "instead"
     table = ocar.ER(mlp(), lr=0.1, **BOTH, mirror="instead")  # features have no left and right
     for x, y in vectors(3, [0, 1]):
         table.learn(x, y)
@@ -503,6 +566,9 @@ def test_what_cannot_be_is_said() -> None:
         InputError, match=r"Invalid prediction='slow'. Must be 'plain': the learner"
     ):
         plain.predict(x, prediction="slow")
+    slow = ocar.ER(mlp(), lr=0.1, **BOTH)
+    with pytest.raises(ConfigError, match=r"Invalid prediction='fast'\. Must be one of 'plain', "):
+        slow.predict(x, prediction="fast")
     for method, reason in {"scr": "trains no head", "ocm": "rotated", "gdumb": "no step"}.items():
         with pytest.raises(ConfigError, match=rf"Invalid distillation=1\.0. Must be 0: .*{reason}"):
             ocar.make_learner(method, mlp(), lr=0.1, distillation=1.0)

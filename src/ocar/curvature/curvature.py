@@ -24,13 +24,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import wraps
-from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar, get_args
+from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ocar import accel
-from ocar.config import require, require_one_of
+from ocar.config import require, require_options
 from ocar.curvature.blocks import Blocks, Seen, layer_of
 from ocar.curvature.cost import Work
 from ocar.curvature.fisher import (
@@ -136,9 +136,9 @@ class Curvature(ABC):
     """Seed of the random roots."""
 
     def __post_init__(self) -> None:
+        require_options(self)
         check_schedule("damping", self.damping, "larger than 0", lambda v: 0 < v < float("inf"))
         check_schedule("ema", self.ema, "in (0, 1]", lambda v: 0 < v <= 1)
-        require_one_of("likelihood", self.likelihood, get_args(LikelihoodName))
         valid = 0 < self.variance < float("inf")
         require("variance", self.variance, valid, "larger than 0")
         self.exclude, self.include = as_names(self.exclude), as_names(self.include)

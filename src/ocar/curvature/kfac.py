@@ -20,7 +20,6 @@ from torch import Tensor
 
 from ocar import accel
 from ocar.accel import linalg
-from ocar.config import require_one_of
 from ocar.curvature.blocks import Blocks, DiagonalBlocks, Seen, UnitBlocks
 from ocar.curvature.foof import InputBlocks
 from ocar.curvature.layers import DiagonalLayer, Layer, MatrixLayer, NormLayer
@@ -106,7 +105,10 @@ class KroneckerBlocks(FactorBlocks):
         self, seen: Mapping[str, Seen], ema: Tensor | float, damping: Tensor | float
     ) -> Tensor:
         """Average, damp and invert all factors."""
-        pairs = tuple(self._pairs[name] for name in self.layers if name in seen)
+        skipped = self.ready - seen.keys()  # their averages stay, and are damped as the others
+        for name in self._names(skipped):
+            self.buffer.estimate(name).copy_(self.buffer.average(name))
+        pairs = tuple(p for name, p in self._pairs.items() if name in seen or name in skipped)
         rates = self._rates(ema)
         ok = accel.mix_and_damp(self.buffer, pairs, rates, self._current_dims(), damping)
         self._count(seen, ok)
@@ -222,11 +224,6 @@ class KFAC(LayerCurvature):
     factor_scale: Literal["none", "outputs"] = field(default="none", kw_only=True)
     """``"outputs"`` averages A·√K and G/√K, with K units of the head at the time of the estimate. π
     cancels it while K stays. nngeometry does so, on which the code of OCAR's authors builds."""
-
-    def __post_init__(self) -> None:
-        require_one_of("damping_kind", self.damping_kind, ("factored", "exact"))
-        require_one_of("factor_scale", self.factor_scale, ("none", "outputs"))
-        super().__post_init__()
 
     def _make_blocks(self) -> list[Blocks[Any]]:
         blocks = super()._make_blocks()

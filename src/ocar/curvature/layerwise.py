@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ocar import accel
-from ocar.config import require, require_one_of
+from ocar.config import require, require_options
 from ocar.curvature.blocks import Blocks, Head, Seen, Sharing
 from ocar.curvature.cost import Work, find_parts, warn_split
 from ocar.curvature.curvature import Curvature
@@ -61,10 +61,9 @@ class LayerCurvature(Curvature):
     never."""
 
     def __post_init__(self) -> None:
+        require_options(self)
         valid = self.max_cost is None or self.max_cost > 0
         require("max_cost", self.max_cost, valid, "larger than 0, or None for no bound")
-        require_one_of("weighting", self.weighting, ("gradients", "both"))
-        require_one_of("sharing", self.sharing, ("expand", "reduce"))
         super().__post_init__()
 
     def _start(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ocar.config import require
+from ocar.config import require, require_options
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +31,7 @@ class Guard:
     """Whether to remember a batch whose samples are all the same."""
 
     def __post_init__(self) -> None:
+        require_options(self)
         for name in ("kl", "gaussian_kl", "scale"):
             value = getattr(self, name)
             valid = value is None or 0 < value < float("inf")

@@ -76,7 +76,10 @@ class TabularLearner:
         """The probability of each of :attr:`labels`, ``(n, len(labels))``."""
         logits = self._learner.predict(torch.tensor(x)).double()
         found = np.zeros((len(x), len(self.labels)))
-        found[:, list(self._learner.classes)] = logits.softmax(1).numpy(force=True)
+        units = self._learner.classes  # with those of ``settings`` that no label has yet
+        known = [column for column, unit in enumerate(units) if unit < len(self.labels)]
+        places = [units[column] for column in known]
+        found[:, places] = logits[:, known].softmax(1).numpy(force=True)
         return found
 
     def _encode(self, y: Sequence[Hashable]) -> list[int]:

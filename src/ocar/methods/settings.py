@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -128,8 +129,12 @@ class LearnerSettings:
     """Seed of all random numbers of the learner."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "classes", tuple(self.classes))
         require_options(self)
+        allowed = "distinct labels of at least 0, such as range(10)"
+        try:
+            object.__setattr__(self, "classes", tuple(map(operator.index, self.classes)))
+        except TypeError:
+            require("classes", self.classes, False, allowed)
         none = self.lr is None and type(self).lr is None
         valid = none or (self.lr is not None and 0 < self.lr < float("inf"))
         require("lr", self.lr, valid, "larger than 0")
@@ -148,10 +153,10 @@ class LearnerSettings:
         fits = self.normalize is None or not self.standardize
         require("standardize", self.standardize, fits, "None or False if normalize is given")
         distinct = len(set(self.classes)) == len(self.classes) and min(self.classes, default=0) >= 0
-        require("classes", self.classes, distinct, "distinct labels of at least 0")
+        require("classes", self.classes, distinct, allowed)
         fits = self.likelihood == "categorical" or self.policy.float_targets
-        allowed = "'reservoir', 'window' or 'exponential' for a regression"
-        require("memory_kind", self.memory_kind, fits, allowed)
+        kinds = "'reservoir', 'window' or 'exponential' for a regression"
+        require("memory_kind", self.memory_kind, fits, kinds)
         fits = self.likelihood == "categorical" or not self.no_regression
         require("likelihood", self.likelihood, fits, f"'categorical': {self.no_regression}")
         fits = not self.distillation or not self.no_distillation

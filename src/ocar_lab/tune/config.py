@@ -13,6 +13,7 @@ from ocar.methods.presets import PRESETS
 from ocar.methods.spaces import Choice, Space
 from ocar.streams.benchmarks import get_benchmark
 from ocar_lab.experiment.config import MethodConfig, RunConfig
+from ocar_lab.runs.versions import ADDED
 from ocar_lab.tune.pruning import RULE
 from ocar_lab.tune.spaces import search_space
 
@@ -92,7 +93,7 @@ class TuneConfig(MethodConfig):
         known = self.transform is None and self.method in PRESETS.get(self.benchmark, {})
         if not self.try_preset or not known:
             return {}
-        values = self._values({})
+        values = ADDED | self._values({})
         found = {name: values[name] for name in self.space}
         return found if all(found[name] in part for name, part in self.space.items()) else {}
 

@@ -267,6 +267,13 @@ def test_a_study_that_was_killed_before_its_first_trial_goes_on(tmp_path: Path) 
     assert first.settings == config.first != second.settings
 
 
+def test_a_default_is_tried_first_where_the_preset_has_no_value() -> None:
+    preset, first = preset_settings("split-digits", "ocar-slow"), tiny(method="ocar-slow").first
+    assert first["lr"] == preset["lr"]
+    assert "slow_rate" not in preset
+    assert first["slow_rate"] == 0.008
+
+
 def test_without_a_preset_that_fits_all_trials_are_drawn() -> None:
     assert tiny(try_preset=False).first == {}
     assert tiny(method="er-ace", transform="ocar").first == {}
