@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ocar import accel
 from ocar.config import require, require_one_of
-from ocar.errors import ConfigError
 from ocar.learner import Learner
 from ocar.methods.registry import make_settings, preset_settings
 from ocar.models.resnet import SlimResNet18
@@ -74,11 +74,8 @@ def choose_device(name: str) -> torch.device:
     Raises:
         ConfigError: The name is unknown, or there is no such device.
     """
-    available = torch.cuda.is_available()
     require_one_of("device", name, ("auto", "cpu", "cuda"))
-    if name == "cuda" and not available:
-        raise ConfigError("Invalid device='cuda'. PyTorch finds no CUDA device here.")
-    return torch.device("cuda" if available and name != "cpu" else "cpu")
+    return accel.choose_device(name)
 
 
 def slim_resnet(

@@ -67,8 +67,7 @@ def run(
     left = len(jobs)
     for message in run_many(jobs, workers=workers):
         if isinstance(message, Ended):
-            done = message.state in ("finished", "already finished")
-            left -= done
+            left -= message.finished
             aaa = message.metrics.get("aaa")
             print(f"{names[message.job]}: {message.state} {message.error}{aaa or ''}", flush=True)
     found = {}

@@ -2,16 +2,14 @@
 
     python experiments/ranks_cost.py
 
-A message of b bytes a rank takes hops · latency + volume / bandwidth. With N ranks in a ring a
-gather has N − 1 hops and (N − 1) b bytes, a sum 2 (N − 1) hops and 2 (N − 1)/N b bytes, a broadcast
-N − 1 hops and b bytes. NCCL sums along trees, with 2 log₂ N hops (double binary trees, NCCL 2.4).
+The model is in ``ranks_messages.py``.
 
 1. The check. torchrun starts 2 and 4 processes on this machine. They fit latency and bandwidth to
    messages of a few sizes. In turn with these they learn, and send the messages of one batch
    again without learning. The predicted time of a batch is that of its messages, and that of
    ranks that send nothing, each of which computes its share.
-2. The prediction for GPUs, on paper: the messages of a batch by :func:`messages`, which a test
-   compares with those that were counted; operations from shapes; the rates in ``ASSUMED``.
+2. The prediction for GPUs, on paper: the messages of a batch; operations from shapes; the rates in
+   ``ASSUMED``.
 
 The result is ``results/ranks/cost.json``. With ``--predict`` only the prediction is made again.
 """
@@ -27,22 +25,29 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
 import torch
+from ranks_messages import (  # type: ignore[import-not-found]
+    Link,
+    Load,
+    Message,
+    by_rank,
+    messages,
+    triangles,
+)
+from ranks_networks import NETWORKS, Operators  # type: ignore[import-not-found]
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import ocar
 from ocar.accel import Pair
 from ocar.accel.ranks import FactorType, Inverses, Ranks
-from ocar.accel.shared_inverses import share_out
 from ocar.curvature.cost import Work, find_parts
 from ocar.curvature.found import find_layers
 from ocar.curvature.layers import DiagonalLayer, MatrixLayer
@@ -73,117 +78,6 @@ ASSUMED: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True, kw_only=True)
-class Link:
-    """What connects ranks."""
-
-    latency: float  #: Seconds a hop.
-    bandwidth: float  #: Bytes a second.
-    trees: bool = False  #: Sums go along trees.
-
-    def way(self, kind: str, size: int, ranks: int) -> tuple[float, float]:
-        """Hops of a message, and the bytes that one rank sends on them."""
-        if kind == "gather":
-            return ranks - 1, (ranks - 1) * size
-        if kind == "broadcast":
-            return ranks - 1, size
-        hops = 2 * math.ceil(math.log2(ranks)) if self.trees else 2 * (ranks - 1)
-        return hops, 2 * (ranks - 1) / ranks * size
-
-    def seconds(self, kind: str, size: int, ranks: int) -> float:
-        """Time of a message."""
-        hops, volume = self.way(kind, size, ranks)
-        return hops * self.latency + volume / self.bandwidth
-
-
-@dataclass(frozen=True, kw_only=True)
-class Load:
-    """What decides the messages of a batch."""
-
-    new: int
-    replayed: int
-    passes: int
-    sample: int  #: Bytes of a sample.
-    outputs: int
-    parameters: int
-    tensors: int  #: How many tensors the parameters are.
-    factors: tuple[int, ...] = ()  #: Numbers that each kind of block sends; none without curvature.
-    statistics: tuple[int, ...] = ()  #: How many statistics these are.
-    factor_dtype: str = "same"
-    pairs: tuple[Pair, ...] = ()  #: The layers with Kronecker factors.
-    inverses: str = "replicated"
-    channels: tuple[int, ...] = ()  #: Of each BatchNorm layer.
-    draws: bool = False  #: Whether layers may draw, such as dropout: the guard then asks twice.
-    columns: int = COLUMNS
-    number: int = 4  #: Bytes of a number.
-
-
-@dataclass(frozen=True)
-class Message:
-    """One collective."""
-
-    kind: str
-    size: int  #: Bytes of one rank.
-    host: bool = False  #: Whether it goes between CPUs.
-
-
-def messages(load: Load, ranks: int) -> Iterator[Message]:
-    """The messages of one batch, with a replicated memory and synchronised BatchNorm.
-
-    Those of inverses are as without inputs of wide layers that were always zero.
-    """
-    new, old, joint = (
-        -(-rows // ranks) for rows in (load.new, load.replayed, load.new + load.replayed)
-    )
-    outputs = load.outputs * load.number
-    statistics_ = [Message("gather", (2 * c + 1) * load.number) for c in load.channels]
-    slopes = [2 * c * load.number for c in load.channels]
-    yield Message("gather", 24, host=True)
-    yield Message("gather", new * load.sample)
-    yield Message("gather", new * 8, host=True)
-    for _ in range(load.passes):
-        yield from statistics_
-        yield Message("gather", joint * outputs)
-        yield from (Message("sum", size) for size in slopes)
-        yield Message("sum", (load.parameters + load.tensors) * load.number)
-        if load.pairs and load.inverses == "sharded":
-            weights = (p.groups * p.parts * p.d_in * p.d_out for p in load.pairs)
-            yield Message("sum", sum(weights) * load.number)
-    if load.factors:
-        yield from (Message("sum", load.columns * size) for size in slopes)
-        for count, scales in zip(load.factors, load.statistics, strict=True):
-            if load.factor_dtype == "float16":
-                yield Message("sum", scales * load.number)
-            yield Message("sum", count * (2 if load.factor_dtype == "float16" else load.number))
-        if load.pairs and load.inverses != "replicated":
-            yield Message("sum", 8)
-        if load.inverses == "broadcast":
-            for own in by_rank(load.pairs, ranks):
-                shapes = (
-                    (p.groups * count, size, size)
-                    for p in own
-                    for count, size in ((p.parts, p.d_in), (1, p.d_out))
-                )
-                yield Message("broadcast", triangles(shapes) * load.number)
-        if load.draws:
-            yield from [Message("gather", old * outputs)] * 2
-        else:
-            yield from statistics_
-            yield Message("gather", (joint if load.channels else old) * outputs)
-
-
-def by_rank(pairs: Sequence[Pair], ranks: int) -> list[list[Pair]]:
-    """The layers that each rank inverts, if it has any."""
-    owners = share_out(pairs, ranks)
-    shares = [[p for p in pairs if owners[p.layer] == rank] for rank in range(ranks)]
-    return [share for share in shares if share]
-
-
-def triangles(shapes: Iterable[tuple[int, ...]]) -> int:
-    """Numbers in the upper triangles of stacks of square matrices."""
-    return sum(count * d * (d + 1) // 2 for count, d, _ in shapes)
-
-
 # The check against gloo
 
 
@@ -208,15 +102,6 @@ class Silent(Ranks):
     def start_sum_(self, tensor: Tensor) -> Callable[[], Tensor]:
         """As many times this rank's."""
         return partial(tensor.mul_, self.size)
-
-
-NETWORKS: dict[str, Callable[[], nn.Module]] = {
-    "MLP, 2 x 400 units": lambda: nn.Sequential(
-        *(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(768, 400), nn.ReLU()),
-        *(nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 10)),
-    ),
-    "ResNet18, width 8": lambda: SlimResNet18(width=8, classes=10),
-}
 
 
 def time_in_turn(
@@ -360,18 +245,6 @@ PREDICTED: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module], int
 """Networks, narrow ones of the same layers, pixels of an image side."""
 
 
-class Operators(TorchDispatchMode):
-    """Counts calls of operators, most of which launch a kernel on a GPU."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        return func(*args, **(kwargs or {}))
-
-
 def operators(make: Callable[[], nn.Module], pixels: int) -> int:
     """Operators of one OCAR batch, eager."""
     learner = ocar.OCAR(make(), memory=100, replay_batch=4, passes=PASSES)
@@ -445,6 +318,7 @@ def on_meta(make: Callable[[], nn.Module], pixels: int) -> tuple[Load, Operation
         passes=PASSES,
         sample=3 * pixels**2,
         outputs=100,
+        columns=COLUMNS,
         parameters=sum(p.numel() for p in parameters),
         tensors=len(parameters),
         factors=tuple(size for size in sizes if size),

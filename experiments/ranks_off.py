@@ -22,41 +22,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from ranks_networks import NETWORKS, Operators  # type: ignore[import-not-found]
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import ocar
 from ocar.learner import Learner
-from ocar.models.resnet import SlimResNet18
 from ocar_lab.runs.provenance import describe_process
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "results/ranks/off.json"
 WARM, COUNTED = 10, 5
 
-NETWORKS: dict[str, Callable[[], nn.Module]] = {
-    "MLP, 2 x 400 units": lambda: nn.Sequential(
-        *(nn.AvgPool2d(2), nn.Flatten(), nn.Linear(768, 400), nn.ReLU()),
-        *(nn.Linear(400, 400), nn.ReLU(), nn.Linear(400, 10)),
-    ),
-    "ResNet18, width 8": lambda: SlimResNet18(width=8, classes=10),
-}
 METHODS: dict[str, Callable[[nn.Module], Learner]] = {
     "ER": lambda model: ocar.ER(model, lr=0.05, memory=100, replay_batch=10, passes=3),
     "OCAR": lambda model: ocar.OCAR(model, memory=100, replay_batch=10, passes=3),
 }
-
-
-class Operators(TorchDispatchMode):
-    """Counts calls of operators."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += 1
-        return func(*args, **(kwargs or {}))
 
 
 def operators(action: Callable[[], object]) -> int:

@@ -237,7 +237,7 @@ WORDS: dict[Any, str] = {
 
 
 def _plain_type(hint: Any) -> Any:
-    """The type of a flag, without None and without what tyro is told."""
+    """The type of a flag, without None and without annotations for tyro."""
     while typing.get_origin(hint) in (Annotated, Required):
         hint = typing.get_args(hint)[0]
     if typing.get_origin(hint) not in (types.UnionType, typing.Union):

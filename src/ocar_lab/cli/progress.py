@@ -121,13 +121,13 @@ class RunDisplay(Display):
             self._show_line(message)
             return
         if isinstance(message, Ended):
-            self._finished += message.state in ("finished", "already finished")
+            self._finished += message.finished
         if len(self.labels) > 1:
             left = self._left_text(self.left.of_all())
             self.bars.update(self._all, completed=self._finished, left=left)
         if isinstance(message, Ended):
             bar = self.bars.tasks[message.job]
-            if message.state in ("finished", "already finished"):
+            if message.finished:
                 self.bars.update(bar.id, completed=bar.total or 1, total=bar.total or 1)
             visible = len(self.labels) <= MOST_BARS
             self.bars.update(bar.id, left="", live=end_text(message), visible=visible)

@@ -44,7 +44,7 @@ def do_runs(
                 if hint:
                     display.note(hint)
             if isinstance(message, Ended):
-                finished += message.state in ("finished", "already finished")
+                finished += message.finished
                 if message.state == "failed":
                     text = message.details if debug else message.error
                     display.note(f"ocar: {labels[message.job]} failed: {text}")

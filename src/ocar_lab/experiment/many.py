@@ -62,6 +62,11 @@ class Ended:
     error: str = ""  #: What went wrong, in a line or two.
     details: str = ""  #: The traceback, if it failed.
 
+    @property
+    def finished(self) -> bool:
+        """Whether the run is finished, now or before."""
+        return self.state in ("finished", "already finished")
+
 
 Message = Progress | Ended
 

@@ -8,16 +8,9 @@ from dataclasses import dataclass
 from ocar.streams.benchmarks import get_benchmark
 from ocar_lab.paper.choice import choose
 from ocar_lab.paper.commands import Command
-from ocar_lab.paper.tables import (
-    TABLE1,
-    Claim,
-    Verdict,
-    check,
-    clear_tables,
-    convex_table,
-    table1,
-)
+from ocar_lab.paper.tables import TABLE1, clear_tables, convex_table, table1
 from ocar_lab.paper.times import BENCHMARK, METRIC, times_table
+from ocar_lab.paper.verdict import Claim, Verdict, check
 from ocar_lab.runs import Measured, groups
 
 GROWTH = 1.5

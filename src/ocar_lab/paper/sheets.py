@@ -8,8 +8,9 @@ from typing import Any
 
 from ocar_lab.paper.claims import Checked
 from ocar_lab.paper.commands import Command
-from ocar_lab.paper.tables import DEFINITION, Cell, Claim, PaperTable, Row, Verdict
+from ocar_lab.paper.tables import DEFINITION, Cell, PaperTable, Row
 from ocar_lab.paper.times import TimesTable
+from ocar_lab.paper.verdict import Claim, Verdict
 from ocar_lab.runs import Spread
 from ocar_lab.runs.paired import listed
 from ocar_lab.runs.texts import TITLES, Sheet, describe, seeds_text

@@ -6,15 +6,16 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Literal, get_args
+from typing import get_args
 
 from ocar.errors import ConfigError
 from ocar.streams.split import Splits
 from ocar_lab.paper.choice import choose
 from ocar_lab.paper.commands import Command, make_command
+from ocar_lab.paper.verdict import Claim, Verdict, check
 from ocar_lab.published import METRICS, PUBLISHED, SEEDS, SPLITS, Published, published
 from ocar_lab.runs import Group, Measured, Spread, groups
-from ocar_lab.runs.paired import Interval, mean_interval
+from ocar_lab.runs.paired import mean_interval
 from ocar_lab.runs.texts import ABSOLUTE
 from ocar_lab.runs.versions import earlier_settings
 
@@ -72,70 +73,6 @@ def deviations(paper: Published, ours: Spread) -> float:
     √(s_paper² + s_ours²) is the standard deviation of the difference of one run of each.
     """
     return (ours.mean - paper.mean) / math.hypot(paper.std, ours.std or 0.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Claim:
-    """Some methods are better than all of some others."""
-
-    metric: str
-    leaders: tuple[str, ...]  # the better methods
-    others: tuple[str, ...]
-    others_named: str = "every baseline"  # the same in words
-    lower: bool = False  # whether lower is better
-
-
-@dataclass(frozen=True, kw_only=True)
-class Verdict:
-    """Whether a claim holds in our numbers."""
-
-    claim: Claim
-    state: Literal["holds", "does not hold", "open"]  # open: nothing against it, some missing
-    against: tuple[tuple[str, str], ...]  # each leader and other in the wrong order, or equal
-    missing: tuple[str, ...]  # methods without a number
-    values: Mapping[str, float]  # the numbers, by method
-    splits: Splits | None = None  # of all numbers, where there are several kinds
-    seeds: tuple[int, ...] = ()  # of all numbers, where they come from runs
-    interval: Interval | None = None  # 95 %, of the closest leader less the other, by seed
-
-    @property
-    def closest(self) -> tuple[str, str] | None:
-        """The worst leader and the best of the others; None without both."""
-        sign = -1 if self.claim.lower else 1
-        leaders = [name for name in self.claim.leaders if name in self.values]
-        others = [name for name in self.claim.others if name in self.values]
-        if not leaders or not others:
-            return None
-        return (
-            min(leaders, key=lambda name: sign * self.values[name]),
-            max(others, key=lambda name: sign * self.values[name]),
-        )
-
-    @property
-    def clear(self) -> bool:
-        """Whether the interval excludes 0."""
-        return self.interval is not None and not self.interval.low <= 0 <= self.interval.high
-
-
-def check(claim: Claim, values: Mapping[str, float]) -> Verdict:
-    """Check a claim in our means, by method."""
-    sign = -1 if claim.lower else 1
-    named = (*claim.leaders, *claim.others)
-    there = {name: values[name] for name in named if name in values}
-    against = tuple(
-        (leader, other)
-        for leader in claim.leaders
-        for other in claim.others
-        if leader in there and other in there and sign * there[leader] <= sign * there[other]
-    )
-    missing = tuple(name for name in named if name not in there)
-    return Verdict(
-        claim=claim,
-        state="does not hold" if against else "open" if missing else "holds",
-        against=against,
-        missing=missing,
-        values=there,
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

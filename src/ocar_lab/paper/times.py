@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ocar_lab.paper.choice import choose
 from ocar_lab.paper.commands import Command, make_command
-from ocar_lab.paper.tables import Claim, Verdict, check
+from ocar_lab.paper.verdict import Claim, Verdict, check
 from ocar_lab.published import FIRST_TASK_SECONDS
 from ocar_lab.runs import Group, Measured, Spread, groups
 

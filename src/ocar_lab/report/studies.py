@@ -10,9 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ocar.errors import RunError
 from ocar_lab.runs.find import read_each
-from ocar_lab.runs.folder import DAMAGE
+from ocar_lab.runs.folder import naming_damage
 from ocar_lab.runs.studies import LEAST, StoredStudy, Trial, read_study
 from ocar_lab.runs.texts import settings_text
 
@@ -47,7 +46,7 @@ class StudyPart:
 
 
 def read_studies(folders: Sequence[Path]) -> tuple[list[StudyPart], list[str]]:
-    """Some studies, and the errors of those that cannot be read."""
+    """The studies that can be read, and the errors of the others."""
     return read_each(read_part, folders)
 
 
@@ -58,10 +57,8 @@ def read_part(folder: Path) -> StudyPart:
         RunError: It is damaged.
         MissingPackageError: Optuna is not installed.
     """
-    try:
+    with naming_damage(folder):
         return describe_study(read_study(folder))
-    except DAMAGE as error:
-        raise RunError(f"{folder} is damaged: {type(error).__name__}: {error}.") from error
 
 
 def describe_study(study: StoredStudy) -> StudyPart:

@@ -82,7 +82,7 @@ def find_runs(root: Path) -> list[Run]:
 
 
 def read_folders(folders: Sequence[Path]) -> tuple[list[Run], list[str]]:
-    """Some runs, and the errors of those that cannot be read."""
+    """The runs that can be read, and the errors of the others."""
     return read_each(read_run, folders)
 
 
@@ -93,7 +93,7 @@ def read_all(*roots: Path) -> tuple[list[Measured], list[str]]:
         *roots: The folders, or result files.
 
     Returns:
-        The runs, and the errors of those that cannot be read.
+        The runs that can be read, and the errors of the others.
 
     Raises:
         RunError: A folder does not exist.
@@ -118,7 +118,7 @@ def together(stored: Sequence[Run], results: Sequence[Result]) -> list[Measured]
 
 
 def read_each(read: Callable[[Path], T], paths: Sequence[Path]) -> tuple[list[T], list[str]]:
-    """What some paths hold, and the errors of those that cannot be read."""
+    """What ``read`` returns for the paths that can be read, and the errors of the others."""
     found: list[T] = []
     errors = []
     with ThreadPoolExecutor() as pool:  # polars parses without holding Python's lock

@@ -24,8 +24,8 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Mapping
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -128,9 +128,9 @@ class RunFolder:
         """
         path = self.path / CONFIG
         if not path.exists():
-            write_whole(path, _json(document))
+            write_json(path, document)
         stored = read_json(path)
-        wanted = printable_values(json.loads(_json(document)))
+        wanted = printable_values(json.loads(json.dumps(document)))
         for part in ("config", "seed"):
             if stored.get(part) != wanted[part]:
                 raise RunError(f"{path} has another {part}. Move the folder away to start again.")
@@ -220,7 +220,7 @@ class RunFolder:
         self._check_there()
         process = {"pid": os.getpid(), "host": platform.node(), "updated": now()}
         self._status = {**self._status, "state": state, **process, **values}
-        write_whole(self.path / STATUS, _json(self._status))
+        write_json(self.path / STATUS, self._status)
 
     def _open_metrics(self, data: bytes) -> None:
         """Open the metrics after ``data``, their beginning, and cut off the rest."""
@@ -298,9 +298,19 @@ def read_json(path: Path) -> dict[str, Any]:
     return value
 
 
+def write_json(path: Path, values: Mapping[str, Any]) -> None:
+    """Write an object to a JSON file; the file appears whole or not at all."""
+    write_whole(path, json.dumps(values, indent=1, ensure_ascii=False).encode() + b"\n")
+
+
+@contextmanager
+def naming_damage(path: Path) -> Iterator[None]:
+    """Raise a ``RunError`` that names the file if its content makes no sense inside."""
+    try:
+        yield
+    except DAMAGE as error:
+        raise RunError(f"{path} is damaged: {type(error).__name__}: {error}.") from error
+
+
 def _digest(data: bytes) -> hashlib.blake2b:
     return hashlib.blake2b(data, digest_size=16)
-
-
-def _json(values: Mapping[str, Any]) -> bytes:
-    return json.dumps(values, indent=1, ensure_ascii=False).encode() + b"\n"

@@ -21,6 +21,7 @@ from ocar_lab.runs.folder import (
     METRICS,
     RUN,
     check_owner,
+    naming_damage,
     read_json,
     read_metrics,
     read_status,
@@ -111,7 +112,7 @@ def read_run(path: Path) -> Run:
     if missing:
         raise RunError(f"{path / CONFIG} is not of a run: it lacks {', '.join(missing)}.")
     status = read_status(path)
-    try:
+    with naming_damage(path):
         columns, result = read_columns(read_metrics(path), path / METRICS)
         check_owner(result or {}, document, path / METRICS)
         summary = summary_of(columns, result)
@@ -132,8 +133,6 @@ def read_run(path: Path) -> Run:
             status=status,
         )
         _ = (run.benchmark, run.device)  # so that damage is found here and not later
-    except DAMAGE as error:
-        raise RunError(f"{path} is damaged: {type(error).__name__}: {error}.") from error
     return run
 
 

@@ -25,7 +25,7 @@ from ocar.events import Summary
 from ocar.files import write_whole
 from ocar_lab.runs.columns import read_summary
 from ocar_lab.runs.command import run_command, shell_line
-from ocar_lab.runs.folder import CONFIG, DAMAGE, read_json
+from ocar_lab.runs.folder import CONFIG, naming_damage, read_json
 from ocar_lab.runs.provenance import is_session
 from ocar_lab.runs.reading import Measured, Run, read_changed
 
@@ -91,16 +91,13 @@ def keep(runs: Sequence[Run], root: Path) -> Result:
     before = {run.seed: run for run in read_result(path).runs} if path.exists() else {}
     together = tuple(run for _, run in sorted((before | fresh).items()))
     threads = {run.threads for run in together}
-    try:
+    with naming_damage(first.path / CONFIG):
         command = run_command(
             first.config,
             first.document["given"],
             seeds=[run.seed for run in together],
             threads=threads.pop() if len(threads) == 1 else None,
         )
-    except DAMAGE as error:
-        where = first.path / CONFIG
-        raise RunError(f"{where} is damaged: {type(error).__name__}: {error}.") from error
     result = Result(path=path, command=command, runs=together)
     text = json.dumps(_document(result), indent=1, ensure_ascii=False, allow_nan=False)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -184,12 +181,10 @@ def read_result(path: Path) -> Result:
     said = (document.get("format"), document.get("version"))
     if said != (FORMAT, VERSION):
         raise RunError(f"{path} is no result: {said}. This ocar reads {(FORMAT, VERSION)}.")
-    try:
+    with naming_damage(path):
         runs = tuple(_read_run(run, document, path) for run in document["runs"])
         result = Result(path=path, command=document["command"], runs=runs)
         meant = f"{document['label']}-{identity_hash(document['config'])}"
-    except DAMAGE as error:
-        raise RunError(f"{path} is damaged: {type(error).__name__}: {error}.") from error
     if path.stem != meant or document.get("hash") != identity_hash(document["config"]):
         raise RunError(f"{path} is damaged: its configuration is that of {meant}.")
     if not result.runs or len(set(result.seeds)) < len(result.seeds):

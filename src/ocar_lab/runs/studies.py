@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from ocar.errors import RunError
 from ocar_lab.optional import needed
-from ocar_lab.runs.folder import DAMAGE, read_json
+from ocar_lab.runs.folder import naming_damage, read_json
 from ocar_lab.runs.reading import is_alive
 
 STUDY, JOURNAL, NAME = "study.json", "journal.log", "ocar"
@@ -87,7 +87,7 @@ def read_study(path: Path) -> StoredStudy:
         RunError: It is no study folder, or a file in it is damaged.
         MissingPackageError: Optuna is not installed.
     """
-    try:
+    with naming_damage(path):
         config = read_json(path / STUDY)["config"]
         space = {str(name): dict(part) for name, part in config["space"].items()}
         study = _load(path / JOURNAL)
@@ -106,8 +106,6 @@ def read_study(path: Path) -> StoredStudy:
             importance=_importance(study, trials),
             running=running,
         )
-    except DAMAGE as error:
-        raise RunError(f"{path} is damaged: {type(error).__name__}: {error}.") from error
 
 
 def _load(path: Path) -> Any:

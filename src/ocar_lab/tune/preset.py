@@ -25,9 +25,9 @@ from typing import Any
 
 from ocar.config import WRONG_KIND, to_plain
 from ocar.errors import ConfigError, OcarError
-from ocar.files import printable_values, read_file, write_whole
+from ocar.files import printable_values, read_file
 from ocar_lab.experiment.config import RunConfig, method_name
-from ocar_lab.runs.folder import MOST_JSON
+from ocar_lab.runs.folder import MOST_JSON, write_json
 
 FORMAT, VERSION = "ocar-preset", 1
 
@@ -61,7 +61,7 @@ class Preset:
 def write_preset(path: Path, preset: Preset) -> None:
     """Write a preset to a file, atomically."""
     document = {"format": FORMAT, "version": VERSION, **to_plain(preset)}
-    write_whole(path, json.dumps(document, indent=1, ensure_ascii=False).encode() + b"\n")
+    write_json(path, document)
 
 
 def read_preset(path: Path) -> Preset:

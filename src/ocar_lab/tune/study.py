@@ -24,13 +24,13 @@ from typing import Any
 
 from ocar import accel
 from ocar.errors import OcarError, RunError
-from ocar.files import folder_lock, printable_values, read_file, write_whole
+from ocar.files import folder_lock, printable_values, read_file
 from ocar.rng import derive_seed
 from ocar_lab.experiment.executors import Executor, Stop, WorkError
 from ocar_lab.experiment.executors.base import never
 from ocar_lab.optional import needed
 from ocar_lab.runs import describe_process
-from ocar_lab.runs.folder import open_to_write, read_json
+from ocar_lab.runs.folder import open_to_write, read_json, write_json
 from ocar_lab.runs.provenance import differences
 from ocar_lab.runs.studies import ERROR, JOURNAL, NAME, STUDY, Trial, to_trial
 from ocar_lab.tune.config import STARTUP, TuneConfig
@@ -258,7 +258,7 @@ class Study:
             device = accel.choose_device(wanted["device"] if accel.has_gpu() else "cpu")
             plugins = {"plugins": self.config.plugins} if self.config.plugins else {}
             document = {"config": wanted, **plugins, **describe_process(device)}
-            write_whole(path, json.dumps(document, indent=1, ensure_ascii=False).encode() + b"\n")
+            write_json(path, document)
         stored = read_json(path).get("config")
         found = differences(stored if isinstance(stored, dict) else {}, wanted)
         if found:
