@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from nets import observe
 from reference import as_matrix, trains_bias
 from tolerances import EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from ocar.curvature import LayerCurvature
+from ocar.curvature import KFAC, DenseFisher, LayerCurvature
 from ocar.curvature.blocks import Blocks
 
 
@@ -40,6 +41,19 @@ def assert_factors(curvature: LayerCurvature, expected: dict[str, tuple[Tensor, 
     for name, (a, g) in expected.items():
         assert_close(average(curvature, name, "A"), a, **EXACT)
         assert_close(average(curvature, name, "G"), g, **EXACT)
+
+
+def assert_kfac_is_the_dense_fisher(model: nn.Linear, x: Tensor, **options: object) -> None:
+    """K-FAC with exact damping and the full Fisher precondition a layer's gradient alike."""
+    results = []
+    for curvature in (KFAC(model, damping_kind="exact", **options), DenseFisher(model, **options)):
+        outputs = observe(curvature, x)
+        model.zero_grad()
+        (outputs - 1).square().sum().backward()
+        curvature.precondition_()
+        results.append([p.grad.clone() for p in model.parameters()])
+    for kfac, dense in zip(*results, strict=True):
+        assert_close(kfac, dense, **EXACT)
 
 
 def layer_gradient(layer: nn.Module) -> Tensor:

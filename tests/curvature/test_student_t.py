@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from nets import mlp, observe
+from checks import assert_kfac_is_the_dense_fisher
+from nets import mlp
 from tolerances import DEVIATIONS, EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from ocar.curvature import KFAC, DenseFisher
+from ocar.curvature import DenseFisher
 from ocar.curvature.fisher import Empirical, Exact, FisherRoot, Sampled, Sketched, StudentT
 
 OUTPUTS = torch.tensor([[0.3, -1.2, 0.8], [2.0, 0.1, -0.5]], dtype=torch.float64)
@@ -107,12 +108,4 @@ def test_kfac_of_a_single_layer_is_the_dense_fisher() -> None:
     model, x = nn.Linear(4, 3).double(), torch.randn(6, 4, dtype=torch.float64)
     options = {"damping": 0.05, "ema": 1.0, "likelihood": "student-t", "fisher": "exact"}
     options |= {"degrees_of_freedom": 3.0, "variance": 0.2}
-    results = []
-    for curvature in (KFAC(model, damping_kind="exact", **options), DenseFisher(model, **options)):
-        outputs = observe(curvature, x)
-        model.zero_grad()
-        (outputs - 1).square().sum().backward()
-        curvature.precondition_()
-        results.append([p.grad.clone() for p in model.parameters()])
-    for kfac, dense in zip(*results, strict=True):
-        assert_close(kfac, dense, **EXACT)
+    assert_kfac_is_the_dense_fisher(model, x, **options)

@@ -7,13 +7,13 @@ from itertools import pairwise
 import pytest
 import reference
 import torch
-from checks import average
+from checks import assert_kfac_is_the_dense_fisher, average
 from nets import MeanOverLocations, conv_net, mlp, observe
 from tolerances import EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from ocar.curvature import KFAC, DenseFisher
+from ocar.curvature import KFAC
 
 
 def kfac_block(kfac: KFAC, name: str) -> Tensor:
@@ -128,12 +128,4 @@ def test_exact_damping_of_a_single_layer_is_the_dense_preconditioner():
     """One linear layer, Gaussian: K-FAC with exact damping and the full Fisher agree."""
     model, x = nn.Linear(4, 3), torch.randn(6, 4)
     options = {"damping": 0.05, "ema": 1.0, "likelihood": "gaussian", "fisher": "exact"}
-    results = []
-    for curvature in (KFAC(model, damping_kind="exact", **options), DenseFisher(model, **options)):
-        outputs = observe(curvature, x)
-        model.zero_grad()
-        (outputs - 1).square().sum().backward()
-        curvature.precondition_()
-        results.append([p.grad.clone() for p in model.parameters()])
-    for kfac, dense in zip(*results, strict=True):
-        assert_close(kfac, dense, **EXACT)
+    assert_kfac_is_the_dense_fisher(model, x, **options)

@@ -11,8 +11,9 @@ from kept_files import kept
 
 from ocar.errors import ConfigError
 from ocar_lab.paper.sheets import table_sheet
-from ocar_lab.paper.tables import Claim, check, clear_tables, deviations, table1
+from ocar_lab.paper.tables import clear_tables, deviations, table1
 from ocar_lab.paper.times import times_table
+from ocar_lab.paper.verdict import Claim, check
 from ocar_lab.published import FIRST_TASK_SECONDS, PUBLISHED, Published
 from ocar_lab.runs import KeptRun, Spread
 

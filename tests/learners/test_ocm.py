@@ -7,8 +7,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from rotated_nets import (
+    by_class,
+    contrast,
+    features,
+    fix_views,
+    losses_of,
+    rows,
+    small_net,
+    tilt,
+    tiny_images,
+)
 from tolerances import EXACT
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional
 from torch.testing import assert_close
 from toys import RAW, assert_same, convnet, images, mlp, vectors
@@ -19,50 +30,15 @@ from ocar.methods.contrastive import rotations
 from ocar.methods.ocm import squared_distance
 from ocar.methods.registry import preset_settings
 
-EPS = 1e-8
-
 
 def make(model: nn.Module, **settings) -> ocar.Learner:
     return ocar.make_learner("ocm", model, **{"memory": 40, **RAW, **settings})
 
 
-def rows(x: Tensor) -> Tensor:
-    return x / (x.norm(dim=1, keepdim=True) + EPS)
-
-
-def losses_of(s: Tensor, temperature: float, *, itself: bool) -> Tensor:
-    powers = ((s - s.detach().max(1, keepdim=True).values) / temperature).exp()
-    if not itself:
-        powers = powers * (1 - torch.eye(len(s), dtype=s.dtype))
-    return -(powers / (powers.sum(1, keepdim=True) + EPS) + EPS).log()
-
-
-def by_class(losses: Tensor, labels: list) -> Tensor:
-    total = losses.new_zeros(())
-    for i in range(len(losses)):
-        same = [j for j in range(len(losses)) if labels[j] == labels[i]]
-        total = total + losses[i, same].sum() / (len(same) + EPS)
-    return total / len(losses)
-
-
-def features(model: nn.Module, x: Tensor) -> Tensor:
-    return model[:-1](x)
-
-
-def labelled(y: Tensor, views: int) -> list:
-    return [(int(label), way) for _ in range(views) for way in range(16) for label in y]
-
-
-def tilt(x: Tensor) -> Tensor:
-    """Stands for the augmentation, which is random."""
-    return 0.8 * x + 0.1 * x.flip(-1) + 0.05
-
-
 def spy(learner: ocar.Learner) -> list:
     """Replaces what is random, and records the steps."""
     objective, steps = learner.objective, []
-    objective.augmented = tilt
-    objective.similarity = lambda u, f: u @ (u + f[:, 2 : 2 + u.shape[1]]).T
+    fix_views(objective)
     inner = type(objective).__call__
 
     class Recorded(type(objective)):
@@ -74,33 +50,8 @@ def spy(learner: ocar.Learner) -> list:
     return steps
 
 
-def small_net(units: int = 2) -> nn.Module:
-    """Without BatchNorm, so that forward passes can be taken one by one."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(
-            nn.Flatten(), nn.Linear(16, 9), nn.Tanh(), nn.Linear(9, units)
-        ).double()
-
-
-def tiny_images(n: int, labels: list[int], seed: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.rand(n, 1, 4, 4, dtype=torch.float64, generator=generator)
-    return x, torch.tensor(labels)[torch.randint(len(labels), (n,), generator=generator)]
-
-
-def contrast_new(model, projection, x, y, temperature: float) -> Tensor:
-    turned = rotations(x)
-    f = features(model, torch.cat([turned, tilt(turned)]))
-    u, f = rows(projection(f)), rows(f)
-    losses = losses_of(u @ (u + f[:, 2:6]).T, temperature, itself=False)
-    half = len(turned)
-    pairs = sum(losses[i, i + half] + losses[i + half, i] for i in range(half)) / (2 * half)
-    return pairs + 2 * by_class(losses, labelled(y, 2))
-
-
 def test_the_loss_of_the_first_stretch() -> None:
-    model = small_net(units=4)
+    model = small_net()
     learner = make(model, projection=4, temperature=0.3)
     steps = spy(learner)
     learner.remember(*tiny_images(6, [0, 1], 1))
@@ -109,13 +60,13 @@ def test_the_loss_of_the_first_stretch() -> None:
     got = learner.learn(x, y).loss
     assert steps[0].draws == (0,)  # nothing is replayed
     y = steps[0].y
-    want = contrast_new(before, projection, x, y, 0.3)
+    want = contrast(before, projection, x, y, new=True)
     want = want + functional.cross_entropy(before(tilt(x))[:, :2], y)
     assert_close(got, want.detach(), **EXACT)
 
 
 def test_the_loss_of_later_stretches_and_its_gradient() -> None:
-    model = small_net(units=4)
+    model = small_net()
     learner = make(
         model, projection=4, temperature=0.3, stretches="boundary", optimizer="sgd", lr=0.05
     )
@@ -134,18 +85,15 @@ def test_the_loss_of_later_stretches_and_its_gradient() -> None:
     new, old = step.x[:3], step.x[3:]
     y_new, y_old = step.y[:3], step.y[3:]
 
-    loss = contrast_new(before, projection, new, y_new, 0.3)
-    turned = rotations(old)
-    f = features(before, torch.cat([turned, tilt(turned)]))
-    u, f = rows(projection(f)), rows(f)
-    losses = losses_of(u @ (u + f[:, 2:6]).T, 0.3, itself=True)
-    loss = loss + by_class(losses, labelled(y_old, 2))
+    loss = contrast(before, projection, new, y_new, new=True)
+    loss = loss + contrast(before, projection, old, y_old, new=False)
     body, head = previous
+    turned = rotations(old)
+    u = rows(projection(features(before, turned)))
     with torch.no_grad():
         u_previous = rows(head(features(body, turned)))
         targets = body(tilt(old))
-    losses = losses_of(u[: len(turned)] @ u_previous.T, 0.3, itself=True)
-    loss = loss + by_class(losses, labelled(y_old, 1))
+    loss = loss + by_class(losses_of(u @ u_previous.T, itself=True), y_old, views=1)
     outputs = before(tilt(old))
     loss = loss + functional.cross_entropy(outputs[:, :3], y_old)
     loss = loss + (outputs[:, :2] - targets[:, :2]).square().mean()
@@ -160,7 +108,7 @@ def test_the_loss_of_later_stretches_and_its_gradient() -> None:
 
 def test_new_samples_are_not_in_the_cross_entropy_later() -> None:
     """The head's rows move as replayed samples alone say: none of them is of the new class."""
-    model = small_net(units=4)
+    model = small_net()
     learner = make(model, stretches="boundary", optimizer="sgd", lr=0.05)
     learner.learn(*tiny_images(5, [0, 1], 1))
     learner.boundary()
@@ -216,30 +164,6 @@ def test_squared_distance_is_over_the_chosen_columns() -> None:
     want = functional.mse_loss(a[:, [0, 2, 3]], b[:, [0, 2, 3]])
     assert_close(squared_distance(a, b, chosen), want, **EXACT)
     assert squared_distance(a, b, torch.zeros(5, dtype=torch.bool)) == 0
-
-
-def test_first_batch_one_class_and_growth_with_adam() -> None:
-    learner = make(convnet(units=2))
-    assert isinstance(learner._steps.optimizer, torch.optim.Adam)
-    for (x, y), size in zip(images(5, [4]), (1, 6, 3, 3, 3), strict=True):
-        assert torch.isfinite(learner.learn(x[:size], y[:size]).loss)
-    assert learner.predict(x).shape == (10, 1)
-    for x, y in images(3, [4, 5, 6, 7, 8], size=6):
-        assert torch.isfinite(learner.learn(x, y).loss)
-    assert learner.objective.stretches.ended == 1
-    assert learner.predict(x).shape == (6, 5)
-
-
-@pytest.mark.parametrize("stretches", ["boundary", "labels"])
-def test_a_restored_learner_goes_on_to_the_bit(stretches: str, tmp_path: Path) -> None:
-    learner = make(convnet(units=2), stretches=stretches, quiet=2, seed=3)
-    batches = [*images(3, [0, 1], size=5), *images(5, [2, 3, 4], size=5)]
-    for x, y in batches[:3]:
-        learner.learn(x, y)
-    learner.boundary()
-    assert_resumes(learner, batches[3:5], convnet(units=2), tmp_path)
-    assert_resumes(learner, batches[5:], convnet(units=2), tmp_path)
-    assert learner.objective.stretches.ended == 1
 
 
 def test_a_save_after_the_head_grew_by_remembering(tmp_path: Path) -> None:

@@ -5,42 +5,33 @@ from __future__ import annotations
 import copy
 import math
 from itertools import combinations
-from pathlib import Path
 
 import pytest
 import torch
+from rotated_nets import contrast, fix_views, rows, small_net, tilt, tiny_images
 from tolerances import EXACT
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.testing import assert_close
-from toys import RAW, convnet, images, mlp, vectors
-from twins import assert_resumes
+from toys import RAW, mlp, vectors
 
 import ocar
 from ocar.errors import ConfigError
-from ocar.methods.contrastive import prototype_loss, rotations
+from ocar.methods.contrastive import prototype_loss
 from ocar.methods.onpro import Mixed, close_pairs, mix, share_out
 from ocar.methods.registry import preset_settings
 from ocar.methods.rotated import same_class
 from ocar.rng import make_generator
-
-EPS = 1e-8
 
 
 def make(model: nn.Module, **settings) -> ocar.Learner:
     return ocar.make_learner("onpro", model, **{"memory": 40, **RAW, **settings})
 
 
-def tilt(x: Tensor) -> Tensor:
-    """Stands for the augmentation, which is random."""
-    return 0.8 * x + 0.1 * x.flip(-1) + 0.05
-
-
 def spy(learner: ocar.Learner) -> list:
     """Replaces what is random in the views, and records steps and what was replayed."""
     objective, found = learner.objective, []
-    objective.augmented = tilt
-    objective.similarity = lambda u, f: u @ (u + f[:, 2 : 2 + u.shape[1]]).T
+    fix_views(objective)
     inner, replayed = type(objective).__call__, objective._replayed
 
     class Recorded(type(objective)):
@@ -54,44 +45,6 @@ def spy(learner: ocar.Learner) -> list:
 
     objective.__class__ = Recorded
     return found
-
-
-def small_net(units: int = 4) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        layers = nn.Flatten(), nn.Linear(16, 9), nn.Tanh(), nn.Linear(9, units)
-        return nn.Sequential(*layers).double()
-
-
-def tiny_images(n: int, labels: list[int], seed: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.rand(n, 1, 4, 4, dtype=torch.float64, generator=generator)
-    return x, torch.tensor(labels)[torch.randint(len(labels), (n,), generator=generator)]
-
-
-def rows(x: Tensor) -> Tensor:
-    return x / (x.norm(dim=1, keepdim=True) + EPS)
-
-
-def contrast(model, projection, x: Tensor, labels: Tensor, *, new: bool) -> Tensor:
-    turned = rotations(x)
-    f = model[:-1](torch.cat([turned, tilt(turned)]))
-    u, f = rows(projection(f)), rows(f)
-    s = u @ (u + f[:, 2:6]).T
-    powers = ((s - s.detach().max(1, keepdim=True).values) / 0.3).exp()
-    if new:
-        powers = powers * (1 - torch.eye(len(s), dtype=s.dtype))
-    losses = -(powers / (powers.sum(1, keepdim=True) + EPS) + EPS).log()
-    names = [(float(label), way) for _ in range(2) for way in range(16) for label in labels]
-    total = s.new_zeros(())
-    for i in range(len(s)):
-        same = [j for j in range(len(s)) if names[j] == names[i]]
-        total = total + losses[i, same].sum() / (len(same) + EPS) / len(s)
-    if not new:
-        return total
-    half = len(turned)
-    pairs = sum(losses[i, i + half] + losses[i + half, i] for i in range(half)) / (2 * half)
-    return pairs + 2 * total
 
 
 def equilibrium(model, projection, x: Tensor, y: Tensor) -> Tensor:
@@ -314,30 +267,6 @@ def test_shares_by_which_two_units_count_in_the_cross_entropy() -> None:
 # --- as a learner --------------------------------------------------------------------------------
 
 
-def test_first_batch_one_class_and_growth_with_adam() -> None:
-    learner = make(convnet(units=2))
-    assert not learner.objective.recordable
-    for (x, y), size in zip(images(5, [4]), (1, 6, 3, 3, 3), strict=True):
-        assert torch.isfinite(learner.learn(x[:size], y[:size]).loss)
-    assert learner.predict(x).shape == (10, 1)
-    for x, y in images(3, [4, 5, 6, 7, 8], size=6):
-        assert torch.isfinite(learner.learn(x, y).loss)
-    assert learner.objective.stretches.ended == 1
-    assert learner.predict(x).shape == (6, 5)
-
-
-@pytest.mark.parametrize("stretches", ["boundary", "labels"])
-def test_a_restored_learner_goes_on_to_the_bit(stretches: str, tmp_path: Path) -> None:
-    learner = make(convnet(units=2), stretches=stretches, quiet=2, seed=3, mixup=0.8, base_rate=0.5)
-    batches = [*images(3, [0, 1], size=5), *images(5, [2, 3, 4], size=5)]
-    for x, y in batches[:3]:
-        learner.learn(x, y)
-    learner.boundary()
-    assert_resumes(learner, batches[3:5], convnet(units=2), tmp_path)
-    assert_resumes(learner, batches[5:], convnet(units=2), tmp_path)
-    assert learner.objective.stretches.ended == 1
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -356,6 +285,7 @@ def test_the_presets_follow_the_published_code() -> None:
     settings = preset_settings("split-cifar100", "onpro")
     learner = make(mlp(), **{**settings, "normalize": None, "memory": 10})
     assert learner.wants_boundaries
+    assert not learner.objective.recordable
     assert learner.settings.passes == 1
     group = learner._steps.optimizer.param_groups[0]
     assert (group["lr"], group["betas"], group["weight_decay"]) == (5e-4, (0.9, 0.99), 1e-4)

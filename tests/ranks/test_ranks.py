@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from experiments import ranks_cost as cost
+from experiments import ranks_messages as cost
 from rank_cases import (
     METHODS,
     WORKER,
