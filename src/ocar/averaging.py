@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from ocar.methods.settings import LearnerSettings
 from ocar.models.check import copy_model
 from ocar.state import check_names
-from ocar.structure import Inputs, call_with
+from ocar.structure import Inputs, call_with, named_tensors
 
 
 class SlowWeights:
@@ -114,7 +114,7 @@ class SlowWeights:
 
     def weights(self) -> dict[str, Tensor]:
         """All parameters and buffers of the model, with the slow ones in place of theirs."""
-        tensors = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
+        tensors = named_tensors(self.model)
         return tensors | {n: slow.to(tensors[n].dtype) for n, slow in self.values.items()}
 
     @torch.no_grad()

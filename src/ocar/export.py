@@ -11,7 +11,6 @@ import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +25,7 @@ from ocar.install import install_line
 from ocar.methods.context import mean_prediction
 from ocar.models.check import copy_model
 from ocar.models.latent import LatentReplay
-from ocar.structure import Inputs, Mirror, call, call_each, from_parts, parts_of
+from ocar.structure import Inputs, Mirror, call, call_each, from_parts, named_tensors, parts_of
 
 LABELS = "ocar.json"
 """Name of the labels and versions in the file, as JSON."""
@@ -66,7 +65,7 @@ class Frozen(nn.Module):
         super().__init__()
         self.models = nn.ModuleList(copy_model(model) for _ in weights)
         for own, values in zip(self.models, weights, strict=True):
-            for name, tensor in chain(own.named_parameters(), own.named_buffers()):
+            for name, tensor in named_tensors(own).items():
                 tensor.data.copy_(values[name])
         self.latent = latent  # its parameters belong to the file
         self._intake, self._names, self._classes = intake, tuple(names), classes

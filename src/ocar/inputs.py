@@ -117,7 +117,7 @@ class Intake:
         return x if self._features is None else self._features(self._rescale_raw(x))
 
     def _features_shared(self, x: Inputs) -> Inputs:
-        """The same where all ranks have the samples, each of which computes a share."""
+        """As :meth:`features`; all ranks have the samples, and each computes a share."""
         if self.shared is None:
             return self.features(x)
         return self.shared.call(lambda rows: one_tensor(self.features(rows)), x)
@@ -198,6 +198,12 @@ class Intake:
                 "its features, give LatentReplay another dtype."
             )
         return features
+
+    def check(self, x: Given) -> Inputs:
+        """Samples as tensors; raise an ``InputError`` if they are unlike those before."""
+        samples = as_inputs(x)
+        check_samples(samples, like=self.item)
+        return samples
 
     def take(self, x: Given, y: Given) -> tuple[Inputs, Tensor, list[int]]:
         """Check a whole batch, then give new labels their units.

@@ -7,41 +7,34 @@ the memory. The learner knows nothing of tasks, and predicts at any moment.
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import Any, SupportsFloat, get_args
+from typing import Any, SupportsFloat
 
 import torch
 from torch import Tensor, nn
 
 from ocar import accel
 from ocar.averaging import SlowWeights
-from ocar.config import require, require_one_of
-from ocar.errors import InputError, ModelError
-from ocar.export import Frozen, write_model
+from ocar.config import require
+from ocar.errors import InputError
 from ocar.guard import BatchGuard, Guard, GuardCounts
 from ocar.inputs import Intake
-from ocar.items import check_samples
 from ocar.methods.context import Context
 from ocar.methods.objective import Begun
-from ocar.methods.settings import LearnerSettings, Prediction, check_shared
-from ocar.methods.student_t import ResidualScale
+from ocar.methods.settings import LearnerSettings, check_shared
 from ocar.methods.transform import Transform, TransformSettings
 from ocar.models.check import check_model, may_draw
-from ocar.models.head import GrowingHead
 from ocar.models.latent import LatentReplay, learned_part
-from ocar.prediction import Repeated, require_classes
+from ocar.prediction import Predicting
 from ocar.rng import make_generator
-from ocar.saved import Listener, Saved
+from ocar.saved import Listener
 from ocar.steps import Steps
-from ocar.structure import Given, Inputs, Mirror, as_inputs, call_each, call_with, parts_of
+from ocar.structure import Given, Inputs
 from ocar.synchronized import Lock, drawing, synchronized
 from ocar.undo import Undo
-from ocar.version import __version__
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -54,7 +47,7 @@ class Report:
     why: Mapping[str, str] = field(default_factory=dict)  #: How they were chosen, in words.
 
 
-class Learner(Saved):
+class Learner(Predicting):
     """Learns from a stream, one batch at a time.
 
     :func:`ocar.OCAR`, :func:`ocar.ER` and :func:`ocar.make_learner` make one. Several threads may
@@ -72,10 +65,10 @@ class Learner(Saved):
             several nothing is recorded as a CUDA graph.
 
     Attributes:
-        model: What learns.
-        latent: Has the frozen backbone in front of it, if there is one; None if not.
-        batches: Stream batches that :meth:`learn` has been given; also those that were skipped.
-        steps: Gradient steps taken; on a GPU also those that were rolled back.
+        model: The model that learns.
+        latent: The :class:`~ocar.LatentReplay` with the frozen backbone; None without one.
+        batches: Stream batches given to :meth:`learn`, skipped ones included.
+        steps: Gradient steps taken; on a GPU rolled-back ones are included.
         lock: Held by every call; hold it where several calls belong together.
         draws: Replaces PyTorch's global generators while the learner works.
     """
@@ -110,21 +103,12 @@ class Learner(Saved):
         self.device, self.dtype = parameter.device, parameter.dtype
         self.batches = self.steps = 0
         self._head_generator = make_generator(settings.seed, "head")
-        self.head: GrowingHead | None = None
-        if settings.likelihood == "categorical":
-            self.head = GrowingHead(
-                model,
-                name=settings.head,
-                classes=settings.classes,
-                generator=self._head_generator,
-            )
+        self.head = settings.make_head(model, self._head_generator)
         self.intake = Intake(settings, model, self.head, like=parameter, latent=self.latent)
         self.memory = settings.make_memory(self.device)
         if self.ranks is not None and self.ranks.memory == "sharded":
             self.memory.shard(self.ranks)
-        residuals: ResidualScale | None = None
-        if settings.likelihood == "student-t":
-            residuals = ResidualScale(settings.degrees_of_freedom, self.device)
+        residuals = settings.make_residuals(self.device)
         self.context = Context(
             model=model,
             head=self.head,
@@ -203,6 +187,16 @@ class Learner(Saved):
         return () if self.head is None else tuple(self.head.classes)
 
     @property
+    def _known(self) -> int:
+        """How many classes have been seen."""
+        return 0 if self.head is None else len(self.head.seen)
+
+    @property
+    def _active(self) -> Tensor | None:
+        """Which outputs stand for a class, ``(outputs,)`` of bool; None in regression."""
+        return None if self.head is None else self.head.active
+
+    @property
     def wants_boundaries(self) -> bool:
         """Whether :meth:`boundary` is to be called; see :func:`ocar.evaluate.evaluate`."""
         return self.objective.wants_boundaries
@@ -246,9 +240,8 @@ class Learner(Saved):
             sure = bool(accepted) if first else accel.known(accepted)
             if sure is False:
                 self._undo.restore()
-            known = 0 if self.head is None else len(self.head.seen)
             values, why = self.transform.report(), self.transform.why()
-            report = Report(loss=loss, classes=known, values=values, why=why)
+            report = Report(loss=loss, classes=self._known, values=values, why=why)
             self._guard.end()
             self.batches += 1
         for serving in self.servings:
@@ -260,11 +253,10 @@ class Learner(Saved):
         if self.objective.learns and not torch.is_grad_enabled():
             raise InputError("learn() needs gradients. Call it outside torch.no_grad().")
         x, y, units = self._take(given, labels)
-        known = 0 if self.head is None else len(self.head.seen)
         samples = len(x) + sum(self.settings.draws)
         begun = Begun(
             units=units,
-            known=known,
+            known=self._known,
             largest=-1 if self.head is None else self.head.largest,
             step=self.steps,
             outputs=self.intake.outputs,
@@ -300,7 +292,7 @@ class Learner(Saved):
                 given, labels, device=self.device, dtype=self.dtype
             )
         x, y, units = self.intake.take(given, labels)
-        self.slow.fit(None if self.head is None else self.head.active)  # it may have grown
+        self.slow.fit(self._active)  # the head may have grown
         self.intake.follow(x, y, self._undo.keep)
         return x, y, units
 
@@ -349,9 +341,7 @@ class Learner(Saved):
             unit = self.classes.index(label) if label in self.classes else -1
             found = self.memory.slots[self.memory.labels == unit]
         else:
-            samples = as_inputs(x)
-            check_samples(samples, like=self.intake.item)
-            found = self.memory.find(samples)
+            found = self.memory.find(self.intake.check(x))
         if self.ranks is not None:
             self.ranks.require_equal("samples to forget", f"those in slots {found.tolist()}")
         if len(found):
@@ -394,9 +384,8 @@ class Learner(Saved):
         if self.memory.uses:
             with self.context.evaluating():
                 outputs = self.context.forward_shared(self.intake.normalize(x))
-            active = None if self.head is None else self.head.active
             targets = self.intake.standardize(y.to(self.device))
-            known = self.objective.known(outputs, targets, active)
+            known = self.objective.known(outputs, targets, self._active)
             if "outputs" in known:
                 known = {**known, "outputs": self.intake.targets.invert(known["outputs"])}
         self.memory.add(
@@ -416,177 +405,3 @@ class Learner(Saved):
         A first batch may show that a weight is used in a way that has no curvature.
         """
         return self.transform.curvature_table(self.model)
-
-    # Predicting
-
-    @synchronized
-    @torch.no_grad()
-    def predict(
-        self, x: Given, *, chunk: int = 1024, prediction: Prediction | None = None
-    ) -> Tensor:
-        """Logits of each class seen, or the outputs of a regression; nothing changes.
-
-        Args:
-            x: Raw samples, ``(n, ...)``, as in :meth:`learn`.
-            chunk: Samples that go through the model at once.
-            prediction: Which weights predict, if not those of the settings: ``"plain"``,
-                ``"slow"`` or ``"both"``.
-
-        Returns:
-            Shape ``(n, len(classes))``, column i for label ``classes[i]``.
-
-        Raises:
-            InputError: The samples are unlike those that were learned, or the learner has no slow
-                weights to predict with.
-            ConfigError: There is no such ``prediction``.
-        """
-        samples = as_inputs(x)
-        check_samples(samples, like=self.intake.item)
-        require_one_of("prediction", prediction or "plain", get_args(Prediction))
-        if prediction not in (None, "plain") and not self.settings.has_slow:
-            raise InputError(
-                f"Invalid prediction={prediction!r}. Must be 'plain': the learner has no slow "
-                "weights. Make it with prediction='both', 'slow' or distillation=..."
-            )
-        parts = [self._answer(part, prediction) for part in samples.split(chunk)]
-        outputs = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        return self.context.answer(outputs, self.slow.trust)
-
-    def predict_proba(self, x: Given, *, chunk: int = 1024) -> Tensor:
-        """Probability of each class seen, the softmax of :meth:`predict`; nothing changes.
-
-        Args:
-            x: Raw samples, ``(n, ...)``, as in :meth:`learn`.
-            chunk: Samples that go through the model at once.
-
-        Returns:
-            Shape ``(n, len(classes))``, column i for label ``classes[i]``; each row adds up to 1.
-
-        Raises:
-            InputError: The samples are unlike those that were learned, or this is a regression.
-        """
-        require_classes(self.head is not None)
-        return self.predict(x, chunk=chunk).softmax(dim=1)
-
-    def predict_repeatedly(self, x: Given) -> Repeated:
-        """For predicting the same raw samples ``(n, ...)`` after every batch, faster.
-
-        Returns:
-            Called as ``f(n, use)`` it applies ``use`` to :meth:`predict` for the first n samples.
-            On a GPU the work is only started, and goes on while the next batch is learned: call
-            ``f.wait()`` before reading the result, and let ``use`` wait for nothing. There
-            BatchNorm is folded into the convolutions of a ResNet, the same up to rounding.
-        """
-        samples = as_inputs(x)
-        check_samples(samples, like=self.intake.item)
-
-        def make() -> accel.RepeatedPrediction:
-            # What a running mean and variance standardise is another input after every batch.
-            changes = self.intake.standardizes(samples)
-            return accel.repeated_prediction(
-                samples,
-                normalize=self.intake.features if changes else self.intake.prepare,
-                predict=self._answer_stored if changes else self._evaluate,
-                model=self.model,
-                weights=None if changes else self.weights(),
-                trust=lambda: self.slow.trust,
-                mirror=self.mirrors,
-                record=self._steps.graph.enabled,
-            )
-
-        return Repeated(make, self.context)
-
-    def _answer(self, x: Inputs, prediction: Prediction | None = None) -> Tensor:
-        """Outputs of each model for raw samples, in the units of the targets."""
-        return self._answer_stored(self.intake.features(x), prediction)
-
-    def _answer_stored(self, x: Inputs, prediction: Prediction | None = None) -> Tensor:
-        """The same for samples as the memory stores them."""
-        return self.intake.targets.invert(self._evaluate(self.intake.normalize(x), prediction))
-
-    @synchronized
-    def _evaluate(self, x: Inputs, prediction: Prediction | None = None) -> Tensor:
-        """Outputs for inputs of the model in eval mode, ``(models, n, outputs)``."""
-        with self.context.evaluating(), self.draws(keep=False):
-            if self.objective.predicts:
-                return self.objective.predict(x)[None]
-            models = [
-                partial(call_with, self.model, self.slow.weights())
-                if is_slow
-                else self.context.forward
-                for is_slow in _models(prediction or self.settings.prediction)
-            ]
-            return call_each(models, x, mirror=self.mirrors)
-
-    @property
-    def mirrors(self) -> Mirror:
-        """Which models see mirror images where both predict."""
-        return self.settings.mirrors if self.latent is None else "no"  # features have none
-
-    @synchronized
-    def export(self, path: str | os.PathLike[str], *, x: Given = None) -> float:
-        """Write what predicts now to one file, which needs PyTorch or an ONNX runtime alone.
-
-        Normalisation, standardisation and a frozen backbone are inside: the file takes raw samples
-        ``(n, ...)`` and returns what :meth:`predict` returns. The labels of its columns are in the
-        file, as JSON under the name ``ocar.json``: ``extra_files`` of ``torch.export.load``,
-        ``metadata_props`` of ONNX.
-
-        Args:
-            path: ``.pt2`` for ``torch.export``, ``.onnx`` for ONNX.
-            x: At least two raw samples to trace the model with and to compare the file on; by
-                default samples of the memory.
-
-        Returns:
-            The largest difference between the file's predictions and :meth:`predict`.
-
-        Raises:
-            ModelError: The model cannot be traced, or more than its weights predicts (SCR, GDumb).
-            InputError: There are no samples to trace it with.
-            NumericalError: The file would predict something else; it was not written.
-        """
-        if self.objective.predicts:
-            raise ModelError("This method predicts with more than a model, and cannot be exported.")
-        samples = self._examples() if x is None else as_inputs(x)
-        check_samples(samples, like=self.intake.item)
-        if len(samples) < 2:
-            raise InputError(f"Give at least 2 samples to trace with; given {len(samples)}.")
-        own = self.on_host()
-        frozen = Frozen(
-            own.intake,
-            own.model,
-            own.weights() or (),
-            names=list(parts_of(samples)),
-            classes=None if self.head is None else len(self.classes),
-            latent=own.latent,
-            trust=own.slow.trust,
-            mirror=self.mirrors,
-        )
-        about = {"classes": self.classes, "batches": self.batches, "ocar": __version__}
-        return write_model(
-            Path(path), frozen, samples.to("cpu"), predict=self.predict, values=about
-        )
-
-    def _examples(self) -> Inputs:
-        """A few raw samples of the memory."""
-        if self.latent is not None or len(self.memory) < 2:
-            raise InputError(
-                "The memory holds no raw samples to trace the model with. Give some: x=..."
-            )
-        return self.memory.gather(self.memory.slots[:4]).x
-
-    def weights(self) -> list[dict[str, Tensor]] | None:
-        """The parameters and buffers by name, of each model that predicts.
-
-        There are two if the slow weights predict too; None if more than weights predicts.
-        """
-        if self.objective.predicts:
-            return None
-        fast = {**dict(self.model.named_parameters()), **dict(self.model.named_buffers())}
-        kinds = _models(self.settings.prediction)
-        return [fast | self.slow.values if is_slow else fast for is_slow in kinds]
-
-
-def _models(prediction: Prediction) -> list[bool]:
-    """For each model that predicts whether it has the slow weights."""
-    return {"plain": [False], "both": [False, True]}.get(prediction, [True])

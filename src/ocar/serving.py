@@ -24,7 +24,7 @@ from ocar.methods.context import mean_prediction
 from ocar.models.check import copy_model
 from ocar.prediction import require_classes
 from ocar.standardize import InputScale, RunningScale
-from ocar.structure import Given, Inputs, as_inputs, call, call_each
+from ocar.structure import Given, Inputs, as_inputs, call, call_each, named_tensors
 from ocar.synchronized import Lock
 
 
@@ -66,7 +66,7 @@ class _Copy:
         """Take over weights and the scale of the inputs, after all reads that were started."""
         self.fence.before_write()
         for model, values in zip(self.models, weights, strict=True):
-            own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+            own = named_tensors(model)
             torch._foreach_copy_(list(own.values()), [values[name] for name in own])
         self.trust = trust if trust is None or self.trust is None else self.trust.copy_(trust)
         self.inputs.copy_(intake.inputs)

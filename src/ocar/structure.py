@@ -19,9 +19,12 @@ from ocar.errors import InputError
 
 T = TypeVar("T")
 
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+"""Floating-point types of samples and features."""
+
 TYPES = (
     *(torch.uint8, torch.bool, torch.int8, torch.int16, torch.int32, torch.int64),
-    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+    *FLOATS,
 )
 """Types of samples."""
 
@@ -239,6 +242,11 @@ def call(model: Callable[..., Any], x: Inputs) -> Tensor:
     args, named = arguments(x)
     outputs: Tensor = model(*args, **named)
     return outputs
+
+
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """All parameters and buffers of a model by name."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
 
 
 def call_with(model: nn.Module, tensors: Mapping[str, Tensor], x: Inputs) -> Tensor:

@@ -42,6 +42,7 @@ from ocar.accel.divergence import (
     divergence,
     frozen_statistics,
     half_square,
+    kl_divergence,
     predictions,
 )
 from ocar.accel.draws import OwnDraws, host_and
@@ -118,6 +119,7 @@ __all__ = [
     "invert",
     "is_recording",
     "join_inputs",
+    "kl_divergence",
     "known",
     "kronecker_host",
     "kronecker_triton",

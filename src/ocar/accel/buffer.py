@@ -41,7 +41,7 @@ class FactorBuffer:
     Args:
         shapes: Shape of each statistic by name.
         like: A tensor of the type and on the device that the statistics have.
-        symmetric: The names of those that are symmetric matrices ``(..., d, d)``.
+        symmetric: Names of the statistics that are symmetric matrices ``(..., d, d)``.
 
     Attributes:
         averages: All averages, flat; zero at the start.
@@ -69,11 +69,11 @@ class FactorBuffer:
         self._estimates = {name: self.view(self.estimates, name) for name in self.shapes}
 
     def start(self, name: str) -> int:
-        """Where a statistic starts."""
+        """Where a statistic starts in a flat tensor."""
         return self._starts[name]
 
     def index(self, name: str) -> int:
-        """Which statistic it is."""
+        """The place of a statistic in ``counts``."""
         return self._index[name]
 
     def view(self, flat: Tensor, name: str) -> Tensor:

@@ -30,7 +30,7 @@ from ocar.accel.networks import (
     is_small_kernel,
     is_watched,
 )
-from ocar.accel.operation import has_triton, launch, operation, rounds_to_tf32
+from ocar.accel.operation import has_triton, launch, operation, power_of_2, rounds_to_tf32
 from ocar.structure import Inputs, call, one_tensor
 
 MASKED = -1000.0
@@ -39,6 +39,11 @@ MASKED = -1000.0
 
 Distance = Callable[[Tensor, Tensor], Tensor]
 """From outputs before and now, ``(n, outputs)``, to the divergence of each sample, ``(n,)``."""
+
+
+def kl_divergence(before: Tensor, now: Tensor) -> Tensor:
+    """KL(before ‖ now) in nats, ``(n,)``, of log-probabilities ``(n, outputs)``."""
+    return (before.exp() * (before - now)).sum(-1)
 
 
 def half_square(before: Tensor, now: Tensor) -> Tensor:
@@ -69,9 +74,7 @@ def divergence(
     """
     with frozen_statistics(model):
         now = predictions(call(model, x)[-len(before) :], active)
-    if active is None:
-        return distance(before, now)
-    return (before.exp() * (before - now)).sum(-1)
+    return distance(before, now) if active is None else kl_divergence(before, now)
 
 
 def predictions(outputs: Tensor, active: Tensor | None) -> Tensor:
@@ -117,7 +120,7 @@ class Tile(NamedTuple):
 
 def tile(count: int, outputs: int) -> Tile:
     """How to cut a convolution with ``count`` pixels at its output into a hundred programs."""
-    above = max(16, 1 << (outputs - 1).bit_length())
+    above = max(16, power_of_2(outputs))
     if count > 8192:
         return Tile(pixels=128, block=min(above, 64), split=1, terms=64, stages=1)
     if count > 2048:
@@ -151,7 +154,7 @@ class _Raw:
 
     @property
     def sizes(self) -> dict[str, int]:
-        parts = 1 << (len(self.parts) - 1).bit_length()
+        parts = power_of_2(len(self.parts))
         return {"CHANNELS": self.y.shape[-1], "PARTS": parts, "SHARE": self.share}
 
 
@@ -188,7 +191,7 @@ def _fits(
         size = [(side - 1) // conv.stride[0] + 1 for side in size]
         count, outputs = n * size[0] * size[1], conv.out_channels
         parts = -(-count // tile(count, outputs).pixels)
-        sums = (1 << (parts - 1).bit_length()) * (1 << (outputs - 1).bit_length())
+        sums = power_of_2(parts) * power_of_2(outputs)
         if count < 2 or sums > _SUMS or 9 * count * max(channels, outputs) > _MOST:
             return False
     return True
@@ -227,10 +230,10 @@ class _ForwardPass:
         if window is None or units > _UNITS or head.bias is None:
             y = self._join(raw, short).permute(0, 3, 1, 2)
             outputs = head(self._network.pool(y[-len(before) :]).flatten(1))
-            return (before.exp() * (before - predictions(outputs, active))).sum(-1)
+            return kl_divergence(before, predictions(outputs, active))
         features = raw.y.new_empty(len(before), head.in_features)
         divergences = raw.y.new_empty(len(before))
-        above = max(16, 1 << (units - 1).bit_length())
+        above = max(16, power_of_2(units))
         given, kind = _shortcut(raw, short)
         launch(
             self._kernels.answer,
@@ -240,8 +243,8 @@ class _ForwardPass:
             *(*raw.y.shape[1:3], *window),
             **raw.sizes,
             SHORT=kind,
-            PIXELS=1 << (window[0] * window[1] - 1).bit_length(),
-            BLOCK=1 << (raw.y.shape[-1] - 1).bit_length(),
+            PIXELS=power_of_2(window[0] * window[1]),
+            BLOCK=power_of_2(raw.y.shape[-1]),
             UNITS=above,
             CHUNK=min(64, max(8, _HEAD // above)),
             num_warps=8,
@@ -334,7 +337,7 @@ class _ForwardPass:
         """``relu(norm(x) + shortcut)``."""
         y = torch.empty_like(x.y)
         channels = y.shape[-1]
-        block = min(_BLOCK, 1 << (channels - 1).bit_length())
+        block = min(_BLOCK, power_of_2(channels))
         given, kind = _shortcut(x, short)
         launch(
             self._kernels.join,

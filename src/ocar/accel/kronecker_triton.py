@@ -19,7 +19,7 @@ from torch import Tensor
 from ocar.accel import kronecker
 from ocar.accel.buffer import FactorBuffer, Pair
 from ocar.accel.kronecker import Pairs, inverse_tensors, invert, mix_and_damp, precondition
-from ocar.accel.operation import has_triton, launch
+from ocar.accel.operation import has_triton, launch, power_of_2
 from ocar.accel.rows import Rows
 
 LARGEST = 2048  # rows of a factor up to which our kernels are faster than a library
@@ -30,7 +30,7 @@ _ROWS, _COLUMNS, _TERMS = 32, 64, 32  # of a tile of a product, and the terms it
 
 
 class _Matrix(NamedTuple):
-    """One square matrix of the buffer, and the numbers of those that are damped with it."""
+    """One square matrix of the buffer, and the numbers of the matrices damped with it."""
 
     start: int
     size: int
@@ -137,7 +137,7 @@ def _is_small(pair: Pair) -> bool:
 
 
 def _split(pairs: Pairs) -> tuple[Pairs, Pairs]:
-    """The layers for the kernels, and those that are too large for them."""
+    """The layers that fit the kernels, and the larger ones."""
     return tuple(p for p in pairs if _is_small(p)), tuple(p for p in pairs if not _is_small(p))
 
 
@@ -155,7 +155,7 @@ def _mix_and_damp(
     small, large = _split(pairs)
     plan = _plan(buffer, small)
     given = (buffer.averages, buffer.estimates, plan.matrices, plan.traces)
-    block = 1 << (plan.largest - 1).bit_length()
+    block = power_of_2(plan.largest)
     launch(kernels.trace, (plan.count,), *given, plan.count, BLOCK=block)
     ok = plan.traces[1].sum().isfinite()  # the diagonals bound the rest
     if large:
@@ -193,7 +193,7 @@ def _invert(buffer: FactorBuffer, pairs: Pairs) -> Tensor:
         kernels.finish,
         (len(blocks),),
         *(values, roots, bad, blocks, plan.matrices, kronecker.inverses(buffer), total),
-        MATRICES=1 << (total - 1).bit_length(),
+        MATRICES=power_of_2(total),
         **options,
     )
     failed = plan.bad[:count].count_nonzero()

@@ -113,17 +113,19 @@ def from_weight_matrix(matrix: Tensor, *, like: Tensor) -> Tensor:
     return matrix.reshape(like.shape)
 
 
-def split_inputs(t: Tensor, parts: int, *, dim: int, like: Tensor) -> Tensor:
-    """Inputs of :func:`weight_matrix` in parts, each with as many channels; the parts come first.
+def split_inputs(t: Tensor, parts: int, *, like: Tensor) -> Tensor:
+    """Inputs of :func:`weight_matrix` in parts, each with as many channels.
 
     Args:
-        t: Inputs along ``dim``, in the order of the weight ``like`` in memory.
+        t: Shape ``(rows, d_in, ...)``, inputs in the order of the weight ``like`` in memory.
         parts: Number of parts.
-        dim: Counted from 0.
         like: The weight.
+
+    Returns:
+        Shape ``(parts, rows, d_in / parts, ...)``.
     """
-    split = t.unflatten(dim, (_outer(like), parts, -1))
-    return split.movedim(dim + 1, 0).flatten(dim + 1, dim + 2)
+    split = t.unflatten(1, (_outer(like), parts, -1))
+    return split.movedim(2, 0).flatten(2, 3)
 
 
 def join_inputs(t: Tensor, *, like: Tensor) -> Tensor:

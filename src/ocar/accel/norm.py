@@ -23,7 +23,7 @@ from torch.autograd.function import FunctionCtx
 from torch.nn import functional
 
 from ocar.accel.layout import is_channels_last, laid_out
-from ocar.accel.operation import has_triton, launch, operation
+from ocar.accel.operation import has_triton, launch, operation, power_of_2
 
 _aten = torch.ops.aten
 _ALL = [True, True, True]  # gradients of input, weight and bias
@@ -244,7 +244,7 @@ class _FusedNorm(torch.autograd.Function):
             grid,
             *(x, shortcut if ctx.has_shortcut else x, y, weight, bias, mean, scale, *statistics),
             *(sums, *sizes, momentum, eps, int(ctx.has_shortcut), int(relu), int(tracks)),
-            PARTS=_power_of_2(parts),
+            PARTS=power_of_2(parts),
             **options,
         )
         ctx.save_for_backward(x, weight, mean, scale, y if relu else None)
@@ -286,7 +286,7 @@ def _fused_gradients(
         grid,
         *(g, x, y, weight, mean, scale, gx, gx if gs is None else gs, gw, gb),
         *(sums, *sizes, int(has_shortcut), relu),
-        PARTS=_power_of_2(parts),
+        PARTS=power_of_2(parts),
         **options,
     )
     gx = gx.unflatten(0, (columns, -1))
@@ -297,14 +297,9 @@ def _sizes(x: Tensor) -> tuple[tuple[int, int, int, int], dict[str, Any]]:
     """The sizes that a kernel needs, the last the number of parts, and its options."""
     channels, area = x.shape[1], x.shape[2] * x.shape[3]
     count = x.shape[0] * area
-    block = _power_of_2(count) if count <= _LARGEST else _PART
+    block = power_of_2(count) if count <= _LARGEST else _PART
     last = is_channels_last(x)
     group = min(_GROUP, max(1, _SHARED // block)) if last else 1
     warps = min(16, max(1, block * group // 512))
     options = {"CHANNELS_LAST": last, "BLOCK": block, "GROUP": group, "num_warps": warps}
     return (count, channels, area, -(-count // block)), options
-
-
-def _power_of_2(number: int) -> int:
-    """The smallest power of 2 that is at least a number."""
-    return 1 << (number - 1).bit_length()

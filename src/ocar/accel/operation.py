@@ -99,6 +99,11 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
         kernel[grid](*arguments, **options)
 
 
+def power_of_2(number: int) -> int:
+    """The smallest power of 2 that is at least a number; Triton's blocks have such sizes."""
+    return 1 << (number - 1).bit_length()
+
+
 def rounds_to_tf32() -> bool:
     """Whether convolutions may round their inputs to TF32, as they do by default."""
     try:

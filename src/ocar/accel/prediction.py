@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ocar.accel.devices import many_images
 from ocar.accel.folded import FoldedResNet, fold
 from ocar.accel.graph import Graph
-from ocar.structure import Inputs, Mirror, apply, call, call_each, cat
+from ocar.structure import Inputs, Mirror, apply, call, call_each, cat, named_tensors
 
 T = TypeVar("T")
 Use = Callable[[Tensor, Tensor | None], T]
@@ -91,8 +91,7 @@ class ParallelPrediction(RepeatedPrediction):
         models: list[Callable[..., Tensor]] = []
         for values in weights:
             own = copy.deepcopy(model).eval().requires_grad_(False)
-            named = {**dict(own.named_parameters()), **dict(own.named_buffers())}
-            changing = {name: t for name, t in named.items() if t.is_floating_point()}
+            changing = {n: t for n, t in named_tensors(own).items() if t.is_floating_point()}
             self._copies += changing.values()
             self._values += [values[name] for name in changing]
             folded = fold(own, half) if isinstance(x, Tensor) else None

@@ -122,5 +122,5 @@ def _is_product(gradient: Tensor, bias: Tensor | None, g: Tensor, x: Tensor) -> 
 
 @lru_cache(maxsize=64)
 def _direction(size: int, dtype: np.dtype[Any]) -> tuple[npt.NDArray[Any], float]:
-    """A vector in a generic direction, and the weight of a bias beside it."""
+    """A vector in a generic direction, and the factor of a bias."""
     return np.sin(np.arange(size) + 0.5).astype(dtype), float(dtype.type(math.sqrt(size)))

@@ -32,19 +32,19 @@ LEAST_ROWS = 2
 
 @dataclass(frozen=True)
 class Share:
-    """Which rows of a batch are a rank's."""
+    """The rows of a batch that each rank has, and this one in particular."""
 
     counts: tuple[int, ...]
-    """Rows that count, of each rank."""
+    """How many rows each rank has."""
 
     first: int
-    """The first row that counts here."""
+    """The first row of this rank."""
 
     count: int
-    """How many count here."""
+    """How many rows this rank has."""
 
     computed: slice
-    """The rows that this rank computes: those that count, or all if none does."""
+    """The rows that this rank computes: its own, or all if it has none."""
 
     @property
     def rows(self) -> int:
@@ -53,7 +53,7 @@ class Share:
 
     @property
     def weight(self) -> float:
-        """The share of the rows that count here."""
+        """The fraction of the rows that this rank has."""
         return self.count / self.rows
 
 

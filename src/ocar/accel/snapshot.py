@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ocar.accel.layout import Scratch, flat, from_weight_matrix, is_dense
-from ocar.accel.operation import has_triton, launch, operation
+from ocar.accel.operation import has_triton, launch, operation, power_of_2
 from ocar.accel.streams import is_recording
 
 _PIECE = 2048  # numbers that a program takes at a time
@@ -296,6 +296,6 @@ def _commit_by_kernel(
         *(total, ok, trusted, verdict.largest if divergences is None else divergences),
         *(verdict.largest if bound is None else bound, verdict.counts, verdict.largest),
         *(verdict.accepted, share, samples),
-        SAMPLES=0 if samples == 0 else max(16, 1 << (samples - 1).bit_length()),
+        SAMPLES=0 if samples == 0 else max(16, power_of_2(samples)),
     )
     before.restore_(verdict.accepted, share)

@@ -64,7 +64,7 @@ def _free(device: torch.device) -> list[torch.cuda.Stream]:
 
 
 _used_inside: dict[torch.cuda.Stream, list[torch.cuda.Stream]] = {}
-"""Of each parallel stream in use: those that were used inside its work, free for this work only."""
+"""For each parallel stream in use, the streams that its work has used and may use again."""
 
 
 def free_all(device: torch.device) -> None:

@@ -82,7 +82,7 @@ class WeightGradients:
             self._flush()
 
     def _joins(self, conv: nn.Conv2d, x: Tensor) -> bool:
-        """Whether a layer goes with those that wait: as many images, in the same layout."""
+        """Whether a layer has as many images as the waiting ones, in the same layout."""
         if conv in self._waiting or conv is self._first:
             return not self._waiting
         others = [waiting[0] for waiting in self._waiting.values()]

@@ -216,10 +216,8 @@ class Curvature(ABC):
         linear = [n for n, m in self.model.named_modules() if isinstance(m, nn.Linear)]
         if self.head is None:
             return linear[-1] if linear else None
-        if self.head not in dict(self.model.named_modules()):
-            raise ConfigError(
-                f"Invalid head={self.head!r}. Must be the name of a layer: {', '.join(linear)}."
-            )
+        known = self.head in dict(self.model.named_modules())
+        require("head", self.head, known, f"the name of a layer: {', '.join(linear)}")
         return self.head
 
     # What a kind of curvature implements
@@ -303,8 +301,8 @@ class Curvature(ABC):
 
         Args:
             keep: Called with averages that are about to be changed.
-            work: The steps, if the cost beside them is to be bounded. Only those on the first
-                batch count.
+            work: The gradient steps on the batch, to bound the cost of the curvature by theirs.
+                Only the first batch counts. None for no bound.
         """
         self._require_model()
         if work is not None and not any(block.ready for block in self.blocks):

@@ -98,7 +98,7 @@ class MatrixLayer(Layer):
         """What the weights are multiplied with, ``(n, groups, d_in, L)``."""
         a = self._patches(x, use)
         if self.parts > 1:
-            split = accel.split_inputs(a.squeeze(1), self.parts, dim=1, like=self.weight)
+            split = accel.split_inputs(a.squeeze(1), self.parts, like=self.weight)
             a = split.movedim(0, 1)
         if not self.has_bias:
             return a
@@ -122,7 +122,7 @@ class MatrixLayer(Layer):
     def split_rows(self, rows: Tensor) -> Tensor:
         """Rows of inputs ``(m, inputs)``, perhaps with a bias, as ``(parts, m, d_in)``."""
         size = self.size
-        split = accel.split_inputs(rows[:, :size], self.parts, dim=1, like=self.weight)
+        split = accel.split_inputs(rows[:, :size], self.parts, like=self.weight)
         return torch.cat([split, self._in_last_part(rows[None, :, size:])], dim=-1)
 
     def _in_last_part(self, t: Tensor) -> Tensor:
@@ -146,7 +146,7 @@ class MatrixLayer(Layer):
         assert weight.grad is not None
         matrix = self._matrix(weight.grad)
         if self.parts > 1:
-            matrix = accel.split_inputs(matrix[0], self.parts, dim=1, like=weight)
+            matrix = accel.split_inputs(matrix[0], self.parts, like=weight)
         if bias is None:
             return matrix
         assert bias.grad is not None
@@ -178,7 +178,7 @@ class MatrixLayer(Layer):
         return matrix if self.parts == 1 else accel.join_inputs(matrix, like=self.weight)
 
     def to_saved(self, t: Tensor, dims: Sequence[int] = (1, 2), *, back: bool = False) -> Tensor:
-        """A statistic with the inputs, its ``dims``, channels first as it is saved; or back."""
+        """A statistic whose ``dims`` are inputs, in the saved order, channels first; or back."""
         order = accel.saved_order(self.weight, parts=self.parts)
         if order is None:
             return t

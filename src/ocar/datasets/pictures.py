@@ -17,12 +17,13 @@ import numpy.typing as npt
 import torch
 from PIL import UnidentifiedImageError
 
+from ocar.config import require
 from ocar.datasets.archives import Folder, Tree, Zip, locate_tree
 from ocar.datasets.arrays import Arrays
 from ocar.datasets.base import DataSet
 from ocar.datasets.cache import CACHE, Entry, load_or_make
 from ocar.datasets.decoding import DECODER, FORMATS, decode
-from ocar.errors import ConfigError, DataError
+from ocar.errors import DataError
 
 _SUFFIXES = (".bmp", ".gif", ".jpeg", ".jpg", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp")
 _CHUNK = 256
@@ -50,8 +51,7 @@ def decode_all(pictures: Sequence[Picture], size: int) -> Iterator[npt.NDArray[n
     Raises:
         DataError: A file cannot be read or is no image; it is named.
     """
-    if size < 1:
-        raise ConfigError(f"Invalid {size=}. Must be at least 1.")
+    require("size", size, size >= 1, "at least 1")
     # As many threads as torch may use, so that one setting limits both.
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         for start in range(0, len(pictures), _CHUNK):

@@ -99,10 +99,65 @@ def evaluate(
     watch = Stopwatch(getattr(learner, "device", None), 0.0 if last is None else last.seconds)
     if block is None:
         block = BLOCK if watch.asynchronous else 1
-    flush = flush if block > 1 else None
     return _events(
         learner, stream, past, watch, every, block, flush, test_batch, online, probe, seed
     )
+
+
+class _Started:
+    """Evaluations that were started; on a GPU their events are emitted later, in blocks."""
+
+    def __init__(
+        self,
+        learner: Any,
+        history: History,
+        watch: Stopwatch,
+        *,
+        block: int,
+        flush: Callable[[int], bool] | None,
+    ) -> None:
+        self._learner = learner
+        self._history = history
+        self._watch = watch
+        self._block = block
+        self._flush = flush if block > 1 else None
+        self._most = block if self._flush is None else 2 * block
+        self._waiting: list[Callable[[], Evaluated]] = []
+        self._guarded = _guard_counts(learner)
+
+    def add(self, batch: StreamBatch, seen: int, result: Result) -> None:
+        """Add an evaluation after a batch, when so many samples had been seen."""
+        self._waiting.append(partial(self._finish, batch, self._watch.lap(), seen, result))
+
+    def _finish(self, batch: StreamBatch, lap: Lap, seen: int, result: Result) -> Evaluated:
+        """The event of an evaluation; this may wait for the device."""
+        event = Evaluated(
+            index=batch.index,
+            task=batch.task,
+            seconds=self._watch.seconds(lap),
+            seen=seen,
+            **result(),
+        )
+        self._history.add(event)
+        return event
+
+    def emit(self, batch: StreamBatch) -> Iterator[Event]:
+        """The events of a full block, or at the end of a task of all evaluations so far."""
+        if not self._waiting or not (len(self._waiting) == self._most or batch.last):
+            return
+        flushed = batch.last or self._flush is None or self._flush(batch.index)
+        if flushed:
+            getattr(self._learner, "check", _nothing)()
+        count = len(self._waiting) if flushed else self._block
+        for evaluation in self._waiting[:count]:
+            yield evaluation()
+        del self._waiting[:count]
+        if flushed:
+            before, self._guarded = self._guarded, _guard_counts(self._learner)
+            new = {name: self._guarded[name] - before[name] for name in _COUNTS}
+            if any(new.values()):
+                yield Guarded(index=batch.index, **new, in_a_row=self._guarded["in_a_row"])
+            yield Idle(index=batch.index)
 
 
 def _events(
@@ -126,20 +181,9 @@ def _events(
             return Regression(learner, stream, last)
         return Classification(learner, stream, last, online=online)
 
-    def finish(batch: StreamBatch, lap: Lap, seen: int, result: Result) -> Evaluated:
-        """The event of an evaluation that has been started; it may wait for the device."""
-        seconds = watch.seconds(lap)
-        event = Evaluated(
-            index=batch.index, task=batch.task, seconds=seconds, seen=seen, **result()
-        )
-        history.add(event)
-        return event
-
     seen = 0 if last is None else last.seen
-    guarded = _guard_counts(learner)
+    started = _Started(learner, history, watch, block=block, flush=flush)
     measure: Classification | Regression | None = None
-    waiting: list[Callable[[], Evaluated]] = []
-    most = block if flush is None else 2 * block
     for batch in stream:
         measure = measure or make_measure(batch.y.is_floating_point())
         measure.arrive(batch)
@@ -148,24 +192,9 @@ def _events(
             learned = take_batch(learner, stream, batch)
         if learned is not None:
             yield learned
-        due = every != "task" and (batch.index + 1) % every == 0
-        if due or batch.last:
-            result = measure.evaluate(batch)
-            waiting.append(partial(finish, batch, watch.lap(), seen, result))
-        if waiting and (len(waiting) == most or batch.last):
-            flushed = batch.last or flush is None or flush(batch.index)
-            if flushed:
-                getattr(learner, "check", _nothing)()
-            count = len(waiting) if flushed else block
-            for evaluation in waiting[:count]:
-                yield evaluation()
-            del waiting[:count]
-            if flushed:
-                before, guarded = guarded, _guard_counts(learner)
-                new = {name: guarded[name] - before[name] for name in _COUNTS}
-                if any(new.values()):
-                    yield Guarded(index=batch.index, **new, in_a_row=guarded["in_a_row"])
-                yield Idle(index=batch.index)
+        if batch.last or (every != "task" and (batch.index + 1) % every == 0):
+            started.add(batch, seen, measure.evaluate(batch))
+        yield from started.emit(batch)
         if batch.last and history.last is not None:
             seconds = history.last.seconds
             yield TaskEnded(index=batch.index, task=batch.task, seconds=seconds)

@@ -7,10 +7,10 @@ After the steps on a stream batch it looks at their effect. A batch is *skipped*
   of any batch before.
 
 A skipped batch leaves nothing behind: see :mod:`ocar.undo`. Only ``learner.batches`` and the counts
-of the guard tell of it. The same holds for a batch that an error or an interrupt breaks off, which
-is not even counted. On a GPU the verdict is a value, and nothing waits for it once a batch has been
-learned. There weights, statistics, curvature and the samples in the memory are restored by it;
-clocks, random draws, new classes and the counters of the memory are those of a batch that came.
+of the guard include it. A batch that an error or an interrupt breaks off is not counted at all. On
+a GPU the verdict is a tensor, and nothing waits for it once a batch has been learned. There it
+restores weights, statistics, curvature and the samples in the memory; steps, random draws, new
+classes and the counters of the memory stay as after a learned batch.
 
 A batch is *shortened* if its preconditioned steps have moved the predictions p on the first replay
 batch by more than a bound, KL(p before ‖ p after) > ρ: the constraint of OCAR's problem, measured

@@ -293,9 +293,7 @@ class BatchGuard:
     ) -> Tensor:
         """:func:`accel.divergence` of a model that draws at random, or is shared out."""
         now = accel.predictions(answer(x)[-len(before) :], active)
-        if active is None:
-            return self._distance(before, now)
-        return (before.exp() * (before - now)).sum(-1)
+        return self._distance(before, now) if active is None else accel.kl_divergence(before, now)
 
     def _answer(self, x: Inputs) -> Tensor:
         with evaluating(self.model):

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor
 
 from ocar import accel
-from ocar.errors import CheckpointError, ConfigError, InputError
+from ocar.config import require
+from ocar.errors import CheckpointError, InputError
 from ocar.memory.columns import Columns, Keep
 from ocar.rng import make_generator
 from ocar.state import with_prefix, without_prefix
@@ -116,12 +117,11 @@ class Memory(ABC):
         seed: int = 0,
         device: torch.device | str = "cpu",
     ) -> None:
-        if capacity < 1:
-            raise ConfigError(f"Invalid {capacity=}. Must be at least 1.")
+        require("capacity", capacity, capacity >= 1, "at least 1")
         names = {"x", "y", "", *extras}
         parts = any(name.startswith("x.") for name in extras)
-        if isinstance(extras, str) or len(names) != len(extras) + 3 or parts:
-            raise ConfigError(f"Invalid {extras=}. Must be distinct names other than 'x' and 'y'.")
+        valid = not isinstance(extras, str) and len(names) == len(extras) + 3 and not parts
+        require("extras", extras, valid, "distinct names other than 'x' and 'y'")
         self.capacity = capacity
         self.extras = tuple(extras)
         self.seed = seed

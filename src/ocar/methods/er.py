@@ -92,7 +92,7 @@ class AdjustedCrossEntropy(ClassObjective[ERSettings]):
         return adjustment
 
     def __call__(self, forward: Forward, step: Step) -> Outcome:
-        """The loss of one step; the outputs are those that predict."""
+        """The loss of one step, of adjusted outputs; the outcome has the plain ones."""
         outputs = forward(step.x)
         adjusted = outputs + step.own_numbers.to(outputs.dtype)
         loss = step.mean(lambda own, y: mean_loss(own, y, step.active), adjusted, step.y)

@@ -18,10 +18,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ocar import accel
 from ocar.config import require, require_range
@@ -34,7 +33,7 @@ from ocar.models.check import copy_model
 from ocar.models.modes import train_mode_
 from ocar.rng import make_generator
 from ocar.state import all_finite
-from ocar.structure import Inputs, apply_whole, call, call_with
+from ocar.structure import Inputs, apply_whole, call, call_with, named_tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,8 +111,7 @@ class FromScratch(ClassObjective[GDumbSettings]):
                 self._train()
             self._trained_at = self.context.memory.seen
         # Through the model itself, so that hooks on its layers see the prediction.
-        trained = {**dict(self._copy.named_parameters()), **dict(self._copy.named_buffers())}
-        return call_with(self.context.model, trained, x)
+        return call_with(self.context.model, named_tensors(self._copy), x)
 
     def release(self) -> None:
         """Give back the memory of recorded training steps."""
@@ -145,7 +143,9 @@ class FromScratch(ClassObjective[GDumbSettings]):
 
     def _reset(self) -> None:
         """Give the copy the initial weights, in place unless the head has grown."""
-        for mine, initial in zip(_tensors(self._copy), _tensors(self.context.model), strict=True):
+        copied = named_tensors(self._copy)
+        for name, initial in named_tensors(self.context.model).items():
+            mine = copied[name]
             if mine.shape == initial.shape:
                 mine.data.copy_(initial.detach())
             else:
@@ -181,7 +181,3 @@ class FromScratch(ClassObjective[GDumbSettings]):
 def cosine(rate: float, epoch: int, epochs: int) -> float:
     """The learning rate of an epoch, counted from 0: from ``rate`` down towards 0."""
     return rate * (1 + math.cos(math.pi * epoch / epochs)) / 2
-
-
-def _tensors(model: nn.Module) -> Iterator[Tensor]:
-    return chain(model.parameters(), model.buffers())

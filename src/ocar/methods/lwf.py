@@ -51,7 +51,7 @@ from ocar.methods.stretches import Kind, Stretches
 from ocar.models.check import copy_model
 from ocar.models.head import mask_logits
 from ocar.state import check_names, with_prefix, without_prefix
-from ocar.structure import call
+from ocar.structure import call, named_tensors
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,8 +180,7 @@ class Distillation(ClassObjective[ERLwFSettings]):
         self._mask = mark_units(self._mask, self._distilled, like=self.head.active)
 
     def _tensors(self) -> dict[str, Tensor]:
-        named = {**dict(self.teacher.named_parameters()), **dict(self.teacher.named_buffers())}
-        return {name: tensor.detach() for name, tensor in named.items()}
+        return {name: tensor.detach() for name, tensor in named_tensors(self.teacher).items()}
 
 
 def divergence(targets: Tensor, outputs: Tensor, over: Tensor, *, temperature: float) -> Tensor:

@@ -49,7 +49,7 @@ class MIRSettings(LearnerSettings):
     one_device = "MIR tries a step by itself"
 
     subsample: int = 128
-    """Candidates drawn from memory, of which ``replay_batch`` are replayed."""
+    """Candidates drawn from memory; ``replay_batch`` of them are replayed."""
 
     exclude: Literal["previous", "none"] = "previous"
     """Candidates to skip: of the classes in the previous stream batch (the code behind the

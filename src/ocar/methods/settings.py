@@ -17,7 +17,9 @@ from ocar.errors import ConfigError, MissingSettingError
 from ocar.memory import MEMORIES, Memory
 from ocar.methods.context import Context
 from ocar.methods.objective import Objective
+from ocar.methods.student_t import ResidualScale
 from ocar.methods.transform import TransformSettings
+from ocar.models.head import GrowingHead
 from ocar.structure import Mirror
 
 Normalizer = Callable[[Tensor], Tensor]
@@ -251,6 +253,17 @@ class LearnerSettings:
         if isinstance(self.memory, Memory):
             return self.memory.bind(**given)
         return self.policy(self.memory, **given)
+
+    def make_head(self, model: nn.Module, generator: torch.Generator) -> GrowingHead | None:
+        """The output layer of a model, and the classes of its units; None in regression."""
+        if self.likelihood != "categorical":
+            return None
+        return GrowingHead(model, name=self.head, classes=self.classes, generator=generator)
+
+    def make_residuals(self, device: torch.device) -> ResidualScale | None:
+        """The scale of the residuals of a Student-t likelihood; None for another."""
+        student = self.likelihood == "student-t"
+        return ResidualScale(self.degrees_of_freedom, device) if student else None
 
     def refuses(self, transform: TransformSettings | None) -> str | None:
         """Why the method cannot be used with a gradient transform; None if it can."""

@@ -45,8 +45,8 @@ class ResidualScale:
         device: Where the model is.
 
     Attributes:
-        values: None before the first batch, then ``(2, outputs)`` in float64: the batches so far,
-            with the one that σ² = 1 stands for, and σ². It is changed in place, since recorded
+        values: None before the first batch, then ``(2, outputs)`` in float64: the number of batches
+            so far plus one, for the initial σ² = 1, and σ². It is changed in place, since recorded
             steps use it.
     """
 

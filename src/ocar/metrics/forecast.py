@@ -20,7 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ocar.errors import ConfigError, InputError
+from ocar.config import require_range
+from ocar.errors import InputError
 from ocar.metrics.accuracy import Floats
 
 
@@ -29,7 +30,7 @@ def naive_scale(series: npt.ArrayLike, *, season: int = 1) -> Floats:
 
     Args:
         series: Values ``(time, columns)``.
-        season: m, the steps between a value and the one that it is forecast by.
+        season: m: the naive forecast of a value is the value m steps before.
 
     Raises:
         InputError: A column never changes, or the series is too short.
@@ -91,8 +92,7 @@ class PrequentialError:
     weight: float = 0.0  #: Weight of the forecasts so far.
 
     def __post_init__(self) -> None:
-        if not 0 < self.fading <= 1:
-            raise ConfigError(f"Invalid fading={self.fading}. Must be in (0, 1].")
+        require_range(self, "in (0, 1]", "fading")
 
     def update(self, forecasts: npt.ArrayLike, values: npt.ArrayLike) -> None:
         """Add forecasts ``(n, outputs)`` and what followed."""

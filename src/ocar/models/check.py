@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +11,7 @@ from torch.nn.parameter import is_lazy
 
 from ocar.errors import ModelError
 from ocar.state import SAVED_TYPES, not_finite
+from ocar.structure import named_tensors
 
 _RANDOM = (_DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
@@ -27,7 +27,7 @@ def check_model(model: nn.Module) -> nn.Parameter:
     if not isinstance(given, nn.Module):
         what = f"the class {given.__name__}" if isinstance(given, type) else f"a {kind}"
         raise ModelError(f"A model must be an nn.Module, such as nn.Linear(4, 2); given {what}.")
-    tensors = dict(chain(model.named_parameters(), model.named_buffers()))
+    tensors = named_tensors(model)
     for name, tensor in tensors.items():
         if is_lazy(tensor):
             raise ModelError(

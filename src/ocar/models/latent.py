@@ -13,12 +13,10 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from ocar.errors import ConfigError, ModelError
+from ocar.config import require
+from ocar.errors import ModelError
 from ocar.models.cut import cut
-from ocar.structure import Inputs, apply, call, parts_of
-
-TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-"""Types in which features can be stored."""
+from ocar.structure import FLOATS, Inputs, apply, call, parts_of
 
 
 class LatentReplay(nn.Module):
@@ -42,10 +40,8 @@ class LatentReplay(nn.Module):
         self, backbone: nn.Module, rest: nn.Module, *, dtype: torch.dtype | None = None
     ) -> None:
         super().__init__()
-        if dtype is not None and dtype not in TYPES:
-            raise ConfigError(
-                f"Invalid {dtype=}. Must be one of {', '.join(map(str, TYPES))} or None."
-            )
+        valid = dtype is None or dtype in FLOATS
+        require("dtype", dtype, valid, f"one of {', '.join(map(str, FLOATS))} or None")
         own = {id(p) for p in backbone.parameters()}
         if shared := [name for name, p in rest.named_parameters() if id(p) in own]:
             raise ModelError(

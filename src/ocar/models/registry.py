@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from ocar.config import require
 from ocar.errors import ConfigError
 from ocar.models.mlp import MLP, LinearModel
 from ocar.models.resnet import ResNet18, SlimResNet18
@@ -58,8 +59,8 @@ def make_model(
         for the inputs of the head.
     """
     build = MODELS.find(name)
-    if len(image_shape) != 3 or min(image_shape) < 1:
-        raise ConfigError(f"Invalid {image_shape=}. Must be (channels, height, width).")
+    valid = len(image_shape) == 3 and min(image_shape) >= 1
+    require("image_shape", image_shape, valid, "(channels, height, width)")
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         # Not torch.manual_seed: it would also seed every accelerator, which is not restored.
         torch.default_generator.manual_seed(derive_seed(seed, "model"))

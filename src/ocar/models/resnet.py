@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ocar import accel
-from ocar.errors import ConfigError
+from ocar.config import require
 
 _STAGES = ((1, 1), (2, 2), (4, 2), (8, 2))  # (multiple of the width, stride) of each stage
 _POOL = 4  # side of the average pooling of the slim network
@@ -123,8 +123,7 @@ class SlimResNet18(ResNet):
         self, image_size: int = 32, *, channels: int = 3, width: int = 20, classes: int = 16
     ) -> None:
         last_side = (image_size + 7) // 8
-        if last_side < _POOL:
-            raise ConfigError(f"Invalid {image_size=}. Must be at least {8 * _POOL - 7}.")
+        require("image_size", image_size, last_side >= _POOL, f"at least {8 * _POOL - 7}")
         _require_positive(channels=channels, width=width, classes=classes)
         super().__init__(
             Stem(
@@ -161,5 +160,4 @@ class ResNet18(ResNet):
 
 def _require_positive(**sizes: int) -> None:
     for name, size in sizes.items():
-        if size < 1:
-            raise ConfigError(f"Invalid {name}={size}. Must be at least 1.")
+        require(name, size, size >= 1, "at least 1")

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
+from ocar.config import require
 from ocar.errors import CheckpointError, ConfigError, DataError
 from ocar.files import read_file, sync_folder, write_whole
 from ocar.learner import Learner
@@ -46,8 +47,7 @@ class History:
     """
 
     def __init__(self, folder: Path, *, most: int) -> None:
-        if most < NEEDED:
-            raise ConfigError(f"Invalid history={most}. Must be at least {NEEDED}.")
+        require("history", most, most >= NEEDED, f"at least {NEEDED}")
         if not find(folder) and (old := folder / "learner.safetensors").exists():
             raise DataError(
                 f"{folder} is of an older version. End that version by SIGTERM, and begin a new "

@@ -220,9 +220,9 @@ class Repaired(NamedTuple):
     """What :func:`repair` did."""
 
     kept: int
-    """Batches after the checkpoint that are in the new journal."""
+    """How many batches after the checkpoint are in the new journal."""
     lost: list[int]
-    """Numbers of those that could not be read."""
+    """Numbers of the batches that could not be read."""
 
 
 def roll_back(folder: Path, *, to: int) -> int:

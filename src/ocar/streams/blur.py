@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ocar.errors import ConfigError
+from ocar.config import require
 
 
 def exchanged(sizes: Sequence[int], fraction: float) -> list[int]:
@@ -38,12 +38,10 @@ def blur(tasks: Sequence[Tensor], *, fraction: float, generator: torch.Generator
     Returns:
         Tasks of the same sizes, with the same samples in all.
     """
-    if not 0 <= fraction < 1:
-        raise ConfigError(f"Invalid blurry={fraction}. Must be in [0, 1).")
+    require("blurry", fraction, 0 <= fraction < 1, "in [0, 1)")
     if fraction == 0:
         return list(tasks)
-    if len(tasks) < 2:
-        raise ConfigError(f"Invalid blurry={fraction}. Must be 0 where there is one task only.")
+    require("blurry", fraction, len(tasks) > 1, "0 where there is one task only")
     counts = exchanged([len(task) for task in tasks], fraction)
     places = [
         torch.randperm(len(task), generator=generator)[:count]

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ocar.config import require
 from ocar.errors import ConfigError, DataError
 from ocar.rng import make_generator
 from ocar.streams.base import Labelled, PositionedStream, StreamBatch, check_task, read_position
@@ -135,10 +136,8 @@ class IndexedStream(PositionedStream):
         shuffle: bool = True,
         name: str = "the data",
     ) -> None:
-        if batch_size < 1:
-            raise ConfigError(f"Invalid {batch_size=}. Must be at least 1.")
-        if not 0 <= validation < 1:
-            raise ConfigError(f"Invalid {validation=}. Must be in [0, 1).")
+        require("batch_size", batch_size, batch_size >= 1, "at least 1")
+        require("validation", validation, 0 <= validation < 1, "in [0, 1)")
         self.tasks = len(train)
         self.batch_size = batch_size
         self.seed = seed

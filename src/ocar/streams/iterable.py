@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ocar.config import require
 from ocar.errors import CheckpointError, ConfigError, InputError
 from ocar.streams.base import (
     Labelled,
@@ -58,8 +59,8 @@ class IterableStream(PositionedStream):
     ) -> None:
         if not tasks:
             raise ConfigError("A stream must have at least one task; given none.")
-        if batch_size is not None and batch_size < 1:
-            raise ConfigError(f"Invalid {batch_size=}. Must be at least 1, or None.")
+        valid = batch_size is None or batch_size >= 1
+        require("batch_size", batch_size, valid, "at least 1, or None")
         for number, task in enumerate(tasks):
             if not isinstance(task, Iterable):
                 raise ConfigError(

@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from ocar.errors import CheckpointError, ConfigError, DataError
+from ocar.config import require
+from ocar.errors import CheckpointError, DataError
 from ocar.streams.readers import Place, Reader, as_pair, collate, optional
 
 _POLL = 1.0
@@ -54,8 +55,7 @@ class MessageReader(Reader):
         seek: Callable[[Place], object] | None = None,
         commit: Callable[[Place], object] | None = None,
     ) -> None:
-        if batch_size < 1:
-            raise ConfigError(f"Invalid {batch_size=}. Must be at least 1.")
+        require("batch_size", batch_size, batch_size >= 1, "at least 1")
         self.batch_size = batch_size
         self._receive, self._decode = receive, decode
         self._seek, self._commit = seek, commit
@@ -224,8 +224,8 @@ def read_kafka_python(
 
 
 def _check_timeout(timeout: float | None) -> None:
-    if timeout is not None and not timeout >= 0:
-        raise ConfigError(f"Invalid {timeout=}. Must be seconds, 0 or more, or None to wait.")
+    valid = timeout is None or timeout >= 0
+    require("timeout", timeout, valid, "seconds, 0 or more, or None to wait")
 
 
 def _wait(poll: Callable[[float], Message | None], timeout: float | None) -> Message | None:

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
+from ocar.config import require
 from ocar.errors import (
     CheckpointError,
     ConfigError,
@@ -92,8 +93,7 @@ class RecordReader(Reader):
         classes: Sequence[str] = (),
         batch_size: int = 10,
     ) -> None:
-        if batch_size < 1:
-            raise ConfigError(f"Invalid {batch_size=}. Must be at least 1.")
+        require("batch_size", batch_size, batch_size >= 1, "at least 1")
         self.x, self.y, self.batch_size = x, y, batch_size
         self.classes = tuple(classes)
         self._labels = {name: label for label, name in enumerate(self.classes)}

@@ -10,6 +10,7 @@ numbers.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Literal, get_args
 
 import torch
@@ -86,29 +87,8 @@ class ClassIncremental(IndexedStream):
         self.splits = splits
         self._draws = draws
         self.class_order: tuple[int, ...] = tuple(originals[order].tolist())
-        rank = torch.argsort(order)  # of a sorted original label, its place in the order
         n_tasks = 1 if iid else tasks
-        per_task = classes // n_tasks
-
-        def parts(part: str) -> list[Part]:
-            """The samples of each task, labelled by appearance; none without data."""
-            source = data.source(part)
-            if source is None:
-                return []
-            labels, ranks = originals.to(source.y.device), rank.to(source.y.device)
-            place = torch.searchsorted(labels, source.y).clamp_(max=classes - 1)
-            if not torch.equal(labels[place], source.y):
-                raise DataError(
-                    f"{data.name} has {part} labels that its training data does not have."
-                )
-            y = ranks[place]
-            samples = Samples([Source(x=source.x, y=y, view=source.view)])
-            rows = [torch.nonzero(y // per_task == t).flatten().cpu() for t in range(n_tasks)]
-            for task, mine in enumerate(rows):
-                if not len(mine):
-                    raise DataError(f"{data.name} has no {part} data for task {task}.")
-            return [Part(samples, mine) for mine in rows]
-
+        parts = partial(_parts, data, originals=originals, order=order, tasks=n_tasks)
         super().__init__(
             parts("train"),
             test=parts("test") or [None] * n_tasks,
@@ -144,6 +124,35 @@ class ClassIncremental(IndexedStream):
         left, kept = members.tensor_split([len(members) - held_out])
         order = make_generator(self.seed, f"order/{task}")
         return torch.cat([kept, left[torch.randperm(len(left), generator=order)]])
+
+
+def _parts(
+    data: TaskArrays, part: str, *, originals: Tensor, order: Tensor, tasks: int
+) -> list[Part]:
+    """The samples of each task, labelled by appearance; none without data.
+
+    Args:
+        data: The data.
+        part: ``"train"``, ``"validation"`` or ``"test"``.
+        originals: The data set's own labels, ascending, ``(classes,)``.
+        order: Which of them comes first, second, ..., ``(classes,)``.
+        tasks: Number of tasks.
+    """
+    source = data.source(part)
+    if source is None:
+        return []
+    classes, device = len(originals), source.y.device
+    labels = originals.to(device)
+    place = torch.searchsorted(labels, source.y).clamp_(max=classes - 1)
+    if not torch.equal(labels[place], source.y):
+        raise DataError(f"{data.name} has {part} labels that its training data does not have.")
+    y = torch.argsort(order).to(device)[place]
+    samples = Samples([Source(x=source.x, y=y, view=source.view)])
+    rows = [torch.nonzero(y // (classes // tasks) == t).flatten().cpu() for t in range(tasks)]
+    for task, mine in enumerate(rows):
+        if not len(mine):
+            raise DataError(f"{data.name} has no {part} data for task {task}.")
+    return [Part(samples, mine) for mine in rows]
 
 
 def _by_domain(arrays: Arrays | TaskArrays, labels: Tensor, seed: int) -> Tensor:

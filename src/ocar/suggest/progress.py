@@ -36,7 +36,7 @@ class Line:
             self._write(text)
 
     def keep(self, text: str) -> None:
-        """Write a line that stays above the one that is replaced."""
+        """Write a line that stays; the next one is replaced again."""
         if self.shown:
             self._write(text, end="\n")
 

@@ -42,7 +42,7 @@ _SHORT = {"ocar": "ocar.OCAR(model", "er": "ocar.ER(model"}
 class Suggestion:
     """What :func:`suggest` found; printing it shows a table and the line to paste."""
 
-    settings: Mapping[str, Any]  #: The best settings that were found, and those that were given.
+    settings: Mapping[str, Any]  #: The best settings found, with the given ones.
     score: float  #: Their score: accuracy, or in regression the mean squared error.
     code: str  #: The line that makes a learner with these settings.
     trials: tuple[Trial, ...]  #: All trials, the best first.

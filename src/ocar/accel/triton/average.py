@@ -54,7 +54,7 @@ def mix(
 ):
     """Take the estimates into the averages, and write the damped averages over the estimates.
 
-    A program takes ``BLOCK`` numbers of one matrix. ``traces`` are those that :func:`trace` left.
+    A program takes ``BLOCK`` numbers of one matrix. ``traces`` is what :func:`trace` wrote.
     """
     number = tl.program_id(0)
     matrix, first = tl.load(chunks + 2 * number), tl.load(chunks + 2 * number + 1)

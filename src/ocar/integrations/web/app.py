@@ -95,7 +95,7 @@ class Running:
         failed: Called if it cannot be made.
 
     Attributes:
-        metrics: What Prometheus is told.
+        metrics: The metrics for Prometheus.
         error: Why the service could not be made.
     """
 

@@ -1,4 +1,4 @@
-"""What Prometheus is told: requests as they come, and the service as it is when asked."""
+"""Metrics for Prometheus: requests are counted as they come, the service is read when asked."""
 
 from __future__ import annotations
 
