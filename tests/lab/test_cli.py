@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from datasets.dataset_files import tiny_files, write_folder
 
 from ocar.methods.registry import METHODS
 from ocar.streams.benchmarks import BENCHMARKS
@@ -234,3 +235,14 @@ def test_data_says_what_is_there(action: list[str], tmp_path: Path, capsys: Capt
     assert not sets["cifar100"]["present"]
     assert main(["data", *action, "--data-root", str(tmp_path)]) == 0
     assert "cifar-100-python.tar.gz" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["tiny-imagenet", "cifar100"])
+def test_data_says_once_how_to_get_all_of_a_part(
+    name: str, tmp_path: Path, capsys: Captured
+) -> None:
+    write_folder(tmp_path / "tiny-imagenet-200", tiny_files())
+    write_folder(tmp_path / "cifar-100-python", {"train": b""})
+    assert main(["data", "--data-root", str(tmp_path)]) == 1
+    (said,) = [t for t in capsys.readouterr().out.split("\n\n") if t.startswith(f"{name}\n")]
+    assert said.count("http") == 1

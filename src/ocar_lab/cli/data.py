@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,9 +51,11 @@ def _print(root: Path, found: Sequence[DataStatus]) -> None:
         [[one.name, state_text(one), str(one.where) if one.present else ""] for one in found],
     )
     for one in found:
-        text = one.problem if one.present else f"{one.problem}\n{one.how_to_get}".strip()
-        if text:
-            print_text(f"\n{one.name}\n{textwrap.indent(text, '  ')}")
+        lines = [one.problem] if one.problem else []
+        if not one.whole and one.how_to_get not in one.problem:
+            lines.append(one.how_to_get)
+        if lines:
+            print_text("\n".join(["", one.name, *(f"  {line}" for line in lines)]))
 
 
 def state_text(one: DataStatus) -> str:
