@@ -116,6 +116,13 @@ def test_onnx_predicts_the_same(kind: str, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+@pytest.mark.parametrize("suffix", [".pt2", ".onnx"])
+def test_models_in_other_numbers(suffix: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    learner = er(network().to(dtype), X, Y, prediction="both")
+    assert learner.export(tmp_path / f"model{suffix}") <= 4 * torch.finfo(dtype).eps + CLOSE
+
+
 def test_stored_samples_are_enough_to_trace(tmp_path: Path) -> None:
     learner, _ = MAKE["standardised"]()
     assert learner.export(tmp_path / "model.pt2") <= CLOSE
