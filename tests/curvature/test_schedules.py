@@ -11,7 +11,7 @@ from tolerances import EXACT
 from torch.testing import assert_close
 
 from ocar.curvature import KFAC, DenseFisher
-from ocar.curvature.curvature import at_step
+from ocar.curvature.schedule import at_step
 
 
 def test_a_number_is_a_schedule():

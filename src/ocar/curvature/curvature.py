@@ -42,6 +42,7 @@ from ocar.curvature.fisher import (
     parse_root,
 )
 from ocar.curvature.recorder import Recorder
+from ocar.curvature.schedule import Schedule, at_step, check_schedule
 from ocar.curvature.selection import Patterns, Selection, as_names
 from ocar.curvature.table import table
 from ocar.errors import CheckpointError, ConfigError, InputError, ModelError, NumericalError
@@ -50,19 +51,11 @@ from ocar.rng import make_generator
 from ocar.state import with_prefix, without_prefix
 from ocar.structure import Inputs, call
 
-Schedule = float | Callable[[int], float]
-"""A hyper-parameter: a number, or a function of the number of gradient steps taken."""
-
 LikelihoodName = Literal["categorical", "gaussian", "student-t"]
 
 C = TypeVar("C", bound="Curvature")
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-def at_step(schedule: Schedule, step: int) -> float:
-    """The value of a schedule at a step."""
-    return schedule(step) if callable(schedule) else schedule
 
 
 def full_precision(method: Callable[Concatenate[C, P], R]) -> Callable[Concatenate[C, P], R]:
@@ -553,13 +546,3 @@ class Curvature(ABC):
             block.load(
                 {n: average for n, average in averages.items() if layer_of(n) in block.layers}
             )
-
-
-def check_schedule(
-    name: str, schedule: Schedule, allowed: str, valid: Callable[[float], bool]
-) -> None:
-    """Raise if a hyper-parameter is out of range; a schedule is judged by its value at step 0."""
-    value = at_step(schedule, 0)
-    if not valid(value):
-        shown = f"{name}(0)={value!r}" if callable(schedule) else f"{name}={value!r}"
-        raise ConfigError(f"Invalid {shown}. Must be {allowed}.")
