@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ocar import accel
 from ocar.averaging import SlowWeights
+from ocar.closed_form import ClosedFormHead
 from ocar.config import require
 from ocar.errors import InputError
 from ocar.guard import BatchGuard, Guard, GuardCounts
@@ -152,11 +153,15 @@ class Learner(Predicting):
             shared=shared,
         )
         self.slow = SlowWeights(model, settings)
+        self.closed_form = (
+            ClosedFormHead(self.context, self.objective) if settings.closed_form_head else None
+        )
         self._stateful: dict[str, Any] = {  # by the prefix of their tensors
             "memory": self.memory,
             "objective": self.objective,
             "transform": self.transform,
             "guard": self._guard,
+            **({} if self.closed_form is None else {"closed_form": self.closed_form}),
         }
         self._steps = Steps(
             settings,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from ocar import accel
+from ocar.closed_form import ClosedFormHead
 from ocar.config import require_one_of
 from ocar.errors import InputError, ModelError
 from ocar.export import Frozen, write_model
@@ -32,6 +33,7 @@ class Predicting(Saved):
 
     memory: Memory
     objective: Objective
+    closed_form: ClosedFormHead | None
 
     @synchronized
     @torch.no_grad()
@@ -106,7 +108,7 @@ class Predicting(Saved):
                 record=self._steps.graph.enabled,
             )
 
-        return Repeated(make, self.context)
+        return Repeated(make, self.context, renew=self.renew)
 
     def _answer(self, x: Inputs, prediction: Prediction | None = None) -> Tensor:
         """Outputs of each model for raw samples, in the units of the targets."""
@@ -119,16 +121,30 @@ class Predicting(Saved):
     @synchronized
     def _evaluate(self, x: Inputs, prediction: Prediction | None = None) -> Tensor:
         """Outputs for inputs of the model in eval mode, ``(models, n, outputs)``."""
+        self.renew(prediction)
         with self.context.evaluating(), self.draws(keep=False):
             if self.objective.predicts:
                 return self.objective.predict(x)[None]
-            models = [
-                partial(call_with, self.model, self.slow.weights())
-                if is_slow
-                else self.context.forward
-                for is_slow in _models(prediction or self.settings.prediction)
-            ]
+            kinds = _models(prediction or self.settings.prediction)
+            models = [self._model(is_slow=is_slow) for is_slow in kinds]
             return call_each(models, x, mirror=self.mirrors)
+
+    def _model(self, *, is_slow: bool) -> Callable[[Inputs], Tensor]:
+        """The model with the weights that learn or the slow ones."""
+        if is_slow:
+            return partial(call_with, self.model, self.slow.weights())
+        if self.closed_form is None:
+            return self.context.forward
+        return partial(call_with, self.model, named_tensors(self.model) | self.closed_form.values)
+
+    @synchronized
+    @torch.no_grad()
+    def renew(self, prediction: Prediction | None = None) -> None:
+        """Solve for the closed-form head, where it predicts and something has changed."""
+        predicts = False in _models(prediction or self.settings.prediction)
+        if self.closed_form is not None and predicts:
+            with self.context.evaluating(), self.draws(keep=False):
+                self.closed_form.renew(self.batches)
 
     @property
     def mirrors(self) -> Mirror:
@@ -193,9 +209,11 @@ class Predicting(Saved):
         """
         if self.objective.predicts:
             return None
+        self.renew()
         fast = named_tensors(self.model)
+        solved = {} if self.closed_form is None else self.closed_form.values
         kinds = _models(self.settings.prediction)
-        return [fast | self.slow.values if is_slow else fast for is_slow in kinds]
+        return [fast | (self.slow.values if is_slow else solved) for is_slow in kinds]
 
 
 def _models(prediction: Prediction) -> list[bool]:
@@ -209,11 +227,19 @@ class Repeated:
     Args:
         make: Makes the prediction; it is made again when the head has grown.
         context: The parts of the learner.
+        renew: Brings the weights that predict up to date.
     """
 
-    def __init__(self, make: Callable[[], accel.RepeatedPrediction], context: Context) -> None:
+    def __init__(
+        self,
+        make: Callable[[], accel.RepeatedPrediction],
+        context: Context,
+        *,
+        renew: Callable[[], None],
+    ) -> None:
         self._make = make
         self._context = context
+        self._renew = renew
         self._prediction: accel.RepeatedPrediction | None = None
         self._capacity = 0
 
@@ -228,6 +254,7 @@ class Repeated:
                 accel.release_memory(self._context.device)
             self._prediction = self._make()  # a head that has grown has other tensors
             self._capacity = capacity
+        self._renew()
         return self._prediction(n, lambda *views: use(self._context.answer(*views)))
 
     def wait(self) -> None:

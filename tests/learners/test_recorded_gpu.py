@@ -34,6 +34,7 @@ METHODS = {
     "er-both": ("er", {"lr": 0.05, "prediction": "both", "slow_rate": 0.1}),
     "er-distilled": ("er", {"lr": 0.05, "distillation": 1.0, "distill_on": "replayed"}),
     "ocar-slow": ("ocar-slow", OCAR | {"slow_rate": 0.1, "slow_warmup": 4.0}),
+    "ocar-slow-closed": ("ocar-slow", OCAR | {"closed_form_head": True}),
     "ocar-slow-curved": ("ocar-slow", OCAR | {"distill_curvature": True}),
     "ocar-ace-slow": ("ocar-ace", OCAR | {"prediction": "both", "distillation": 1.0}),
     "er-adjusted": ("er", {"lr": 0.05, "logit_adjustment": 0.5}),
@@ -298,7 +299,7 @@ def test_what_cannot_be_recorded_runs_eagerly_and_says_so(
     torch.rand(1, device="cuda")  # the device's own generator can still be drawn from
 
 
-@pytest.mark.parametrize("kind", ["er", "er-average", "er-slow", "ocar-slow"])
+@pytest.mark.parametrize("kind", ["er", "er-average", "er-slow", "ocar-slow", "ocar-slow-closed"])
 def test_repeated_prediction_is_predict(kind: str) -> None:
     learner = make(kind, record=True)
     held_out = torch.randint(0, 256, (50, 3, 32, 32), dtype=torch.uint8)
@@ -330,7 +331,7 @@ def test_repeated_prediction_in_single_precision() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode")
-@pytest.mark.parametrize("kind", ["ocar", "ocar-slow"])
+@pytest.mark.parametrize("kind", ["ocar", "ocar-slow", "ocar-slow-closed"])
 def test_learning_does_not_wait_for_the_device(kind: str) -> None:
     learner = make(kind, record=True)
     held_out = torch.randint(0, 256, (50, 3, 32, 32), dtype=torch.uint8)

@@ -35,6 +35,9 @@ def build(fault: str, ranks: ocar.Ranks, folder: Path, *, last: bool) -> None:
         make_learner("ocar", "mlp", ranks, curvature="dense", fisher="exact")
     if fault == "norms":
         make_learner("ocar", "batchnorm", ranks, norm_layers=True)
+    if fault == "head":
+        sharded = ocar.Ranks(timeout=TIMEOUT, memory="sharded")
+        make_learner("er", "mlp", sharded, closed_form_head=True)
     if fault == "service":
         new = partial(make_learner, "er", "mlp", ranks)
         Service(folder / f"service {ranks.rank}", new=new, load=ocar.load)

@@ -96,6 +96,10 @@ class LearnerSettings:
     """w: weight of the slow weights' probability of a class where both predict; less for a class
     that they have not followed for long, see :mod:`ocar.averaging`. None for the mean of both."""
 
+    closed_form_head: bool = False
+    """Predict with a head that is solved for on the memory when a prediction is asked, in place of
+    the learned head; the slow weights keep theirs. See :mod:`ocar.closed_form`."""
+
     mirror: Mirror = "instead"
     """Mirror images where both predict and ``augment`` mirrors: the slow weights predict the mirror
     image ``"instead"`` of the image, at no cost; both models predict both (``"too"``), at twice the
@@ -294,6 +298,11 @@ def check_shared(
     """Raise a ``ConfigError`` if ranks cannot share a method, or have different settings."""
     shown = re.sub(r" at 0x[0-9a-f]+", "", f"{settings!r}, {transform!r}, {guard!r}")
     ranks.require_equal("settings", f"{shown}, {ranks.about}")
+    if settings.closed_form_head and ranks.memory == "sharded":
+        raise ConfigError(
+            "Invalid closed_form_head=True. Must be False with a sharded memory: a rank has part "
+            "of the samples. Use Ranks(memory='replicated')."
+        )
     for part in (settings, transform):
         reason = "" if part is None else part.one_device
         if reason:

@@ -21,6 +21,7 @@ ADDED: dict[str, Any] = {
     "distill_temperature": 1.0,
     "distill_curvature": False,
     "slow_share": None,
+    "closed_form_head": False,
     "mirror": "instead",
     "logit_adjustment": 0.0,
     "new_share": None,

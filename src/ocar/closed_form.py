@@ -1,0 +1,138 @@
+"""A head in closed form: a ridge regression on the features of the memory.
+
+A head that learns by gradient steps favours the classes of the last batches. With features f (the
+inputs of the head, and a constant 1 if it has a bias) and one-hot labels y of the samples in the
+memory, the head that minimises Σ_i w_i ‖W f_i − y_i‖² + λ ‖W‖² is
+
+    W = C (A + λI)⁻¹,    A = Σ_i w_i f_i f_iᵀ,    C = Σ_i w_i y_i f_iᵀ.
+
+Each class has the same weight, however many samples it has: w_i = 1 / (classes · samples of its
+class). λ is ``DAMPING`` times the mean of A's diagonal. The logits are W f / ``TEMPERATURE``.
+
+Only predictions use this head; the learned one learns as without it. It is solved for anew when a
+prediction is asked after a batch, which takes a forward pass over the memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from ocar.errors import ConfigError, ModelError
+from ocar.methods.context import Context, with_inputs
+from ocar.methods.objective import Objective
+
+DAMPING = 0.1
+"""λ over the mean of A's diagonal, selected on split-digits (``experiments/slow_parts.py``)."""
+
+TEMPERATURE = 0.1
+"""Divides the outputs of the regression, which are between 0 and 1 where it fits."""
+
+CHUNK = 1000
+"""Samples of the memory that go through the model at once."""
+
+
+class ClosedFormHead:
+    """Weight and bias of the head for predictions, solved for on the memory.
+
+    Args:
+        context: The parts of a learner.
+        objective: Its loss.
+
+    Attributes:
+        values: Weight and bias by their names in the model. They stay the same tensors until the
+            head grows.
+
+    Raises:
+        ConfigError: The learner has no head that could be replaced.
+    """
+
+    def __init__(self, context: Context, objective: Objective) -> None:
+        head = context.head
+        if head is None or head.fixed or objective.predicts:
+            why = "this is a regression" if head is None else head.fixed
+            why = why or "the method predicts without the output layer"
+            raise ConfigError(f"Invalid closed_form_head=True. Must be False: {why}.")
+        self._context, self._head = context, head
+        self.values: dict[str, Tensor] = {}
+        self._made_of: tuple[int, int] | None = None  # batches, and samples offered to the memory
+
+    def renew(self, batches: int) -> None:
+        """Solve, unless nothing has changed since. The model must be in eval mode.
+
+        ``batches`` says how many stream batches were given to the learner.
+        """
+        memory, layer = self._context.memory, self._head.layer
+        names = {id(p): name for name, p in self._context.model.named_parameters()}
+        learned = {names[id(p)]: p.detach() for p in (layer.weight, layer.bias) if p is not None}
+        if [t.shape for t in self.values.values()] != [t.shape for t in learned.values()]:
+            self.values = {name: torch.empty_like(t) for name, t in learned.items()}
+            self._made_of = None
+        if self._made_of == (batches, memory.seen):
+            return
+        solved = tuple(learned.values())
+        if len(memory):
+            solved = self._solve().split([layer.in_features, 1][: len(learned)], dim=1)
+        for value, found in zip(self.values.values(), solved, strict=True):
+            value.copy_(found.reshape(value.shape))
+        self._made_of = batches, memory.seen
+
+    def _solve(self) -> Tensor:
+        """W over the temperature, ``(units, features)``."""
+        memory, layer = self._context.memory, self._head.layer
+        features, labels = [], []
+        for slots in memory.slots.split(CHUNK):
+            batch = memory.gather(slots)
+            x = self._context.normalize(batch.x)
+            found, _ = with_inputs(layer, self._context.forward, x)
+            if found.dim() != 2 or len(found) != len(slots):
+                raise ModelError(
+                    f"The output layer took inputs of {tuple(found.shape)} for {len(slots)} "
+                    "samples. Must be one row (n, d) a sample for closed_form_head=True."
+                )
+            features.append(found)
+            labels.append(batch.y)
+        rows = torch.cat(features)
+        rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+        if layer.bias is not None:
+            rows = functional.pad(rows, (0, 1), value=1.0)
+        return solve(rows, torch.cat(labels), units=self._head.capacity) / TEMPERATURE
+
+    def state_dict(self) -> Mapping[str, Tensor]:
+        """Nothing: it is derived from weights and memory."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Let the next prediction solve for it."""
+        self._made_of = None
+
+
+def solve(features: Tensor, labels: Tensor, *, units: int) -> Tensor:
+    """The weights W of a ridge regression on one-hot labels, each class with the same weight.
+
+    Args:
+        features: Shape ``(n, d)``.
+        labels: The unit of each sample, ``(n,)``.
+        units: How many there are; units without samples get zeros.
+
+    Returns:
+        Shape ``(units, d)``.
+    """
+    targets = (labels[:, None] == torch.arange(units, device=labels.device)).to(features.dtype)
+    counts = targets.sum(0)
+    weights = 1 / (counts.count_nonzero() * counts[labels])
+    f, y = (weights.sqrt()[:, None] * rows for rows in (features, targets))
+    damping = DAMPING * f.square().sum() / f.shape[1]
+    damping = damping.clamp_min(torch.finfo(f.dtype).tiny)
+    if len(f) < f.shape[1]:  # the same by the smaller matrix
+        return (f.T @ _inverse_times(f @ f.T, damping, y)).T
+    return _inverse_times(f.T @ f, damping, f.T @ y).T
+
+
+def _inverse_times(matrix: Tensor, damping: Tensor, right: Tensor) -> Tensor:
+    """(matrix + damping I)⁻¹ right, without waiting for a GPU."""
+    damped = matrix + damping * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+    return torch.cholesky_solve(right, torch.linalg.cholesky_ex(damped).L)

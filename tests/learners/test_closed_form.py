@@ -1,0 +1,157 @@
+"""The head that is solved for on the memory, against scikit-learn's ridge regression."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cases import Case, convnet, pictures
+from tolerances import EXACT
+from torch import Tensor, nn
+from torch.testing import assert_close
+from toys import RAW, mlp, seeded, vectors
+
+import ocar
+from ocar.closed_form import DAMPING, TEMPERATURE, solve
+from ocar.errors import ConfigError
+from ocar.learner import Learner
+
+CLOSED: dict[str, Any] = {"closed_form_head": True, "memory": 30, **RAW}
+REGRESSION: dict[str, Any] = {"likelihood": "gaussian", "memory_kind": "reservoir", **CLOSED}
+
+
+def ridge(features: Tensor, labels: Tensor, units: int) -> np.ndarray:
+    """The same weights by another library; the samples of each class weigh one class's share."""
+    linear_model = pytest.importorskip("sklearn.linear_model")
+    f, y = features.numpy(), np.eye(units)[labels.numpy()]
+    counts = y.sum(0)
+    weights = 1 / ((counts > 0).sum() * counts[labels.numpy()])
+    damping = DAMPING * (weights[:, None] * f**2).sum() / f.shape[1]
+    model = linear_model.Ridge(alpha=damping, fit_intercept=False, solver="cholesky")
+    return model.fit(f, y, sample_weight=weights).coef_
+
+
+def by_hand(learner: Learner, x: Tensor) -> Tensor:
+    """Predictions of a learner with an MLP of two layers, one of them its head."""
+    assert isinstance(learner.model, nn.Sequential)
+    body = learner.model[:-1]
+    memory, intake = learner.memory, learner.intake
+    with torch.no_grad():
+        stored, asked = (
+            torch.cat([body(intake.normalize(s)), torch.ones(len(s), 1, dtype=s.dtype)], 1)
+            for s in (memory.gather(memory.slots).x, x)
+        )
+    weights = torch.from_numpy(ridge(stored, memory.labels, learner.head.capacity))
+    return (asked @ weights.T / TEMPERATURE)[:, : len(learner.classes)]
+
+
+@pytest.mark.parametrize("samples", [5, 40])
+def test_the_weights_are_those_of_a_ridge_regression(samples: int) -> None:
+    """With fewer samples than features too, and with a unit that no sample has."""
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(samples, 12, generator=generator, dtype=torch.float64)
+    labels = torch.randint(3, (samples,), generator=generator)
+    labels[:2] = 3  # few samples of one class; unit 4 has none
+    found = solve(features, labels, units=5)
+    assert_close(found, torch.from_numpy(ridge(features, labels, 5)), **EXACT)
+    assert not found[4].any()
+
+
+def test_samples_without_features_give_a_head_of_zeros() -> None:
+    found = solve(torch.zeros(4, 3), torch.tensor([0, 1, 0, 1]), units=2)
+    assert torch.equal(found, torch.zeros(2, 3))
+
+
+@pytest.mark.parametrize("method", ["er", "ocar"])
+def test_predictions_by_hand_as_classes_and_the_head_grow(method: str) -> None:
+    """And the learning does not change."""
+    learner, without = (
+        Case(method).make(mlp(2).double(), **{**CLOSED, "closed_form_head": closed})
+        for closed in (True, False)
+    )
+    asked = next(iter(vectors(1, [0, 1])))[0].double()
+    repeated = learner.predict_repeatedly(asked)
+    for labels in ([0, 1], [2], [3, 4]):
+        for x, y in vectors(2, labels):
+            for each in (learner, without):
+                each.learn(x.double(), y)
+            expected = by_hand(learner, x.double())
+            assert_close(learner.predict(x.double(), chunk=3), expected, **EXACT)
+            assert_close(repeated(4, torch.clone), learner.predict(asked[:4]), **EXACT)
+    for name, tensor in without.model.state_dict().items():
+        assert torch.equal(learner.model.state_dict()[name], tensor)
+
+
+def test_it_follows_the_memory_and_a_restored_state(tmp_path: Path) -> None:
+    """A batch that is remembered, samples that are forgotten, an earlier state."""
+    learner = ocar.ER(mlp().double(), lr=0.1, **CLOSED)
+    batches = [(x.double(), y) for labels in ([0, 1], [2, 3]) for x, y in vectors(2, labels)]
+    for x, y in batches[:2]:
+        learner.learn(x, y)
+    serving = ocar.Serving(learner)
+    learner.save(tmp_path / "file")
+    early = learner.predict(x)
+    learner.remember(*batches[2])
+    assert_close(learner.predict(x), by_hand(learner, x), **EXACT)
+    learner.forget(batches[2][0])
+    learner.forget(label=1)
+    assert_close(learner.predict(x), by_hand(learner, x), **EXACT)
+    assert_close(serving.predict(x).logits, learner.predict(x), **EXACT)
+    assert not learner.predict(x)[:, learner.classes.index(1)].any()
+    for each in (ocar.load(tmp_path / "file", mlp().double()), copy.deepcopy(learner)):
+        with_first = each.batches == 2 and 1 in each.memory.class_counts()
+        assert_close(each.predict(x), early if with_first else learner.predict(x), **EXACT)
+    learner.forget(label=0)
+    learner.forget(label=2)
+    learner.forget(label=3)
+    assert len(learner.memory) == 0
+    plain = ocar.ER(copy.deepcopy(learner.model), lr=0.1, classes=learner.classes, **RAW)
+    assert_close(learner.predict(x), plain.predict(x), **EXACT)
+
+
+@pytest.mark.parametrize("method", ["ocar-slow", "er", "der++"])
+def test_with_slow_weights_it_is_served_saved_and_exported(method: str, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"prediction": "both", "augment": ocar.CropFlip(padding=1)}
+    learner = Case(method).make(convnet(), closed_form_head=True, slow_share=0.5, **settings)
+    serving = ocar.Serving(learner)
+    for labels in ([0, 1], [2, 3, 4]):
+        for x, y in pictures(3, labels):
+            learner.learn(x, y)
+            assert_close(serving.predict(x, chunk=3).logits, learner.predict(x))
+            repeated = learner.predict_repeatedly(x)
+            assert_close(repeated(4, torch.clone), learner.predict(x)[:4])
+    learned = copy.deepcopy(learner.model).eval()(learner.intake.normalize(x))
+    assert not torch.allclose(
+        learner.predict(x, prediction="plain"), learned[:, : len(learner.classes)]
+    )
+    learner.save(tmp_path / "file")
+    assert torch.equal(ocar.load(tmp_path / "file", convnet()).predict(x), learner.predict(x))
+    learner.export(tmp_path / "model.pt2", x=x)  # compares the predictions
+
+
+def test_a_model_in_bfloat16_and_a_head_without_bias() -> None:
+    def narrow() -> nn.Module:
+        return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4, bias=False))
+
+    learner = ocar.ER(seeded(narrow).bfloat16(), lr=0.1, **CLOSED)
+    for x, y in vectors(6, [0, 1, 2]):
+        learner.learn(x.bfloat16(), y)
+    units = torch.tensor([learner.classes.index(label) for label in y.tolist()])
+    assert learner.predict(x.bfloat16()).dtype == torch.bfloat16
+    assert (learner.predict(x.bfloat16()).argmax(1) == units).float().mean() > 0.8
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (lambda: ocar.OCAR(mlp(), **REGRESSION), "a regression"),
+        (lambda: Case("scr").make(mlp(), closed_form_head=True), "predicts without the output"),
+    ],
+)
+def test_what_cannot_be_is_said(make: Any, why: str) -> None:
+    with pytest.raises(ConfigError, match=f"Invalid closed_form_head=True. Must be False: .*{why}"):
+        make()
