@@ -108,7 +108,7 @@ class Predicting(Saved):
                 record=self._steps.graph.enabled,
             )
 
-        return Repeated(make, self.context, renew=self.renew)
+        return Repeated(make, self.context, renew=self._renew_head)
 
     def _answer(self, x: Inputs, prediction: Prediction | None = None) -> Tensor:
         """Outputs of each model for raw samples, in the units of the targets."""
@@ -121,7 +121,7 @@ class Predicting(Saved):
     @synchronized
     def _evaluate(self, x: Inputs, prediction: Prediction | None = None) -> Tensor:
         """Outputs for inputs of the model in eval mode, ``(models, n, outputs)``."""
-        self.renew(prediction)
+        self._renew_head(prediction)
         with self.context.evaluating(), self.draws(keep=False):
             if self.objective.predicts:
                 return self.objective.predict(x)[None]
@@ -139,7 +139,7 @@ class Predicting(Saved):
 
     @synchronized
     @torch.no_grad()
-    def renew(self, prediction: Prediction | None = None) -> None:
+    def _renew_head(self, prediction: Prediction | None = None) -> None:
         """Solve for the closed-form head, where it predicts and something has changed."""
         predicts = False in _models(prediction or self.settings.prediction)
         if self.closed_form is not None and predicts:
@@ -209,7 +209,7 @@ class Predicting(Saved):
         """
         if self.objective.predicts:
             return None
-        self.renew()
+        self._renew_head()
         fast = named_tensors(self.model)
         solved = {} if self.closed_form is None else self.closed_form.values
         kinds = _models(self.settings.prediction)
