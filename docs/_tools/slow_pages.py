@@ -49,6 +49,9 @@ OTHERS = {
     "split-digits, without settings": ("split-digits", WITHOUT),
 }
 """Benchmarks, and what their runs of ``ocar-slow`` changed."""
+CLOSED: dict[str, Any] = {"closed_form_head": True}
+HEADS: dict[str, dict[str, Any]] = {"er": CLOSED, "ocar": CLOSED, "ocar-slow": {**CLOSED, **MEAN}}
+"""Methods, and what their runs with a closed-form head changed."""
 
 
 def _but_fisher(result: Result) -> dict[str, Any]:
@@ -77,6 +80,21 @@ def others_table(results: Sequence[Result]) -> str:
         name = ", ".join(filter(None, (stream, "`ocar-slow`", recipe)))
         rows.append([name, *(_cell(slow, metric) for metric in METRICS)])
     return table(["", *METRICS.values()], rows, numbers=4)
+
+
+def heads_table(results: Sequence[Result]) -> str:
+    """Methods with the head that they learn, and with one that is solved for on the memory."""
+    rows = []
+    for title, benchmark in (("split-digits", "split-digits"), ("Split-MNIST", "split-mnist")):
+        mine = [r for r in results if r.runs[0].benchmark == benchmark]
+        for label, closed in HEADS.items():
+            for kind, changed in (("learned", {}), ("closed form", closed)):
+                (found,) = (
+                    r for r in mine if (r.runs[0].label, _but_fisher(r)) == (label, changed)
+                )
+                cells = (_cell(found, metric) for metric in METRICS)
+                rows.append([f"{title}, `{label}`", kind, str(len(found.runs)), *cells])
+    return table(["", "head", "seeds", *METRICS.values()], rows, numbers=5)
 
 
 def slow_table(results: Sequence[Result]) -> str:
