@@ -44,7 +44,6 @@ OTHERS = {
     ),
     "PACS": ("pacs", {}),
     "Split-MNIST": ("split-mnist", {}),
-    "Split-MNIST, without settings": ("split-mnist", WITHOUT),
     "split-digits": ("split-digits", {}),
     "split-digits, without settings": ("split-digits", WITHOUT),
 }
