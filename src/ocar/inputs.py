@@ -15,6 +15,7 @@ from ocar.augment import scale_to_unit
 from ocar.errors import InputError, OcarError
 from ocar.items import Items, check_samples, from_plain, items_of, to_plain, unnamed
 from ocar.methods.settings import LearnerSettings
+from ocar.models.check import check_call
 from ocar.models.head import GrowingHead, check_shape
 from ocar.models.latent import LatentReplay
 from ocar.models.modes import evaluating
@@ -39,6 +40,8 @@ _TRIED = 7  # samples of the first batch: with one alone, places and samples can
 _AS_THEY_ARE = (
     " (A model is given integers as they are, for an embedding. Give numbers as floating point.)"
 )
+
+_MIXED = "The model is given numbers as {}, the type of its first parameter that learns."
 
 _LOOKUPS = (nn.Embedding, nn.EmbeddingBag)  # a model with one may be given indices
 
@@ -102,6 +105,8 @@ class Intake:
         self._model = model
         self._head = head
         self._device, self._dtype = like.device, like.dtype
+        mixed = any(p.is_floating_point() and p.dtype != like.dtype for p in model.parameters())
+        self._mixed = f" ({_MIXED.format(like.dtype)})" if mixed else ""
         # A method and no module: nothing of a frozen backbone has to be undone.
         self._features = None if latent is None else latent.features
         self._takes_indices = any(isinstance(m, _LOOKUPS) for m in model.modules())
@@ -272,10 +277,11 @@ class Intake:
         """Try the first samples, so that a model that cannot take them fails before it changes."""
         if self._tried:
             return
-        with _fails_as_input_error("model", x):
-            inputs = self.normalize(x[:_TRIED])
+        with _fails_as_input_error("model", x, self._mixed):
+            inputs = apply(torch.clone, self.normalize(x[:_TRIED]))
             with self.draws(), evaluating(self._model):
                 outputs = self._outputs(inputs)
+                check_call(self._model, inputs)
                 with torch.enable_grad():
                     self.trial(self._model, inputs)
         self.outputs, self._tried = self.outputs or outputs, True
@@ -321,7 +327,7 @@ class Intake:
 
 
 @contextmanager
-def _fails_as_input_error(part: str, x: Inputs) -> Iterator[None]:
+def _fails_as_input_error(part: str, x: Inputs, hint: str = "") -> Iterator[None]:
     """Raise an ``InputError`` that names the shape of samples x, whatever a forward pass raises."""
     try:
         yield
@@ -331,7 +337,7 @@ def _fails_as_input_error(part: str, x: Inputs) -> Iterator[None]:
         shown = f"shape {tuple(x.shape[1:])}" if isinstance(x, Tensor) else describe(x)
         indices = not all(_measures(part.dtype) for part in parts_of(x).values())
         raise InputError(
-            f"The {part} cannot take samples of {shown}: {error}{_AS_THEY_ARE * indices}"
+            f"The {part} cannot take samples of {shown}: {error}{_AS_THEY_ARE * indices}{hint}"
         ) from error
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from toys import assert_same, everything, seeded, vectors
+from torch.nn import functional as F
+from toys import RAW, assert_same, everything, mlp, seeded, vectors
 from zoo.parts import Net, head, stream
 
 import ocar
+from ocar.errors import InputError, ModelError
 
 X, Y = next(vectors(1, [0, 1, 2]))
 MADE: dict[str, dict[str, Any]] = {
@@ -91,3 +94,77 @@ def test_layers_of_two_types_learn(
         learner.learn(*batch)
     assert learner.guarded.skipped == 0
     assert learner.predict(x).isfinite().all()
+
+
+def test_the_type_of_the_inputs_is_said_if_layers_have_two() -> None:
+    model = mlp()
+    model[0].bfloat16()
+    model[2].weight.data = model[2].weight.data.double()
+    check_refused(make("er", model), InputError, r"is given numbers as torch.bfloat16, the type")
+
+
+class WithoutGroup(nn.parallel.DistributedDataParallel):
+    """Without the processes that the other needs."""
+
+    def __init__(self, module: nn.Module) -> None:
+        nn.Module.__init__(self)
+        self.module = module
+
+
+@pytest.mark.parametrize("kind", [nn.DataParallel, WithoutGroup])
+def test_a_model_that_is_spread_over_devices_is_refused(kind: type[nn.Module]) -> None:
+    spread = r"spread over devices .* by \w*Parallel\. .* give the module .* ocar.Ranks"
+    for model, name in ((kind(mlp()), kind.__name__), (nn.Sequential(kind(mlp())), "in '0'")):
+        with pytest.raises(ModelError, match=rf"{name}.* is {spread}"):
+            make("er", model)
+
+
+@ALL
+def test_outputs_without_a_gradient_are_refused(method: str) -> None:
+    for run in (lambda m, x: m.inner(x).detach(), torch.no_grad()(lambda m, x: m.inner(x))):
+        learner = make(method, Net(run, inner=mlp()))
+        check_refused(learner, ModelError, "The outputs of Net have no gradient. Leave detach")
+
+
+@ALL
+@pytest.mark.parametrize(
+    "front",
+    [lambda x: x.mul_(2), lambda x: F.silu(x, inplace=True), lambda x: x.sub_(1) / 2],
+)
+def test_a_model_that_changes_its_inputs_is_refused(
+    method: str, front: Callable[[Tensor], Tensor]
+) -> None:
+    model = Net(lambda m, x: m.inner(front(x)), inner=mlp())
+    x = X.clone()
+    check_refused(make(method, model, **RAW), ModelError, r"Net changes its inputs in place")
+    assert torch.equal(x, X)
+
+
+def test_an_activation_at_the_front_may_work_in_place() -> None:
+    one, other = (make("er", nn.Sequential(nn.ReLU(inplace=i), *mlp())) for i in (True, False))
+    for learner in (one, other):
+        for x, y in vectors(4, [0, 1, 2]):
+            learner.learn(x, y)
+    assert_same(everything(one), everything(other))
+
+
+@ALL
+def test_weights_that_are_not_finite_are_named(method: str) -> None:
+    model = mlp()
+    model[0].weight.data[1, 2] = -torch.inf
+    model[2].bias.data[0] = torch.inf
+    check_refused(make(method, model), ModelError, "Sequential has NaN or Inf in 0.weight, 2.bias")
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+def test_a_head_without_units_is_refused() -> None:
+    with pytest.raises(ModelError, match="The output layer '2' has no units"):
+        make("er", nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 0)))
+
+
+def test_rar_needs_a_gradient_for_the_inputs() -> None:
+    learner = make("rar", words(nn.Embedding), lr=0.1)
+    first, second = stream("tokens", 2)
+    learner.learn(*first)
+    with pytest.raises(ModelError, match=r"RAR moves samples .* perhaps it rounds them"):
+        learner.learn(*second)

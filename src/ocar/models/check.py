@@ -11,8 +11,9 @@ from torch.nn.parameter import is_lazy
 
 from ocar.errors import ModelError
 from ocar.state import SAVED_TYPES, not_finite
-from ocar.structure import named_tensors
+from ocar.structure import Inputs, apply, call, named_tensors, parts_of
 
+_SPREAD = ("torch.nn.parallel.", "torch.distributed.fsdp.", "torch.distributed.tensor.")
 _RANDOM = (_DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
 
@@ -28,6 +29,16 @@ def check_model(model: nn.Module) -> nn.Parameter:
         what = f"the class {given.__name__}" if isinstance(given, type) else f"a {kind}"
         raise ModelError(f"A model must be an nn.Module, such as nn.Linear(4, 2); given {what}.")
     tensors = named_tensors(model)
+    for name, part in (*model.named_modules(), *tensors.items()):
+        kinds = type(part).__mro__
+        spread = next((k for k in kinds if k.__module__.startswith(_SPREAD)), None)
+        if spread is not None:
+            where = f"{kind}, in {name!r}," if name else kind
+            raise ModelError(
+                f"{where} is spread over devices or processes by {spread.__name__}. A learner "
+                "works on one device: give the module that was wrapped. For several processes use "
+                "ocar.Ranks."
+            )
     for name, tensor in tensors.items():
         if is_lazy(tensor):
             raise ModelError(
@@ -73,6 +84,32 @@ def _check_saved(model: nn.Module) -> None:
         raise ModelError(
             f"{type(model).__name__} could not be saved: {name!r} is {found}. A checkpoint holds "
             "dense tensors of real numbers."
+        )
+
+
+@torch.enable_grad()
+def check_call(model: nn.Module, x: Inputs) -> None:
+    """Raise a ``ModelError`` if a model cannot learn from inputs, which it takes.
+
+    A model may change its inputs in place, as an activation at its front does, if the changed
+    inputs have the same outputs: a learner uses inputs again.
+    """
+    if broken := not_finite(dict(model.named_parameters())):
+        raise ModelError(f"{type(model).__name__} has NaN or Inf in {', '.join(broken)}.")
+    x = apply(torch.clone, x)
+    versions = [part._version for part in parts_of(x).values()]
+    first = call(model, x)
+    if not first.requires_grad:
+        raise ModelError(
+            f"The outputs of {type(model).__name__} have no gradient. Leave detach(), .data, "
+            "numpy() and torch.no_grad() out of its forward pass."
+        )
+    if versions == [part._version for part in parts_of(x).values()]:
+        return
+    if not torch.equal(first, call(model, x)):
+        raise ModelError(
+            f"{type(model).__name__} changes its inputs in place, and a learner uses them again. "
+            "Let forward() work on a copy, x = x.clone(), or set inplace=False."
         )
 
 

@@ -295,6 +295,11 @@ def find_linear_head(model: nn.Module, name: str | None = None) -> tuple[str, nn
     if chosen not in layers:
         raise ModelError(f"Invalid head={name!r}. Must name a linear layer of the model: {listed}.")
     layer = layers[chosen]
+    if not layer.out_features:
+        raise ModelError(
+            f"The output layer {chosen!r} has no units. Give it at least one: more are added as "
+            "classes appear."
+        )
     if not any(p.requires_grad for name, p in layer.named_parameters() if name != "bias"):
         raise ModelError(f"The output layer {chosen!r} is frozen; it must train. Layers: {listed}.")
     return chosen, layer
