@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -27,7 +26,7 @@ from ocar.structure import (
     apply,
     apply_whole,
     as_inputs,
-    as_tensor,
+    as_targets,
     call,
     describe,
     one_tensor,
@@ -56,10 +55,6 @@ def _check_labels(y: Tensor) -> list[int]:
     if min(labels) < 0:
         raise InputError(f"Labels must be at least 0; given {min(labels)}.")
     return labels
-
-
-def _shown(value: object) -> str:
-    return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
 
 
 class Intake:
@@ -221,19 +216,16 @@ class Intake:
         """
         if torch.is_inference_mode_enabled():
             raise InputError("A learner cannot change in torch.inference_mode(). Leave it first.")
-        x = as_inputs(x)
-        if isinstance(y, np.ndarray):
-            y = as_tensor(y, "y")
-            y = y.to(self._dtype) if y.is_floating_point() else y  # numpy's floats are float64
+        x, y = as_inputs(x), as_targets(y, self._dtype)
         item = check_samples(x, like=self.item)
         self._check_method(x)
         if len(x) == 0:
             raise InputError("The batch is empty; it must have at least one sample.")
-        if not isinstance(y, Tensor) or y.dim() == 0 or len(y) != len(x):
+        if y.dim() == 0 or len(y) != len(x):
             raise InputError(
-                f"y must have one entry for each of {len(x)} samples; given {_shown(y)}."
+                f"y must have one entry for each of {len(x)} samples; given {tuple(y.shape)}."
             )
-        x, y = apply(_of_backward, x), _of_backward(y)
+        x, y = apply(_apart, x), _apart(y)
         units: list[int] = []
         labels = [] if self._head is None else _check_labels(y)
         x = self._encode(x)
@@ -346,9 +338,9 @@ def _measures(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype == torch.uint8
 
 
-def _of_backward(tensor: Tensor) -> Tensor:
-    """A tensor that can be part of a backward pass, which one of inference mode cannot."""
-    return tensor.clone() if tensor.is_inference() else tensor
+def _apart(tensor: Tensor) -> Tensor:
+    """A tensor that can be part of a backward pass, which must not go on into the user's graph."""
+    return tensor.clone() if tensor.is_inference() else tensor.detach()
 
 
 def _type(x: Inputs) -> str:

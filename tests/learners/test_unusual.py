@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -168,3 +169,70 @@ def test_rar_needs_a_gradient_for_the_inputs() -> None:
     learner.learn(*first)
     with pytest.raises(ModelError, match=r"RAR moves samples .* perhaps it rounds them"):
         learner.learn(*second)
+
+
+# --- inputs --------------------------------------------------------------------------------------
+
+X_WRONG: dict[str, tuple[Callable[[], Any], str]] = {
+    "sparse": (lambda: X.to_sparse(), "x must be a dense tensor .* given torch.sparse_coo on cpu"),
+    "meta": (lambda: X.to("meta"), "x must be a dense tensor .* given torch.strided on meta"),
+    "jagged": (
+        lambda: torch.nested.nested_tensor([X[0], X[1][:3]], layout=torch.jagged),
+        "x must be a dense tensor that has memory; given a nested tensor",
+    ),
+    "masked": (
+        lambda: np.ma.masked_array(X.numpy(), X.numpy() > 1),
+        r"x must have no mask, which would be lost; .* array.filled\(0\)",
+    ),
+    "objects": (
+        lambda: X.numpy().astype(object),
+        "x must hold numbers; given object. Sequences must all have one length",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", X_WRONG)
+def test_samples_that_are_refused(name: str) -> None:
+    made, message = X_WRONG[name]
+    learner = make("er", mlp())
+    learner.learn(X, Y)
+    before = everything(learner)
+    x = made()
+    for act in (lambda: learner.learn(x, Y[: len(x)]), lambda: learner.predict(x)):
+        with pytest.raises(InputError, match=message):
+            act()
+    assert_same(everything(learner), before)
+
+
+Y_WRONG: dict[str, tuple[Any, str]] = {
+    "list": (Y.tolist(), r"y must be a tensor or an array of labels \(n,\), .* given list\."),
+    "none": (None, r"y must be a tensor or an array .* given NoneType\."),
+    "number": (3, r"y must be a tensor or an array .* given int\."),
+    "words": (np.array(["a"] * 10), r"y must hold numbers; given <U1\.$"),
+    "sparse": (Y.to_sparse(), "y must be a dense tensor"),
+    "meta": (Y.to("meta"), "y must be a dense tensor"),
+    "masked": (np.ma.masked_array(Y.numpy(), Y.numpy() > 1), "y must have no mask"),
+}
+
+
+@pytest.mark.parametrize("name", Y_WRONG)
+def test_labels_that_are_refused(name: str) -> None:
+    y, message = Y_WRONG[name]
+    learner = make("er", mlp())
+    before = everything(learner)
+    with pytest.raises(InputError, match=message):
+        learner.learn(X, y)
+    assert_same(everything(learner), before)
+
+
+@ALL
+def test_samples_and_targets_of_the_users_graph_leave_it_alone(method: str) -> None:
+    weight = torch.ones(6, requires_grad=True)
+    settings = {"likelihood": "gaussian", "memory_kind": "reservoir", "standardize": False}
+    learner, plain = (make(method, mlp(units=2), **settings) for _ in range(2))
+    targets = torch.ones(10, 2)
+    for _ in range(2):
+        learner.learn(X * weight, targets * weight[:2])
+        plain.learn(X, targets)
+    assert weight.grad is None
+    assert_same(everything(learner), everything(plain))
