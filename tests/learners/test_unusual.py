@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -121,6 +122,35 @@ def test_a_model_that_is_spread_over_devices_is_refused(kind: type[nn.Module]) -
 
 
 @ALL
+def test_torchscript_is_refused(method: str) -> None:
+    reason = r"is compiled by TorchScript \(\w+\), .* Give the module before torch.jit"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        compiled = torch.jit.script(mlp()), torch.jit.trace(mlp(), X)
+    for model in (*compiled, nn.Sequential(compiled[0], nn.ReLU(), nn.Linear(4, 4))):
+        with pytest.raises(ModelError, match=reason):
+            make(method, model)
+
+
+@ALL
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda x: x.long(), r"shape \(n, outputs\), of floating point; it returned torch.int64"),
+        (lambda x: x + 0j, "of floating point; it returned torch.complex64"),
+        (lambda x: x[:, :0], r"with at least one output; it returned \(7, 0\)"),
+    ],
+)
+def test_outputs_of_a_regression_that_are_no_numbers_are_refused(
+    method: str, change: Callable[[Tensor], Tensor], match: str
+) -> None:
+    model = Net(lambda m, x: change(m.inner(x)), inner=mlp(units=2))
+    learner = make(method, model, likelihood="gaussian", memory_kind="reservoir")
+    with pytest.raises(ModelError, match=match):
+        learner.learn(X, torch.ones(10, 2))
+
+
+@ALL
 def test_outputs_without_a_gradient_are_refused(method: str) -> None:
     for run in (lambda m, x: m.inner(x).detach(), torch.no_grad()(lambda m, x: m.inner(x))):
         learner = make(method, Net(run, inner=mlp()))
@@ -155,6 +185,12 @@ def test_weights_that_are_not_finite_are_named(method: str) -> None:
     model[0].weight.data[1, 2] = -torch.inf
     model[2].bias.data[0] = torch.inf
     check_refused(make(method, model), ModelError, "Sequential has NaN or Inf in 0.weight, 2.bias")
+
+
+def test_parameters_of_the_model_itself_that_have_no_curvature_are_named() -> None:
+    model = Net(lambda m, x: m.inner(x) / m.heat, inner=mlp(), heat=nn.Parameter(torch.ones(())))
+    with pytest.warns(UserWarning, match=r"plain gradient: heat \(parameter\)\."):
+        make("ocar", model)
 
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")

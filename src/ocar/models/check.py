@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from itertools import product
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,18 @@ from ocar.errors import ModelError
 from ocar.state import SAVED_TYPES, not_finite
 from ocar.structure import Inputs, apply, call, named_tensors, parts_of
 
-_SPREAD = ("torch.nn.parallel.", "torch.distributed.fsdp.", "torch.distributed.tensor.")
+_SPREAD = (
+    "is spread over devices or processes by {}. A learner works on one device: give the module "
+    "that was wrapped. For several processes use ocar.Ranks."
+)
+_REFUSED = {
+    "torch.nn.parallel.": _SPREAD,
+    "torch.distributed.fsdp.": _SPREAD,
+    "torch.distributed.tensor.": _SPREAD,
+    "torch.jit.": "is compiled by TorchScript ({}), whose layers cannot be changed or copied. Give "
+    "the module before torch.jit, and export the learner's model later.",
+}
+"""Why modules and tensors of PyTorch's packages cannot learn, with the name of their class."""
 _RANDOM = (_DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
 
@@ -30,15 +42,10 @@ def check_model(model: nn.Module) -> nn.Parameter:
         raise ModelError(f"A model must be an nn.Module, such as nn.Linear(4, 2); given {what}.")
     tensors = named_tensors(model)
     for name, part in (*model.named_modules(), *tensors.items()):
-        kinds = type(part).__mro__
-        spread = next((k for k in kinds if k.__module__.startswith(_SPREAD)), None)
-        if spread is not None:
-            where = f"{kind}, in {name!r}," if name else kind
-            raise ModelError(
-                f"{where} is spread over devices or processes by {spread.__name__}. A learner "
-                "works on one device: give the module that was wrapped. For several processes use "
-                "ocar.Ranks."
-            )
+        for base, (package, reason) in product(type(part).__mro__, _REFUSED.items()):
+            if base.__module__.startswith(package):
+                where = f"{kind}, in {name!r}," if name else kind
+                raise ModelError(f"{where} {reason.format(base.__name__)}")
     for name, tensor in tensors.items():
         if is_lazy(tensor):
             raise ModelError(
@@ -148,8 +155,9 @@ def copy_model(model: nn.Module) -> nn.Module:
     try:
         copied = copy.deepcopy(model)
     except Exception as error:  # what a module's parts raise can be anything
+        said = str(error).rstrip(".")
         raise ModelError(
-            f"{type(model).__name__} cannot be copied: {error} Of torch.nn.utils.weight_norm and "
+            f"{type(model).__name__} cannot be copied: {said}. Of torch.nn.utils.weight_norm and "
             "spectral_norm use the form in torch.nn.utils.parametrizations."
         ) from error
     for mine, theirs in zip(copied.parameters(), model.parameters(), strict=True):

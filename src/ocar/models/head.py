@@ -258,6 +258,10 @@ def check_shape(
             f"{wanted}, as a tensor; it returned a {type(outputs).__name__}. Give a module that "
             "calls it and returns the logits alone."
         )
+    if not outputs.is_floating_point():
+        raise ModelError(f"{wanted}, of floating point; it returned {outputs.dtype}.")
+    if not outputs.shape[-1:].numel():
+        raise ModelError(f"{wanted}, with at least one output; it returned {tuple(outputs.shape)}.")
     if outputs.dim() != 2 or outputs.shape != (rows, units or outputs.shape[-1]):
         samples = "one sample" if rows == 1 else f"{rows} samples"
         advice = "" if head is None else " Name the output layer, head=..., if it is another."
