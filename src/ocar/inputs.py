@@ -14,7 +14,7 @@ from ocar.augment import scale_to_unit
 from ocar.errors import InputError, OcarError
 from ocar.items import Items, check_samples, from_plain, items_of, to_plain, unnamed
 from ocar.methods.settings import LearnerSettings
-from ocar.models.check import check_call
+from ocar.models.check import buffers_kept, check_call
 from ocar.models.head import GrowingHead, check_shape
 from ocar.models.latent import LatentReplay
 from ocar.models.modes import evaluating
@@ -271,7 +271,7 @@ class Intake:
             return
         with _fails_as_input_error("model", x, self._mixed):
             inputs = apply(torch.clone, self.normalize(x[:_TRIED]))
-            with self.draws(), evaluating(self._model):
+            with self.draws(), evaluating(self._model), buffers_kept(self._model):
                 outputs = self._outputs(inputs)
                 check_call(self._model, inputs)
                 with torch.enable_grad():

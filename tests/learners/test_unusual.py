@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -155,6 +156,56 @@ def test_outputs_without_a_gradient_are_refused(method: str) -> None:
     for run in (lambda m, x: m.inner(x).detach(), torch.no_grad()(lambda m, x: m.inner(x))):
         learner = make(method, Net(run, inner=mlp()))
         check_refused(learner, ModelError, "The outputs of Net have no gradient. Leave detach")
+
+
+@ALL
+@pytest.mark.parametrize("likelihood", ["categorical", "gaussian"])
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (lambda x: (x, x), "as a tensor; it returned a tuple. Give a module that"),
+        (lambda x: x[1:], r"it returned \(9, 4\) for 10 samples"),
+    ],
+)
+def test_other_outputs_in_train_mode_are_refused(
+    method: str, likelihood: str, change: Callable[[Tensor], Any], match: str
+) -> None:
+    """As those of networks with auxiliary heads."""
+
+    def run(m: Any, x: Tensor) -> Any:
+        return change(m.inner(x)) if m.training else m.inner(x)
+
+    kind = {"likelihood": likelihood, "memory_kind": "reservoir", "replay_batch": 0}
+    learner = make(method, Net(run, inner=mlp()), **kind)
+    before = everything(learner)
+    with pytest.raises(ModelError, match=match):
+        learner.learn(X, Y if likelihood == "categorical" else torch.ones(10, 4))
+    assert_same(everything(learner), before)
+
+
+@ALL
+@pytest.mark.parametrize("replaced", [True, False])
+def test_buffers_that_change_in_eval_mode_resume_to_the_bit(
+    method: str, replaced: bool, tmp_path: Path
+) -> None:
+    def run(m: Any, x: Tensor) -> Tensor:
+        m.calls = m.calls + 1 if replaced else m.calls.add_(1)
+        outputs: Tensor = m.inner(x) + m.calls / 1000
+        return outputs
+
+    def model() -> nn.Module:
+        return Net(run, inner=mlp(), calls=nn.Buffer(torch.zeros(())))
+
+    learner = make(method, model())
+    batches = list(vectors(4, [0, 1, 2]))
+    for x, y in batches[:2]:
+        learner.learn(x, y)
+    learner.save(tmp_path / "file")
+    resumed = ocar.load(tmp_path / "file", model())
+    for one in (learner, resumed):
+        for x, y in batches[2:]:
+            one.learn(x, y)
+    assert_same(everything(resumed), everything(learner))
 
 
 @ALL

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import product
 
 import torch
@@ -92,6 +94,22 @@ def _check_saved(model: nn.Module) -> None:
             f"{type(model).__name__} could not be saved: {name!r} is {found}. A checkpoint holds "
             "dense tensors of real numbers."
         )
+
+
+@contextmanager
+def buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Inside it a model may change its buffers; afterwards they are what they were."""
+    before = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
+    try:
+        yield
+    finally:
+        for module, name, buffer, values in before:
+            module._buffers[name] = buffer
+            buffer.data.copy_(values)
 
 
 @torch.enable_grad()
