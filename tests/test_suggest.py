@@ -294,6 +294,16 @@ def test_a_model_that_cannot_be_copied_is_refused() -> None:
         ocar.suggest(model, toy(), trials=1)
 
 
+def test_a_model_that_cannot_learn_is_refused_before_the_stream_is_read() -> None:
+    for model, reason in (
+        (nn.Sequential(nn.LazyLinear(4)), "Sequential is lazy: '0.weight' has no shape yet"),
+        (toy_model().requires_grad_(False), "no parameter that requires a gradient"),
+        (nn.Linear, "A model must be an nn.Module"),
+    ):
+        with pytest.raises(ModelError, match=reason):
+            ocar.suggest(model, 7, trials=1)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("guarded", [True, False])
 def test_settings_that_diverge_are_never_suggested(guarded: bool) -> None:
     """A guard skips steps that are not finite; without it the weights become NaN."""

@@ -138,7 +138,8 @@ def require_options(config: Any) -> None:
             continue
         types, allowed = _TYPES[kind]
         named = (_TYPES[o][1] if o in _TYPES else o.__name__ for o in others)
-        require(name, value, isinstance(value, types), " or ".join([allowed, *named]))
+        valid = isinstance(value, types) and (kind is bool or not isinstance(value, bool))
+        require(name, value, valid, " or ".join([allowed, *named]))
         if kind is not Callable and type(value) not in (bool, int, float, str):
             object.__setattr__(config, name, kind(value))
 

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -15,6 +14,7 @@ from ocar.augment import scale_to_unit
 from ocar.errors import InputError, OcarError
 from ocar.items import Items, check_samples, from_plain, items_of, to_plain, unnamed
 from ocar.methods.settings import LearnerSettings
+from ocar.models.check import buffers_kept, check_call
 from ocar.models.head import GrowingHead, check_shape
 from ocar.models.latent import LatentReplay
 from ocar.models.modes import evaluating
@@ -26,7 +26,7 @@ from ocar.structure import (
     apply,
     apply_whole,
     as_inputs,
-    as_tensor,
+    as_targets,
     call,
     describe,
     one_tensor,
@@ -39,6 +39,8 @@ _TRIED = 7  # samples of the first batch: with one alone, places and samples can
 _AS_THEY_ARE = (
     " (A model is given integers as they are, for an embedding. Give numbers as floating point.)"
 )
+
+_MIXED = "The model is given numbers as {}, the type of its first parameter that learns."
 
 _LOOKUPS = (nn.Embedding, nn.EmbeddingBag)  # a model with one may be given indices
 
@@ -53,10 +55,6 @@ def _check_labels(y: Tensor) -> list[int]:
     if min(labels) < 0:
         raise InputError(f"Labels must be at least 0; given {min(labels)}.")
     return labels
-
-
-def _shown(value: object) -> str:
-    return str(tuple(value.shape)) if isinstance(value, Tensor) else type(value).__name__
 
 
 class Intake:
@@ -102,6 +100,8 @@ class Intake:
         self._model = model
         self._head = head
         self._device, self._dtype = like.device, like.dtype
+        mixed = any(p.is_floating_point() and p.dtype != like.dtype for p in model.parameters())
+        self._mixed = f" ({_MIXED.format(like.dtype)})" if mixed else ""
         # A method and no module: nothing of a frozen backbone has to be undone.
         self._features = None if latent is None else latent.features
         self._takes_indices = any(isinstance(m, _LOOKUPS) for m in model.modules())
@@ -216,19 +216,16 @@ class Intake:
         """
         if torch.is_inference_mode_enabled():
             raise InputError("A learner cannot change in torch.inference_mode(). Leave it first.")
-        x = as_inputs(x)
-        if isinstance(y, np.ndarray):
-            y = as_tensor(y, "y")
-            y = y.to(self._dtype) if y.is_floating_point() else y  # numpy's floats are float64
+        x, y = as_inputs(x), as_targets(y, self._dtype)
         item = check_samples(x, like=self.item)
         self._check_method(x)
         if len(x) == 0:
             raise InputError("The batch is empty; it must have at least one sample.")
-        if not isinstance(y, Tensor) or y.dim() == 0 or len(y) != len(x):
+        if y.dim() == 0 or len(y) != len(x):
             raise InputError(
-                f"y must have one entry for each of {len(x)} samples; given {_shown(y)}."
+                f"y must have one entry for each of {len(x)} samples; given {tuple(y.shape)}."
             )
-        x, y = apply(_of_backward, x), _of_backward(y)
+        x, y = apply(_apart, x), _apart(y)
         units: list[int] = []
         labels = [] if self._head is None else _check_labels(y)
         x = self._encode(x)
@@ -272,10 +269,11 @@ class Intake:
         """Try the first samples, so that a model that cannot take them fails before it changes."""
         if self._tried:
             return
-        with _fails_as_input_error("model", x):
-            inputs = self.normalize(x[:_TRIED])
-            with self.draws(), evaluating(self._model):
+        with _fails_as_input_error("model", x, self._mixed):
+            inputs = apply(torch.clone, self.normalize(x[:_TRIED]))
+            with self.draws(), evaluating(self._model), buffers_kept(self._model):
                 outputs = self._outputs(inputs)
+                check_call(self._model, inputs)
                 with torch.enable_grad():
                     self.trial(self._model, inputs)
         self.outputs, self._tried = self.outputs or outputs, True
@@ -321,7 +319,7 @@ class Intake:
 
 
 @contextmanager
-def _fails_as_input_error(part: str, x: Inputs) -> Iterator[None]:
+def _fails_as_input_error(part: str, x: Inputs, hint: str = "") -> Iterator[None]:
     """Raise an ``InputError`` that names the shape of samples x, whatever a forward pass raises."""
     try:
         yield
@@ -331,7 +329,7 @@ def _fails_as_input_error(part: str, x: Inputs) -> Iterator[None]:
         shown = f"shape {tuple(x.shape[1:])}" if isinstance(x, Tensor) else describe(x)
         indices = not all(_measures(part.dtype) for part in parts_of(x).values())
         raise InputError(
-            f"The {part} cannot take samples of {shown}: {error}{_AS_THEY_ARE * indices}"
+            f"The {part} cannot take samples of {shown}: {error}{_AS_THEY_ARE * indices}{hint}"
         ) from error
 
 
@@ -340,9 +338,9 @@ def _measures(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point or dtype == torch.uint8
 
 
-def _of_backward(tensor: Tensor) -> Tensor:
-    """A tensor that can be part of a backward pass, which one of inference mode cannot."""
-    return tensor.clone() if tensor.is_inference() else tensor
+def _apart(tensor: Tensor) -> Tensor:
+    """A tensor that can be part of a backward pass, which must not go on into the user's graph."""
+    return tensor.clone() if tensor.is_inference() else tensor.detach()
 
 
 def _type(x: Inputs) -> str:

@@ -87,6 +87,7 @@ class Learner(Predicting):
         parameter = check_model(model)
         given = guard is None or isinstance(guard, Guard)
         require("guard", guard, given, "a Guard, or None for no guard")
+        require("record", record, isinstance(record, bool), "True or False")
         settings.check_transform(transform)
         accel.lay_out_(model)
         self.lock = Lock()
@@ -336,6 +337,8 @@ class Learner(Predicting):
             raise InputError("Give either the samples to forget, x, or their class, label=...")
         if label is not None and self.head is None:
             raise InputError("A regression has no classes. Give the samples to forget, x.")
+        if label is not None and not hasattr(label, "__index__"):
+            raise InputError(f"label must be an integer; given {label!r}.")
         if x is not None and self.latent is not None:
             raise InputError(
                 "The memory stores features of a frozen backbone, in which a sample cannot be "

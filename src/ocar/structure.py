@@ -99,9 +99,9 @@ def as_inputs(x: Given) -> Inputs:
     Raises:
         InputError: x is something else, its parts are not equally long, or a name is none.
     """
-    if isinstance(x, (Tensor, Structure)):
+    if isinstance(x, Structure):
         return x
-    if isinstance(x, np.ndarray):
+    if isinstance(x, (Tensor, np.ndarray)):
         return as_tensor(x, "x")
     named: Iterable[tuple[Any, Any]]
     if isinstance(x, Mapping):
@@ -151,13 +151,21 @@ def as_tensor(value: Any, name: str) -> Tensor:
     """A tensor, or an array as one.
 
     Raises:
-        InputError: It is something else, or of a type that tensors do not have.
+        InputError: It is something else, not dense, or of a type that tensors do not have.
     """
     if isinstance(value, Tensor):
+        if value.layout != torch.strided or value.is_nested or value.is_meta:
+            kind = "a nested tensor" if value.is_nested else f"{value.layout} on {value.device}"
+            raise InputError(f"{name} must be a dense tensor that has memory; given {kind}.")
         return value
     if not isinstance(value, np.ndarray):
         kind = type(value).__name__
         raise InputError(f"{name} must be a tensor or an array (n, ...); given {kind}. {PADDING}")
+    if isinstance(value, np.ma.MaskedArray):
+        raise InputError(
+            f"{name} must have no mask, which would be lost; given a masked array. Fill it: "
+            "array.filled(0)."
+        )
     try:
         # A copy where torch cannot share: negative strides, another byte order, read only.
         shared = (
@@ -165,7 +173,24 @@ def as_tensor(value: Any, name: str) -> Tensor:
         )
         return torch.from_numpy(value if shared else value.astype(value.dtype.newbyteorder("=")))
     except TypeError as error:
-        raise InputError(f"{name} must hold numbers; given {value.dtype}. {PADDING}") from error
+        padding = f" {PADDING}" if value.dtype == object else ""
+        raise InputError(f"{name} must hold numbers; given {value.dtype}.{padding}") from error
+
+
+def as_targets(y: Given, dtype: torch.dtype) -> Tensor:
+    """Labels or targets as a tensor; floating-point arrays, which numpy makes float64, as a type.
+
+    Raises:
+        InputError: They are no tensor and no array.
+    """
+    if not isinstance(y, (Tensor, np.ndarray)):
+        raise InputError(
+            "y must be a tensor or an array of labels (n,), or of targets (n, outputs); given "
+            f"{type(y).__name__}."
+        )
+    found = as_tensor(y, "y")
+    given = isinstance(y, Tensor) or not found.is_floating_point()
+    return found if given else found.to(dtype)
 
 
 def parts_of(x: Inputs) -> dict[str, Tensor]:

@@ -375,7 +375,7 @@ BAD = [
     (GOOD_X, GOOD_Y.float(), r"y must be integer labels of shape \(n,\); given torch.float32"),
     (GOOD_X, GOOD_Y.bool(), r"y must be integer labels of shape \(n,\); given torch.bool"),
     (GOOD_X, GOOD_Y[:9], r"one entry for each of 10 samples; given \(9,\)"),
-    (GOOD_X, GOOD_Y.tolist(), r"one entry for each of 10 samples; given list"),
+    (GOOD_X, GOOD_Y.tolist(), r"y must be a tensor or an array of labels .* given list"),
     (GOOD_X, GOOD_Y[:, None], r"y must be integer labels of shape \(n,\)"),
     (GOOD_X[:, :5], GOOD_Y, r"shape \(5,\)|cannot take samples|given \(5,\)"),
     (GOOD_X[:0], GOOD_Y[:0], r"The batch is empty"),

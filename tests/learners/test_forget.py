@@ -68,6 +68,8 @@ def test_what_cannot_be_forgotten_is_said() -> None:
         learner.forget(x, label=1)
     with pytest.raises(InputError, match="must hold samples of shape"):
         learner.forget(x[:, :2])
+    with pytest.raises(InputError, match="label must be an integer; given '1'"):
+        learner.forget(label="1")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="A regression has no classes"):
         ocar.ER(mlp(), lr=0.1, memory=5, memory_kind="reservoir", likelihood="gaussian").forget(
             label=1

@@ -534,6 +534,15 @@ def test_what_is_no_pair_is_refused(name: str, by_reader: bool) -> None:
     assert rest.endswith("y of integer labels or floating-point targets.")
 
 
+def test_labels_are_arrays_of_any_layout_without_a_mask() -> None:
+    x, y = np.arange(6.0).reshape(2, 3), np.array([0, 1])
+    (batch,) = IterableStream([(x[::-1], y[::-1])])
+    assert torch.equal(batch.y, torch.tensor([1, 0]))
+    assert torch.equal(_inputs(batch.x), torch.tensor(x[::-1].copy()))
+    with pytest.raises(InputError, match="Batch 0: y must have no mask, which would be lost"):
+        list(IterableStream([(x, np.ma.masked_array(y, y > 0))]))
+
+
 def test_other_wrong_arguments_are_refused() -> None:
     with pytest.raises(InputError, match="The validation data of task 1 is a Tensor"):
         IterableStream([], [], validation=[(TENSOR, LABELS), TENSOR])

@@ -7,6 +7,7 @@ copy is needed. Only what is saved is in one fixed order, channels first.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Hashable, Sequence
 
@@ -17,14 +18,17 @@ _WIDE = 64  # output channels from which channels last is faster on tensor cores
 
 
 def lay_out_(model: nn.Module) -> None:
-    """Choose the layout of the convolutions of a model for its device; values stay.
+    """Choose the layout of a model's convolutions for its device, and of its gradients.
 
-    Their outputs have the same layout, so that a stage of a network changes the layout of its
-    images once.
+    Values stay. The outputs of a convolution have its layout, so that a stage of a network changes
+    the layout of its images once. The gradients of embeddings are dense: what a step does to a
+    gradient, such as flattening or preconditioning it, needs all of its rows.
     """
-    for conv in model.modules():
-        if type(conv) is nn.Conv2d and prefers_channels_last(conv):
-            conv.weight.data = conv.weight.data.contiguous(memory_format=torch.channels_last)
+    for module in model.modules():
+        if type(module) is nn.Conv2d and prefers_channels_last(module):
+            module.weight.data = module.weight.data.contiguous(memory_format=torch.channels_last)
+        elif isinstance(module, (nn.Embedding, nn.EmbeddingBag)):
+            module.sparse = False
 
 
 def prefers_channels_last(conv: nn.Conv2d) -> bool:
@@ -63,9 +67,10 @@ class Scratch:
         if not all(t.is_cpu for t in tensors):
             return flat(tensors)
         numbers = [in_memory(t.detach()).reshape(-1) for t in tensors]
+        dtype = functools.reduce(torch.promote_types, {t.dtype for t in numbers})
         place = self._places.get(key)
-        if place is None or place.dtype != numbers[0].dtype:
-            place = self._places[key] = numbers[0].new_empty(0)
+        if place is None or place.dtype != dtype:
+            place = self._places[key] = torch.empty(0, dtype=dtype)
         return torch.cat(numbers, out=place.resize_(sum(map(len, numbers))))
 
 
@@ -75,7 +80,8 @@ def inner(row: Tensor, tensors: Sequence[Tensor]) -> Tensor:
         return torch.dot(row, flat(tensors))
     pieces = row.split([t.numel() for t in tensors])
     parts = zip(pieces, tensors, strict=True)
-    return torch.stack([torch.dot(p, in_memory(t).reshape(-1)) for p, t in parts]).sum()
+    others = ((p, in_memory(t).reshape(-1).to(p.dtype)) for p, t in parts)
+    return torch.stack([torch.dot(p, other) for p, other in others]).sum()
 
 
 def has_square_kernel(conv: nn.Conv2d) -> bool:

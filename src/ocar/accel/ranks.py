@@ -23,7 +23,7 @@ from torch import Tensor
 from torch import distributed as dist
 
 from ocar.errors import ConfigError, InputError, RankError, RankLeftError
-from ocar.structure import Given, Inputs, as_inputs, as_tensor, from_parts, parts_of
+from ocar.structure import Given, Inputs, as_inputs, as_targets, from_parts, parts_of
 
 T = TypeVar("T")
 
@@ -257,9 +257,7 @@ class Ranks:
         error, rows = "", 0
         parts: dict[str, Tensor] = {}
         try:
-            x, is_array = as_inputs(x), not isinstance(y, Tensor)
-            y = as_tensor(y, "y")
-            y = y.to(dtype) if is_array and y.is_floating_point() else y  # numpy's are float64
+            x, y = as_inputs(x), as_targets(y, dtype)
             if y.dim() == 0 or len(x) != len(y):
                 raise InputError(
                     f"y must have one entry for each of {len(x)} samples; given {tuple(y.shape)}."

@@ -68,10 +68,11 @@ class DenseBlocks(Blocks[WholeModel]):
         for name, inverse in self.buffer.derived.get("inverses", {}).items():
             parameters = self.layers[name].parameters
             grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-            result = inverse[0] @ torch.cat([grad.flatten() for grad in grads])
+            row = torch.cat([grad.flatten() for grad in grads])
+            result = inverse[0] @ row.to(inverse.dtype)
             parts = result.split([p.numel() for p in parameters])
             for parameter, part in zip(parameters, parts, strict=True):
-                parameter.grad = part.view_as(parameter).clone()
+                parameter.grad = part.view_as(parameter).to(parameter.dtype, copy=True)
 
     def eigenvalues(self, layer: WholeModel, damping: float) -> Tensor:
         """Eigenvalues of the damped Fisher."""

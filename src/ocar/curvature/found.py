@@ -110,7 +110,7 @@ def uncovered(
         without = [n for n, p in own.items() if p not in covered]
         if not without or isinstance(module, NORM_LAYERS):
             continue
-        if len(without) == len(own):
+        if name and len(without) == len(own):
             found[name] = type(module).__name__
         else:
             prefix = f"{name}." if name else ""

@@ -15,7 +15,7 @@ from ocar import accel
 from ocar.errors import ConfigError, ModelError
 from ocar.memory import Memory
 from ocar.methods.student_t import ResidualScale
-from ocar.models.head import GrowingHead
+from ocar.models.head import GrowingHead, check_shape
 from ocar.models.modes import evaluating
 from ocar.structure import Inputs, call, first_input
 
@@ -73,8 +73,13 @@ class Context:
     """Shares passes of the model out over ranks; None on one device."""
 
     def forward(self, x: Inputs) -> Tensor:
-        """Outputs of the model for its inputs."""
-        return call(self.model, x)
+        """Outputs of the model for its inputs; a ``ModelError`` if they are none in this mode."""
+        outputs = call(self.model, x)
+        if self.head is None:
+            check_shape(outputs, rows=len(x))
+        else:
+            check_shape(outputs, rows=len(x), units=self.head.capacity, head=self.head.name)
+        return outputs
 
     def forward_shared(self, x: Inputs) -> Tensor:
         """The same for inputs that all ranks have, each of which computes a share.

@@ -112,6 +112,7 @@ class LPRTransform(Transform):
 
         def add_up(name: str, layer: nn.Module, *given: Any) -> None:
             z = self._inputs(self.layers[name], first_input(*given))
+            z = z.to(torch.promote_types(z.dtype, torch.float32))  # to invert 16 bits is impossible
             moment = z.new_empty(z.shape[1], z.shape[2], z.shape[2])
             accel.gram([lambda: z], [1.0], [moment])  # z zᵀ
             moments[name] = moments[name].add_(moment) if name in moments else moment

@@ -33,6 +33,7 @@ import torch
 from torch import Tensor
 
 from ocar.config import require_range
+from ocar.errors import ModelError
 from ocar.methods.context import Context
 from ocar.methods.copies import VirtualStep
 from ocar.methods.objective import (
@@ -128,7 +129,7 @@ class AdversarialReplay(ClassObjective[RARSettings]):
         farthest = distances(ours, theirs, y, joint.y, same=-torch.inf).max(1)
         targets = torch.where(farthest.values.isfinite(), joint.y[farthest.indices], 0)
         loss = mean_loss(logits, targets, joint.active)
-        (grad,) = torch.autograd.grad(loss, moving)
+        grad = _gradient(loss, moving)
         return ascend_once(
             x, grad, epsilon=self.settings.epsilon, iterations=self.settings.iterations
         )
@@ -147,7 +148,7 @@ class AdversarialReplay(ClassObjective[RARSettings]):
         for _ in range(self.settings.iterations):
             moving = moved.detach().requires_grad_()
             loss = sample_losses(virtual(moving), targets, joint.active).sum()
-            (grad,) = torch.autograd.grad(loss, moving)
+            grad = _gradient(loss, moving)
             norms = _like(grad.abs().flatten(1).sum(1), grad)
             normalized = grad / norms.clamp_min(torch.finfo(grad.dtype).tiny)
             momentum = self.settings.decay * momentum + normalized
@@ -163,6 +164,17 @@ class AdversarialReplay(ClassObjective[RARSettings]):
         normalize = self.context.normalize
         black, white = (one_tensor(normalize(torch.full_like(raw[:1], v))) for v in (0, 255))
         return torch.minimum(black, white), torch.maximum(black, white)
+
+
+def _gradient(loss: Tensor, x: Tensor) -> Tensor:
+    """The gradient of a loss for inputs x."""
+    if not loss.requires_grad:
+        raise ModelError(
+            "RAR moves samples by the gradient of the loss, and the outputs of this model have no "
+            "gradient for its inputs; perhaps it rounds them, x.long(). Use another method."
+        )
+    (grad,) = torch.autograd.grad(loss, x)
+    return grad
 
 
 def distances(x: Tensor, others: Tensor, y: Tensor, y_others: Tensor, *, same: float) -> Tensor:

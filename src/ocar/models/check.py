@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import product
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +14,20 @@ from torch.nn.parameter import is_lazy
 
 from ocar.errors import ModelError
 from ocar.state import SAVED_TYPES, not_finite
-from ocar.structure import named_tensors
+from ocar.structure import Inputs, apply, call, named_tensors, parts_of
 
+_SPREAD = (
+    "is spread over devices or processes by {}. A learner works on one device: give the module "
+    "that was wrapped. For several processes use ocar.Ranks."
+)
+_REFUSED = {
+    "torch.nn.parallel.": _SPREAD,
+    "torch.distributed.fsdp.": _SPREAD,
+    "torch.distributed.tensor.": _SPREAD,
+    "torch.jit.": "is compiled by TorchScript ({}), whose layers cannot be changed or copied. Give "
+    "the module before torch.jit, and export the learner's model later.",
+}
+"""Why modules and tensors of PyTorch's packages cannot learn, with the name of their class."""
 _RANDOM = (_DropoutNd, nn.RReLU, nn.FractionalMaxPool2d, nn.FractionalMaxPool3d)
 
 
@@ -28,6 +43,11 @@ def check_model(model: nn.Module) -> nn.Parameter:
         what = f"the class {given.__name__}" if isinstance(given, type) else f"a {kind}"
         raise ModelError(f"A model must be an nn.Module, such as nn.Linear(4, 2); given {what}.")
     tensors = named_tensors(model)
+    for name, part in (*model.named_modules(), *tensors.items()):
+        for base, (package, reason) in product(type(part).__mro__, _REFUSED.items()):
+            if base.__module__.startswith(package):
+                where = f"{kind}, in {name!r}," if name else kind
+                raise ModelError(f"{where} {reason.format(base.__name__)}")
     for name, tensor in tensors.items():
         if is_lazy(tensor):
             raise ModelError(
@@ -76,6 +96,48 @@ def _check_saved(model: nn.Module) -> None:
         )
 
 
+@contextmanager
+def buffers_kept(model: nn.Module) -> Iterator[None]:
+    """Inside it a model may change its buffers; afterwards they are what they were."""
+    before = [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module.named_buffers(recurse=False)
+    ]
+    try:
+        yield
+    finally:
+        for module, name, buffer, values in before:
+            module._buffers[name] = buffer
+            buffer.data.copy_(values)
+
+
+@torch.enable_grad()
+def check_call(model: nn.Module, x: Inputs) -> None:
+    """Raise a ``ModelError`` if a model cannot learn from inputs, which it takes.
+
+    A model may change its inputs in place, as an activation at its front does, if the changed
+    inputs have the same outputs: a learner uses inputs again.
+    """
+    if broken := not_finite(dict(model.named_parameters())):
+        raise ModelError(f"{type(model).__name__} has NaN or Inf in {', '.join(broken)}.")
+    x = apply(torch.clone, x)
+    versions = [part._version for part in parts_of(x).values()]
+    first = call(model, x)
+    if not first.requires_grad:
+        raise ModelError(
+            f"The outputs of {type(model).__name__} have no gradient. Leave detach(), .data, "
+            "numpy() and torch.no_grad() out of its forward pass."
+        )
+    if versions == [part._version for part in parts_of(x).values()]:
+        return
+    if not torch.equal(first, call(model, x)):
+        raise ModelError(
+            f"{type(model).__name__} changes its inputs in place, and a learner uses them again. "
+            "Let forward() work on a copy, x = x.clone(), or set inplace=False."
+        )
+
+
 def hidden_buffers(model: nn.Module) -> dict[str, Tensor]:
     """The buffers that a model keeps out of its ``state_dict``, those that a file can hold."""
     saved = model.state_dict().keys()
@@ -111,8 +173,9 @@ def copy_model(model: nn.Module) -> nn.Module:
     try:
         copied = copy.deepcopy(model)
     except Exception as error:  # what a module's parts raise can be anything
+        said = str(error).rstrip(".")
         raise ModelError(
-            f"{type(model).__name__} cannot be copied: {error} Of torch.nn.utils.weight_norm and "
+            f"{type(model).__name__} cannot be copied: {said}. Of torch.nn.utils.weight_norm and "
             "spectral_norm use the form in torch.nn.utils.parametrizations."
         ) from error
     for mine, theirs in zip(copied.parameters(), model.parameters(), strict=True):

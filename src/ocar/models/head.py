@@ -258,6 +258,10 @@ def check_shape(
             f"{wanted}, as a tensor; it returned a {type(outputs).__name__}. Give a module that "
             "calls it and returns the logits alone."
         )
+    if not outputs.is_floating_point():
+        raise ModelError(f"{wanted}, of floating point; it returned {outputs.dtype}.")
+    if not outputs.shape[-1:].numel():
+        raise ModelError(f"{wanted}, with at least one output; it returned {tuple(outputs.shape)}.")
     if outputs.dim() != 2 or outputs.shape != (rows, units or outputs.shape[-1]):
         samples = "one sample" if rows == 1 else f"{rows} samples"
         advice = "" if head is None else " Name the output layer, head=..., if it is another."
@@ -295,6 +299,11 @@ def find_linear_head(model: nn.Module, name: str | None = None) -> tuple[str, nn
     if chosen not in layers:
         raise ModelError(f"Invalid head={name!r}. Must name a linear layer of the model: {listed}.")
     layer = layers[chosen]
+    if not layer.out_features:
+        raise ModelError(
+            f"The output layer {chosen!r} has no units. Give it at least one: more are added as "
+            "classes appear."
+        )
     if not any(p.requires_grad for name, p in layer.named_parameters() if name != "bias"):
         raise ModelError(f"The output layer {chosen!r} is frozen; it must train. Layers: {listed}.")
     return chosen, layer

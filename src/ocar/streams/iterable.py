@@ -7,6 +7,7 @@ import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,7 +22,7 @@ from ocar.streams.base import (
     read_position,
 )
 from ocar.streams.readers import PAIR, Place, Reader, as_pair
-from ocar.structure import as_samples, describe
+from ocar.structure import as_samples, as_tensor, describe
 
 Pairs = Iterable[tuple[Any, Any]]
 """Batches ``(x, y)`` of tensors, arrays, or anything that ``torch.as_tensor`` takes; x may be a
@@ -220,7 +221,8 @@ def as_labelled(pair: Any, where: str = "The batch") -> Labelled:
     try:
         x = as_samples(given[0])
         part = "y"
-        y = torch.as_tensor(given[1])
+        y = given[1]
+        y = as_tensor(y, "y") if isinstance(y, (Tensor, np.ndarray)) else torch.as_tensor(y)
         if y.is_complex():
             raise TypeError(f"it has {y.dtype}")
     except InputError as error:

@@ -20,6 +20,7 @@ from ocar.make import make_learner
 from ocar.memory import Memory
 from ocar.methods.registry import make_settings, usual_interval
 from ocar.methods.spaces import search_space
+from ocar.models.check import check_model
 from ocar.streams.iterable import Pairs
 from ocar.suggest.plan import MOST, PILOT, PREFIXES, Plan, make_plan
 from ocar.suggest.progress import Line, TimeOver, Watch, score_text, time_text
@@ -128,8 +129,10 @@ def suggest(
     Raises:
         ConfigError: A name is unknown, a setting is out of range, or nothing is left to search.
         InputError: The stream is empty, cannot be read again, or cannot be learned from.
+        ModelError: The model could not learn, or not be saved.
         NumericalError: No trial had a finite score.
     """
+    check_model(model)
     require("minutes", minutes, 0 < minutes < float("inf"), "larger than 0")
     require("trials", trials, trials is None or trials >= 1, "at least 1, or None")
     start = time.monotonic()

@@ -144,11 +144,15 @@ zoo(
         head=head(),
     ),
 )
-zoo("DataParallel", lambda: nn.DataParallel(mlp()))
+zoo(
+    "DataParallel",
+    lambda: nn.DataParallel(mlp()),
+    refused="is spread over devices or processes by DataParallel",
+)
 zoo(
     "wrapper that splits the batch",
     lambda: DataParallelLike(mlp()),
-    ocar="Its curvature needs the samples in the first dimension",
+    ocar="Its curvature needs as many rows for each sample",
 )
 zoo(
     "forward hook",
