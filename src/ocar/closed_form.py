@@ -10,7 +10,8 @@ Each class has the same weight, however many samples it has: w_i = 1 / (classes 
 class). λ is ``DAMPING`` times the mean of A's diagonal. The logits are W f / ``TEMPERATURE``.
 
 Only predictions use this head; the learned one learns as without it. It is solved for anew when a
-prediction is asked after a batch, which takes a forward pass over the memory.
+prediction is asked after a batch, which takes a forward pass over the memory. An
+:class:`ocar.Serving` asks each time it publishes: ``every`` makes that rarer.
 """
 
 from __future__ import annotations
