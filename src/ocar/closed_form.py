@@ -27,7 +27,8 @@ from ocar.methods.context import Context, with_inputs
 from ocar.methods.objective import Objective
 
 DAMPING = 0.1
-"""λ over the mean of A's diagonal, selected on split-digits (``experiments/slow_parts.py``)."""
+"""λ over the mean of A's diagonal, selected on split-digits, as the temperature is, see
+``results/settings/closed-form-heads.json``."""
 
 TEMPERATURE = 0.1
 """Divides the outputs of the regression, which are between 0 and 1 where it fits."""
