@@ -154,9 +154,9 @@ def as_tensor(value: Any, name: str) -> Tensor:
         InputError: It is something else, not dense, or of a type that tensors do not have.
     """
     if isinstance(value, Tensor):
-        if value.layout != torch.strided or value.is_nested or value.is_meta:
-            kind = "a nested tensor" if value.is_nested else f"{value.layout} on {value.device}"
-            raise InputError(f"{name} must be a dense tensor that has memory; given {kind}.")
+        if value.layout != torch.strided or value.is_nested:
+            kind = "a nested tensor" if value.is_nested else str(value.layout)
+            raise InputError(f"{name} must be a dense tensor; given {kind}.")
         return value
     if not isinstance(value, np.ndarray):
         kind = type(value).__name__

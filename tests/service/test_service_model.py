@@ -142,6 +142,14 @@ class ServiceModel(RuleBasedStateMachine):
         if not running:
             self.end()
         to = data.draw(st.sampled_from(service.checkpoints()))
+        if saved_batches(max(self.folder.glob(f"checkpoint-*-{to:012d}.safetensors"))) is None:
+            with pytest.raises(Refused if running else CheckpointError, match="not a whole") as bad:
+                service.roll_back(to) if running else roll_back(self.folder, to)
+            assert not running or bad.value.status == 404
+            if not running:
+                self.start()
+            self.compare()
+            return
         if running:
             with pytest.raises(Refused, match=f"no checkpoint after {to + 99} batches") as refused:
                 service.roll_back(to + 99)

@@ -122,6 +122,11 @@ def test_roll_back_to_a_checkpoint(client: Client) -> None:
     status, said = client.post("/rollback", batches=3)
     assert (status, "There are: 0, 2, 4." in said["detail"]) == (404, True)
     assert client.post("/rollback", batches="2")[0] == 422
+    (newest,) = client.running.service().folder.glob("checkpoint-*4.safetensors")
+    newest.write_bytes(newest.read_bytes()[:-1])
+    status, said = client.post("/rollback", batches=4)
+    assert (status, "not a whole checkpoint" in said["detail"]) == (404, True)
+    assert client.get("/ready")[0] == 200  # nothing has changed
     assert client.post("/rollback", batches=2) == (200, {"batches": 2})
     answer = client.post("/predict", x=x.tolist())[1]
     assert (answer["logits"], answer["batches"]) == (offline.predict(x).tolist(), 2)

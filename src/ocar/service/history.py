@@ -92,24 +92,30 @@ def find(folder: Path) -> list[Saved]:
     return sorted(Saved(int(m[1]), int(m[2]), path) for path, m in names.items() if m)
 
 
-def roll_back(folder: Path, batches: int) -> None:
-    """Go back to a checkpoint: all that was learned and accepted after it is dropped.
-
-    Args:
-        folder: Of a service; its user has locked it.
-        batches: How many batches the learner in the checkpoint has learned.
+def find_whole(folder: Path, batches: int) -> Saved:
+    """The checkpoint whose learner has learned this many batches.
 
     Raises:
         ConfigError: There is no such checkpoint.
         CheckpointError: It is damaged.
     """
-    saved = {each.batches: each for each in find(folder)}
-    if batches not in saved:
-        known = ", ".join(map(str, saved)) or "none"
+    found = {saved.batches: saved for saved in find(folder)}
+    if batches not in found:
+        known = ", ".join(map(str, found)) or "none"
         raise ConfigError(f"There is no checkpoint after {batches} batches. There are: {known}.")
-    load_state(saved[batches].path)
-    begin_generation(folder, [saved[batches]])
-    generation = journal.roll_back(folder, to=batches)
+    load_state(found[batches].path)
+    return found[batches]
+
+
+def roll_back(folder: Path, saved: Saved) -> None:
+    """Go back to a whole checkpoint: all that was learned and accepted after it is dropped.
+
+    Args:
+        folder: Of a service; its user has locked it.
+        saved: One of its checkpoints.
+    """
+    begin_generation(folder, [saved])
+    generation = journal.roll_back(folder, to=saved.batches)
     _unlink(folder, _left_over(find(folder), generation))
     journal.remove_others(folder)
 

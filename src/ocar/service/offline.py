@@ -43,6 +43,7 @@ def roll_back(folder: Path, batches: int) -> None:
     Raises:
         RunError: Another process works in the folder.
         ConfigError: There is no such checkpoint.
+        CheckpointError: It is damaged.
     """
     with folder_lock(folder):
-        history.roll_back(folder, batches)
+        history.roll_back(folder, history.find_whole(folder, batches))

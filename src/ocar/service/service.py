@@ -17,7 +17,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ocar.errors import CheckpointWarning, ConfigError, DataError, InputError, OcarError
+from ocar.errors import (
+    CheckpointError,
+    CheckpointWarning,
+    ConfigError,
+    DataError,
+    InputError,
+    OcarError,
+)
 from ocar.files import clear_partials, folder_lock, make_folder
 from ocar.items import Items, check_samples
 from ocar.learner import Learner
@@ -300,18 +307,20 @@ class Service:
             batches: How many batches the learner in the checkpoint has learned.
 
         Raises:
-            Refused: There is no such checkpoint, or the files cannot be changed.
+            Refused: There is no such checkpoint, it is damaged, or the files cannot be changed.
         """
         with self._accepting:
             self._check_open()
             self._queue.join()
             try:
-                history.roll_back(self.folder, batches)
+                saved = history.find_whole(self.folder, batches)
+            except (ConfigError, CheckpointError) as error:  # nothing has changed
+                raise Refused(404, str(error)) from error
+            try:
+                history.roll_back(self.folder, saved)
                 self._score.clear()
                 self.journal.close()
                 self._open(_none)
-            except ConfigError as error:
-                raise Refused(404, str(error)) from error
             except (OcarError, OSError) as error:
                 self.failure = f"A rollback failed: {error} Start the service again."
                 raise Refused(503, self.failure) from error
