@@ -92,8 +92,8 @@ def heads_table(results: Sequence[Result]) -> str:
                     r for r in mine if (r.runs[0].label, _but_fisher(r)) == (label, changed)
                 )
                 cells = (_cell(found, metric) for metric in METRICS)
-                rows.append([f"{title}, `{label}`", kind, str(len(found.runs)), *cells])
-    return table(["", "head", "seeds", *METRICS.values()], rows, numbers=5)
+                rows.append([f"{title}, `{label}`, {kind}", str(len(found.runs)), *cells])
+    return table(["method and its head", "seeds", *METRICS.values()], rows, numbers=5)
 
 
 def slow_table(results: Sequence[Result]) -> str:
