@@ -60,7 +60,7 @@ class ClosedFormHead:
             raise ConfigError(f"Invalid closed_form_head=True. Must be False: {why}.")
         self._context, self._head = context, head
         self.values: dict[str, Tensor] = {}
-        self._made_of: tuple[int, int] | None = None  # batches, and samples offered to the memory
+        self._made_of: tuple[int, int, int] | None = None  # batches, samples seen, units
 
     def renew(self, batches: int) -> None:
         """Solve, unless nothing has changed since. The model must be in eval mode.
@@ -68,19 +68,19 @@ class ClosedFormHead:
         ``batches`` says how many stream batches were given to the learner.
         """
         memory, layer = self._context.memory, self._head.layer
+        now = batches, memory.seen, layer.out_features
+        if self._made_of == now:
+            return
         names = {id(p): name for name, p in self._context.model.named_parameters()}
         learned = {names[id(p)]: p.detach() for p in (layer.weight, layer.bias) if p is not None}
         if [t.shape for t in self.values.values()] != [t.shape for t in learned.values()]:
             self.values = {name: torch.empty_like(t) for name, t in learned.items()}
-            self._made_of = None
-        if self._made_of == (batches, memory.seen):
-            return
         solved = tuple(learned.values())
         if len(memory):
             solved = self._solve().split([layer.in_features, 1][: len(learned)], dim=1)
         for value, found in zip(self.values.values(), solved, strict=True):
             value.copy_(found.reshape(value.shape))
-        self._made_of = batches, memory.seen
+        self._made_of = now
 
     def _solve(self) -> Tensor:
         """W over the temperature, ``(units, features)``."""

@@ -16,8 +16,9 @@ from torch.testing import assert_close
 from toys import RAW, mlp, seeded, vectors
 
 import ocar
+from ocar import closed_form
 from ocar.closed_form import DAMPING, TEMPERATURE, solve
-from ocar.errors import ConfigError
+from ocar.errors import ConfigError, ModelError
 from ocar.learner import Learner
 
 CLOSED: dict[str, Any] = {"closed_form_head": True, "memory": 30, **RAW}
@@ -84,6 +85,48 @@ def test_predictions_by_hand_as_classes_and_the_head_grow(method: str) -> None:
             assert_close(repeated(4, torch.clone), learner.predict(asked[:4]), **EXACT)
     for name, tensor in without.model.state_dict().items():
         assert torch.equal(learner.model.state_dict()[name], tensor)
+
+
+def test_it_is_solved_for_once_a_batch_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    solved: list[int] = []
+
+    def solve_and_count(features: Tensor, labels: Tensor, *, units: int) -> Tensor:
+        solved.append(len(features))
+        return solve(features, labels, units=units)
+
+    monkeypatch.setattr(closed_form, "solve", solve_and_count)
+    monkeypatch.setattr(closed_form, "CHUNK", 7)
+    learner = ocar.ER(mlp().double(), lr=0.1, **CLOSED)
+    stored = []
+    for x, y in vectors(5, [0, 1, 2]):
+        learner.learn(x.double(), y)
+        stored.append(len(learner.memory))
+        for _ in range(2):
+            assert_close(learner.predict(x.double(), chunk=4), by_hand(learner, x.double()))
+        learner.predict_repeatedly(x.double())(4, torch.clone)
+    assert solved == stored
+    serving = ocar.Serving(learner, every=2)
+    for x, y in vectors(4, [0, 1, 2]):
+        learner.learn(x.double(), y)
+        serving.predict(x.double())
+    assert len(solved) == 7
+
+
+def test_a_head_that_sees_several_rows_a_sample_is_refused() -> None:
+    class Rows(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(3, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            rows: Tensor = self.head(x.unflatten(1, (2, 3)))
+            return rows.mean(1)
+
+    learner = ocar.ER(seeded(Rows), lr=0.1, **CLOSED)
+    x, y = next(iter(vectors(1, [0, 1])))
+    learner.learn(x, y)
+    with pytest.raises(ModelError, match=r"inputs of \(10, 2, 3\) for 10 samples. Must be one row"):
+        learner.predict(x)
 
 
 def test_it_follows_the_memory_and_a_restored_state(tmp_path: Path) -> None:
