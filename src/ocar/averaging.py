@@ -8,12 +8,6 @@ with b stream batches seen so far; so do the running statistics of BatchNorm. An
 slow weights. They can predict instead of the weights, or with them: the mean of both models'
 probabilities. They can be a teacher, see :mod:`ocar.methods.distillation`.
 
-The slow weights know a new class late. With ``slow_share`` w the mean is taken class by class: the
-slow probability of class c has the weight w m_c, the other 1 − w m_c. Here m_c is the part of the
-slow weights that is newer than class c,
-
-    m_c ← m_c + ρ (1 − m_c)    after each stream batch since then.
-
 The mean teacher of Tarvainen & Valpola (NeurIPS 2017) is such a copy. For online continual learning
 see Soutif-Cormerais et al., "Improving Online Continual Learning Performance and Stability with
 Temporal Ensembles" (CoLLAs 2023), who predict with the slow weights, and Michel et al., "Rethinking
@@ -43,7 +37,6 @@ class SlowWeights:
     Attributes:
         values: The slow form of each tensor that is followed, by name; at least in float32, in
             which small moves are not rounded away.
-        known: m_c of each unit of the head; empty where it is not used.
     """
 
     def __init__(self, model: nn.Module, settings: LearnerSettings) -> None:
@@ -54,7 +47,6 @@ class SlowWeights:
             n for n, b in model.named_buffers() if b.is_floating_point() and n in saved
         ]
         self.values = {name: _precise(t) for name, t in self._followed(()).items()}
-        self.known = torch.empty(0)
         # A module of its own, since the curvature records the calls of the model.
         self._teacher: nn.Module | None = None
         if settings.distillation:
@@ -73,18 +65,11 @@ class SlowWeights:
         return followed
 
     @torch.no_grad()
-    def fit(self, active: Tensor | None) -> None:
+    def fit(self) -> None:
         """Make room for new units of the head, and for parameters that are no longer frozen.
 
         Their slow form starts at their own weights.
-
-        ``active`` says which units stand for a class; None in regression.
         """
-        weighs = self.settings.has_slow and self.settings.slow_share is not None
-        if weighs and active is not None and len(active) != len(self.known):
-            known = torch.zeros(len(active), device=active.device)
-            known[: len(self.known)] = self.known
-            self.known = known
         for name, tensor in self._followed(self.values).items():
             if name not in self.values:
                 self.values[name] = _precise(tensor)
@@ -95,13 +80,8 @@ class SlowWeights:
                 self.values[name] = grown
 
     @torch.no_grad()
-    def follow(self, rate: Tensor, active: Tensor | None) -> None:
-        """Move towards the weights; a scalar in [0, 1] says how much of the way.
-
-        ``active`` says which units stand for a class; None in regression.
-        """
-        if active is not None and len(self.known):
-            self.known.lerp_(active.to(self.known.dtype), rate.to(self.known.dtype))
+    def follow(self, rate: Tensor) -> None:
+        """Move towards the weights; a scalar in [0, 1] says how much of the way."""
         followed = self._followed(self.values)
         slow = [self.values[name] for name in followed]
         way = torch._foreach_sub([t.detach() for t in followed.values()], slow)
@@ -110,7 +90,7 @@ class SlowWeights:
 
     def tensors(self) -> list[Tensor]:
         """Everything that :meth:`follow` changes in place."""
-        return [*self.values.values(), *([self.known] if len(self.known) else ())]
+        return list(self.values.values())
 
     def weights(self) -> dict[str, Tensor]:
         """All parameters and buffers of the model, with the slow ones in place of theirs."""
@@ -123,20 +103,11 @@ class SlowWeights:
         assert self._teacher is not None
         return call_with(self._teacher, self.weights(), x)
 
-    @property
-    def trust(self) -> Tensor | None:
-        """Weight w m_c of the slow probability of each unit; None to weigh both models alike."""
-        share = self.settings.slow_share
-        return None if share is None or not len(self.known) else share * self.known
-
-    def load(self, values: Mapping[str, Tensor], known: Tensor) -> None:
+    def load(self, values: Mapping[str, Tensor]) -> None:
         """Take saved slow weights; a ``CheckpointError`` if they are of another model."""
         followed = self._followed(values)
         check_names("slow weights", values, followed)
         self.values = {name: _precise(t).copy_(values[name]) for name, t in followed.items()}
-        if followed and self.settings.slow_share is not None:
-            device = next(iter(followed.values())).device
-            self.known = known.to(device, torch.float32, copy=True)
 
 
 def _precise(tensor: Tensor) -> Tensor:

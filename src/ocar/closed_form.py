@@ -16,7 +16,8 @@ prediction is asked after a batch, which takes a forward pass over the memory. A
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from torch.nn import functional
 from ocar.errors import ConfigError, ModelError
 from ocar.methods.context import Context, with_inputs
 from ocar.methods.objective import Objective
+from ocar.models.head import GrowingHead
 
 DAMPING = 0.1
 """λ over the mean of A's diagonal, selected on split-digits, as the temperature is, see
@@ -42,25 +44,46 @@ class ClosedFormHead:
 
     Args:
         context: The parts of a learner.
-        objective: Its loss.
+        head: Its output layer.
+        needed: Whether an output layer with several rows a sample is an error. Otherwise the
+            learned head predicts then.
 
     Attributes:
         values: Weight and bias by their names in the model. They stay the same tensors until the
             head grows.
-
-    Raises:
-        ConfigError: The learner has no head that could be replaced.
     """
 
-    def __init__(self, context: Context, objective: Objective) -> None:
-        head = context.head
-        if head is None or head.fixed or objective.predicts:
-            why = "this is a regression" if head is None else head.fixed
-            why = why or "the method predicts without the output layer"
-            raise ConfigError(f"Invalid closed_form_head=True. Must be False: {why}.")
-        self._context, self._head = context, head
+    def __init__(self, context: Context, head: GrowingHead, *, needed: bool) -> None:
+        self._context, self._head, self._needed = context, head, needed
         self.values: dict[str, Tensor] = {}
         self._made_of: tuple[int, int, int] | None = None  # batches, samples seen, units
+
+    @classmethod
+    def make(cls, wanted: bool | None, context: Context, objective: Objective) -> Self | None:
+        """The head that a setting asks for.
+
+        Args:
+            wanted: The setting; None for a head where the learner can have one.
+            context: The parts of a learner.
+            objective: Its loss.
+
+        Raises:
+            ConfigError: The head is wanted, and the learner has none that could be replaced.
+        """
+        if wanted is False:
+            return None
+        head, why = context.head, ""
+        if head is None:
+            why = "this is a regression"
+        elif head.fixed:
+            why = head.fixed
+        elif objective.predicts:
+            why = "the method predicts without the output layer"
+        elif context.memory.sharded:
+            why = "each rank has a part of the memory. Use Ranks(memory='replicated')"
+        if wanted and why:
+            raise ConfigError(f"Invalid closed_form_head=True. Must be None or False: {why}.")
+        return None if why or head is None else cls(context, head, needed=bool(wanted))
 
     def renew(self, batches: int) -> None:
         """Solve, unless nothing has changed since. The model must be in eval mode.
@@ -75,15 +98,16 @@ class ClosedFormHead:
         learned = {names[id(p)]: p.detach() for p in (layer.weight, layer.bias) if p is not None}
         if [t.shape for t in self.values.values()] != [t.shape for t in learned.values()]:
             self.values = {name: torch.empty_like(t) for name, t in learned.items()}
-        solved = tuple(learned.values())
-        if len(memory):
-            solved = self._solve().split([layer.in_features, 1][: len(learned)], dim=1)
+        rows = self._solve() if len(memory) else None
+        solved: Sequence[Tensor] = tuple(learned.values())
+        if rows is not None:
+            solved = rows.split([layer.in_features, 1][: len(learned)], dim=1)
         for value, found in zip(self.values.values(), solved, strict=True):
             value.copy_(found.reshape(value.shape))
         self._made_of = now
 
-    def _solve(self) -> Tensor:
-        """W over the temperature, ``(units, features)``."""
+    def _solve(self) -> Tensor | None:
+        """W over the temperature, ``(units, features)``; None for the learned head."""
         memory, layer = self._context.memory, self._head.layer
         features, labels = [], []
         for slots in memory.slots.split(CHUNK):
@@ -91,6 +115,8 @@ class ClosedFormHead:
             x = self._context.normalize(batch.x)
             found, _ = with_inputs(layer, self._context.forward, x)
             if found.dim() != 2 or len(found) != len(slots):
+                if not self._needed:
+                    return None
                 raise ModelError(
                     f"The output layer took inputs of {tuple(found.shape)} for {len(slots)} "
                     "samples. Must be one row (n, d) a sample for closed_form_head=True."

@@ -49,7 +49,6 @@ class Frozen(nn.Module):
         names: The parts of a sample, in the order of the arguments.
         classes: How many classes have been seen; None in regression.
         latent: Has the frozen backbone, if there is one.
-        trust: Weight of the second model for each unit; None for one half.
         mirror: Which models see mirror images.
     """
 
@@ -62,7 +61,6 @@ class Frozen(nn.Module):
         names: Sequence[str],
         classes: int | None,
         latent: LatentReplay | None,
-        trust: Tensor | None = None,
         mirror: Mirror = "no",
     ) -> None:
         super().__init__()
@@ -73,8 +71,6 @@ class Frozen(nn.Module):
         self.latent = latent  # its parameters belong to the file
         self._intake, self._names, self._classes = intake, tuple(names), classes
         self._mirror = mirror
-        self._trust: Tensor | None
-        self.register_buffer("_trust", None if trust is None else trust.clone())
 
     def forward(self, *parts: Tensor) -> Tensor:
         """Logits ``(n, classes)`` for raw samples ``(n, ...)``."""
@@ -82,7 +78,7 @@ class Frozen(nn.Module):
         models = [partial(call, model) for model in self.models]
         outputs = call_each(models, x, mirror=self._mirror)
         outputs = self._intake.targets.invert(outputs)
-        return mean_prediction(outputs, self._trust, classes=self._classes)
+        return mean_prediction(outputs, classes=self._classes)
 
 
 def write_model(

@@ -154,8 +154,8 @@ class Learner(Predicting):
             shared=shared,
         )
         self.slow = SlowWeights(model, settings)
-        self.closed_form = (
-            ClosedFormHead(self.context, self.objective) if settings.closed_form_head else None
+        self.closed_form = ClosedFormHead.make(
+            settings.closed_form_head, self.context, self.objective
         )
         self._stateful: dict[str, Any] = {  # by the prefix of their tensors
             "memory": self.memory,
@@ -298,7 +298,7 @@ class Learner(Predicting):
                 given, labels, device=self.device, dtype=self.dtype
             )
         x, y, units = self.intake.take(given, labels)
-        self.slow.fit(self._active)  # the head may have grown
+        self.slow.fit()  # the head may have grown
         self.intake.follow(x, y, self._undo.keep)
         return x, y, units
 

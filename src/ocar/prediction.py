@@ -65,7 +65,7 @@ class Predicting(Saved):
             )
         parts = [self._answer(part, prediction) for part in samples.split(chunk)]
         outputs = parts[0] if len(parts) == 1 else torch.cat(parts, dim=1)
-        return self.context.answer(outputs, self.slow.trust)
+        return self.context.answer(outputs)
 
     def predict_proba(self, x: Given, *, chunk: int = 1024) -> Tensor:
         """Probability of each class seen, the softmax of :meth:`predict`; nothing changes.
@@ -103,7 +103,6 @@ class Predicting(Saved):
                 predict=self._answer_stored if changes else self._evaluate,
                 model=self.model,
                 weights=None if changes else self.weights(),
-                trust=lambda: self.slow.trust,
                 mirror=self.mirrors,
                 record=self._steps.graph.enabled,
             )
@@ -186,7 +185,6 @@ class Predicting(Saved):
             names=list(parts_of(samples)),
             classes=None if self.head is None else len(self.classes),
             latent=own.latent,
-            trust=own.slow.trust,
             mirror=self.mirrors,
         )
         about = {"classes": self.classes, "batches": self.batches, "ocar": __version__}
@@ -255,7 +253,7 @@ class Repeated:
             self._prediction = self._make()  # a head that has grown has other tensors
             self._capacity = capacity
         self._renew()
-        return self._prediction(n, lambda *views: use(self._context.answer(*views)))
+        return self._prediction(n, lambda outputs: use(self._context.answer(outputs)))
 
     def wait(self) -> None:
         """Wait until the predictions that were started can be read."""

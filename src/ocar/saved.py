@@ -113,7 +113,6 @@ class Saved(ABC):
             **state.with_prefix("buffers", hidden_buffers(self.model)),
             **state.with_prefix("optimizer", save_optimizer(self._steps.optimizer)),
             **state.with_prefix("slow", self.slow.values),
-            **({"known": self.slow.known} if len(self.slow.known) else {}),
             **state.with_prefix("standardize", self.intake.statistics()),
             **{f"generator.{n}": g.get_state() for n, g in self.generators().items()},
         }
@@ -141,8 +140,7 @@ class Saved(ABC):
             raise CheckpointError("The checkpoint holds weights that are NaN or Inf.")
         slow = state.without_prefix("slow", tensors)
         slow = slow or state.without_prefix("average", tensors)  # ocar 0.2's name
-        known = torch.empty(0) if self.head is None else self.head.active
-        self.slow.load(slow, tensors.get("known", known))
+        self.slow.load(slow)
         self.model.load_state_dict(weights)
         hidden = state.without_prefix("buffers", tensors)
         for name, buffer in hidden_buffers(self.model).items():  # a cache may have another shape

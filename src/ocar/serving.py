@@ -51,7 +51,6 @@ class _Copy:
             copy_model(learner.model).eval().requires_grad_(False) for _ in range(models)
         ]
         self.mirrors = learner.mirrors
-        self.trust: Tensor | None = None
         self.inputs, self.targets = InputScale(), RunningScale()
         self.classes: tuple[int, ...] = ()
         self.batches = 0
@@ -60,15 +59,12 @@ class _Copy:
         self.retired = False  # whether the head has grown since
         self.fence = accel.Fence(learner.device)
 
-    def write(
-        self, weights: Sequence[Mapping[str, Tensor]], trust: Tensor | None, intake: Intake
-    ) -> None:
+    def write(self, weights: Sequence[Mapping[str, Tensor]], intake: Intake) -> None:
         """Take over weights and the scale of the inputs, after all reads that were started."""
         self.fence.before_write()
         for model, values in zip(self.models, weights, strict=True):
             own = named_tensors(model)
             torch._foreach_copy_(list(own.values()), [values[name] for name in own])
-        self.trust = trust if trust is None or self.trust is None else self.trust.copy_(trust)
         self.inputs.copy_(intake.inputs)
         self.targets.copy_(intake.targets)
         self.fence.after_write()
@@ -130,7 +126,7 @@ class Serving:
             parts = [own(prepare(piece, own.inputs)) for piece in samples.split(chunk)]
             outputs = own.targets.invert(torch.cat(parts, dim=1))
             classes = None if learner.head is None else len(own.classes)
-            logits = mean_prediction(outputs, own.trust, classes=classes)
+            logits = mean_prediction(outputs, classes=classes)
             return Answer(logits=logits, classes=own.classes, batches=own.batches)
 
     def learned(self) -> None:
@@ -148,7 +144,7 @@ class Serving:
                 return
             self._retire(weights)
             spare = self._spare(len(weights))
-            spare.write(weights, self.learner.slow.trust, self.learner.intake)
+            spare.write(weights, self.learner.intake)
             spare.classes, spare.batches = self.learner.classes, self.learner.batches
             spare.item = self.learner.intake.item
             with self._lock:

@@ -181,7 +181,7 @@ class Steps:
             loss = self._take(step, parameters, rate)
         self.guard.commit(loss, self.transform.ok(), trusted)
         if self.settings.has_slow and not self.settings.slow_at_steps:
-            self.slow.follow(rate * self.guard.verdict.accepted, first.active)
+            self.slow.follow(rate * self.guard.verdict.accepted)
         return loss
 
     def _take(self, step: Step, parameters: Sequence[nn.Parameter], rate: Tensor) -> Tensor:
@@ -206,7 +206,7 @@ class Steps:
             with torch.no_grad():
                 torch._foreach_add_(moved, grads, alpha=-self._lr)
         if self.settings.has_slow and self.settings.slow_at_steps:
-            self.slow.follow(rate, step.active)
+            self.slow.follow(rate)
         return outcome.loss.detach()
 
     def _evaluate(self, step: Step) -> Outcome:

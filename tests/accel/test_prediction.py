@@ -31,7 +31,7 @@ def samples(n: int, *shape: int) -> Tensor:
     return torch.randint(256, (n, *shape), dtype=torch.uint8)
 
 
-def same(outputs: Tensor, trust: Tensor | None) -> Tensor:
+def same(outputs: Tensor) -> Tensor:
     return outputs
 
 
@@ -45,7 +45,7 @@ def test_the_first_samples_are_predicted(
     predict = RepeatedPrediction(x, normalize=normalize, predict=model, device=torch.device("cpu"))
     expected = model(x[:n].float() / 255 - 0.5)
     assert_close(predict(n, same), expected)
-    assert predict(n, lambda outputs, trust: tuple(outputs.shape)) == (n, 3)
+    assert predict(n, lambda outputs: tuple(outputs.shape)) == (n, 3)
     predict.wait()
     predict.finish()
 
@@ -85,17 +85,6 @@ def test_predictions_follow_the_weights() -> None:
     assert not torch.allclose(predict(10, same), before)
 
 
-def test_the_trust_of_the_moment_comes_with_the_outputs() -> None:
-    trust = torch.zeros(3)
-    predict = RepeatedPrediction(
-        samples(10, 4), normalize=Normalize(), predict=nn.Linear(4, 3), trust=lambda: 2 * trust,
-        device=torch.device("cpu"),
-    )  # fmt: skip
-    for value in (0.0, 0.25):
-        trust.fill_(value)
-        assert predict(4, lambda outputs, now: now.tolist()) == [2 * value] * 3
-
-
 def test_on_a_cpu_nothing_runs_in_parallel() -> None:
     model = TinyResNet()
     weights = [model.state_dict()]
@@ -120,21 +109,17 @@ def test_on_a_gpu_a_copy_of_the_weights_predicts(kind: str) -> None:
     x = samples(10, 3, 8, 8)
     options = {"normalize": Normalize(), "predict": model, "model": model}
     options["weights"] = [weights, still]
-    trust = torch.zeros(2, device="cuda")
     assert type(repeated_prediction(x, **options, record=False)) is RepeatedPrediction
     assert type(repeated_prediction(x, **{**options, "weights": None}, record=True)) is (
         RepeatedPrediction
     )
-    found = repeated_prediction(x, **options, record=True, trust=lambda: 2 * trust)
+    found = repeated_prediction(x, **options, record=True)
     assert type(found) is ParallelPrediction
     for n in (10, 3, 10, 3, 10, 3):
         prepared = x[:n].cuda().float() / 255 - 0.5
         expected = copy.deepcopy(model)(prepared), first(prepared)
-        trust.fill_(n)
-        outputs, now = found(n, lambda outputs, now: (outputs.clone(), now.clone()))
-        trust.zero_()
+        outputs = found(n, torch.clone)
         found.wait()
-        assert now.tolist() == [2 * n, 2 * n]
         assert len(outputs) == 2
         for ours, theirs in zip(outputs, expected, strict=True):
             assert float((ours - theirs).norm() / theirs.norm()) < FLOAT16_NETWORK

@@ -159,7 +159,7 @@ def test_it_follows_the_memory_and_a_restored_state(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["ocar-slow", "er", "der++"])
 def test_with_slow_weights_it_is_served_saved_and_exported(method: str, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"prediction": "both", "augment": ocar.CropFlip(padding=1)}
-    learner = Case(method).make(convnet(), closed_form_head=True, slow_share=0.5, **settings)
+    learner = Case(method).make(convnet(), closed_form_head=True, **settings)
     serving = ocar.Serving(learner)
     for labels in ([0, 1], [2, 3, 4]):
         for x, y in pictures(3, labels):
@@ -196,5 +196,7 @@ def test_a_model_in_bfloat16_and_a_head_without_bias() -> None:
     ],
 )
 def test_what_cannot_be_is_said(make: Any, why: str) -> None:
-    with pytest.raises(ConfigError, match=f"Invalid closed_form_head=True. Must be False: .*{why}"):
+    with pytest.raises(
+        ConfigError, match=f"Invalid closed_form_head=True. Must be None or False: .*{why}"
+    ):
         make()

@@ -229,7 +229,7 @@ def test_every_argument_is_a_setting_with_the_same_default() -> None:
         ({"replay": "old"}, r"Invalid replay='old'\. Must be one of 'fresh', 'kept', 'disjoint'\."),
         ({"classes": (1, 1)}, r"Invalid classes=\(1, 1\)\. Must be distinct labels"),
         ({"classes": 10}, r"Invalid classes=10\. Must be distinct labels .* such as range\(10\)"),
-        ({"slow_share": "x"}, r"Invalid slow_share='x'\. Must be a number or None\."),
+        ({"closed_form_head": 1}, r"Invalid closed_form_head=1\. Must be True or False or None\."),
         ({"slow_rate": None}, r"Invalid slow_rate=None\. Must be a number\."),
         ({"tau_step": "0"}, r"Invalid tau_step='0'\. Must be a number\."),
         ({"passes": 2.0}, r"Invalid passes=2\.0\. Must be a whole number\."),

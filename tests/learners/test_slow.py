@@ -289,14 +289,6 @@ def test_mean_predictions() -> None:
     assert_close(mean_prediction(logits, classes=3).softmax(-1), expected, **EXACT)
     assert_close(mean_prediction(logits, classes=None), (logits[0] + logits[1]) / 2, **EXACT)
     assert torch.equal(mean_prediction(logits[:1], classes=3), logits[0])
-    assert torch.equal(
-        mean_prediction(logits, torch.zeros(3), classes=3).argmax(1), logits[0].argmax(1)
-    )
-
-
-def test_a_share_outside_0_to_1_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"slow_share=1\.5"):
-        ocar.ER(mlp(), lr=0.1, slow_share=1.5)
 
 
 def test_a_regression_is_distilled_by_its_squared_error() -> None:
@@ -366,28 +358,22 @@ def test_the_curvature_with_the_distillation_in_it() -> None:
 def test_a_skipped_batch_moves_nothing(
     method: str, waits: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learner = Case(method).make(convnet(), slow_share=0.5, slow_warmup=1, **BOTH)
+    learner = Case(method).make(convnet(), slow_warmup=1, **BOTH)
     batches = [*pictures(2, [0, 1]), *pictures(2, [0, 2])]
-
-    def followed() -> dict[str, Tensor]:
-        return {**learner.slow.values, "known": learner.slow.known}
-
     for x, y in batches[:3]:
         learner.learn(x, y)
     if not waits:
         never_wait(monkeypatch)
-    before = {name: t.clone() for name, t in followed().items()}
-    assert 0 < before["known"][2] < before["known"][1]
+    before = {name: t.clone() for name, t in learner.slow.values.items()}
     head = learner.model[-1].weight
     handle = head.register_hook(lambda gradient: gradient * float("nan"))
     learner.learn(*batches[3])
     handle.remove()
     learner.check()
     assert learner.guarded.not_finite == 1
-    assert_same(followed(), before)
+    assert_same(learner.slow.values, before)
     learner.learn(*batches[3])
-    for name in ("0.weight", "known"):
-        assert not torch.equal(followed()[name], before[name])
+    assert not torch.equal(learner.slow.values["0.weight"], before["0.weight"])
 
 
 @pytest.mark.filterwarnings("ignore::ocar.guard.GuardWarning")
@@ -438,20 +424,6 @@ def test_a_file_of_an_average(tmp_path: Path) -> None:
         ocar.load(tmp_path / "other", mlp())
 
 
-def test_a_file_without_the_age_of_classes() -> None:
-    """The slow weights then count as if they knew every class."""
-    learner = ocar.ER(mlp(), lr=0.1, slow_share=0.8, memory=20, **BOTH)
-    for labels in ([0, 1], [2]):
-        for x, y in vectors(3, labels):
-            learner.learn(x, y)
-    assert learner.slow.known[2] < 1
-    tensors, values = learner.state()
-    del tensors["known"]
-    learner.load_state(tensors, values)
-    parts = [learner.predict(x, prediction=kind).softmax(1) for kind in ("plain", "slow")]
-    assert_close(learner.predict(x).exp(), 0.2 * parts[0] + 0.8 * parts[1])
-
-
 def test_serving_answers_as_both(tmp_path: Path) -> None:
     learner = Case("ocar-slow").make(convnet())
     serving = ocar.Serving(learner)
@@ -470,37 +442,23 @@ def test_serving_answers_as_both(tmp_path: Path) -> None:
         ({"mirror": "too"}, ["plain", "mirrored"], ["plain", "mirrored"]),
     ],
 )
-@pytest.mark.parametrize("share", [None, 0.0, 0.8, 1.0])
 def test_predictions_of_both_by_hand(
-    given: dict[str, Any], fast: list[str], slow: list[str], share: float | None, tmp_path: Path
+    given: dict[str, Any], fast: list[str], slow: list[str], tmp_path: Path
 ) -> None:
-    """Which images each model sees, and how much it counts for each class."""
+    """Which images each model sees; all views count alike."""
     learner = ocar.ER(
-        convnet(),
-        lr=0.1,
-        slow_warmup=4,
-        slow_share=share,
-        augment=ocar.CropFlip(padding=1),
-        **BOTH,
-        **given,
+        convnet(), lr=0.1, slow_warmup=4, augment=ocar.CropFlip(padding=1), **BOTH, **given
     )
     serving = ocar.Serving(learner)
-    followed, batches = torch.zeros(5), 0
     for labels in ([0, 1, 2], [0, 3, 4]):
         for x, y in pictures(3, labels):
             learner.learn(x, y)
-            rate = max(0.008, 4 / (batches + 4))
-            seen = torch.tensor(learner.classes)
-            followed[seen] += rate * (1 - followed[seen])
-            batches += 1
 
     def mean(views: list[str], kind: Any) -> Tensor:
         images = [x.flip(-1) if view == "mirrored" else x for view in views]
         return torch.stack([learner.predict(i, prediction=kind).softmax(1) for i in images]).mean(0)
 
-    assert followed[4] < followed[0]
-    weight = 0.5 if share is None else share * followed[torch.tensor(learner.classes)]
-    expected = (1 - weight) * mean(fast, "plain") + weight * mean(slow, "slow")
+    expected = (mean(fast, "plain") + mean(slow, "slow")) / 2
     assert_close(learner.predict(x).exp(), expected)
     assert_close(serving.predict(x).logits.exp(), expected)
     assert_close(learner.predict_repeatedly(x)(4, lambda z: z.exp()), expected[:4])
@@ -530,6 +488,7 @@ def test_what_is_not_mirrored_in_learning_is_not_mirrored_in_predictions() -> No
 def test_logits_are_adjusted_by_the_shares_of_the_classes(method: str, share: float | None) -> None:
     """Against a step by hand with four replayed samples; the predictions have no adjustment."""
     given = {"lr": 1e-3, "memory": 4, "replay_batch": 4, "passes": 1, "guard": None, **RAW}
+    given |= {"closed_form_head": False}
     learner = ocar.make_learner(method, normed(), logit_adjustment=0.5, new_share=share, **given)
     (x0, y0), (x1, y1) = stream(2)
     assert set(y1[:5].tolist()) != set(y0[:8].tolist())

@@ -18,7 +18,7 @@ RAISED = {
     "method": "ConfigError: MIRSettings cannot be used with 2 ranks: MIR tries a step",
     "curvature": "ConfigError: DenseFisher cannot be shared out over ranks. Use KFAC",
     "norms": "ConfigError: norm_layers=True cannot be shared out over ranks where there is",
-    "head": "ConfigError: Invalid closed_form_head=True. Must be False with a sharded memory",
+    "head": "ConfigError: Invalid closed_form_head=True. Must be None or False: each rank has",
     "service": "ConfigError: A service learns in one process.",
     "forget": "ConfigError: The ranks have different samples to forget: rank 0 has those in",
     "weights": "RankError: The weights of ranks",

@@ -20,11 +20,8 @@ from ocar.accel.graph import Graph
 from ocar.structure import Inputs, Mirror, apply, call, call_each, cat, named_tensors
 
 T = TypeVar("T")
-Use = Callable[[Tensor, Tensor | None], T]
-"""Given outputs ``(views, n, outputs)``, and the weight of the slow weights for each output."""
-
-Trust = Callable[[], Tensor | None]
-"""That weight now; None to give both models the same."""
+Use = Callable[[Tensor], T]
+"""Given outputs ``(views, n, outputs)``."""
 
 MOST_BYTES = 2**30  # samples that would be larger than this are normalised each time
 CHUNK = 1250  # samples that go through the model at once
@@ -40,7 +37,6 @@ class RepeatedPrediction:
         normalize: Callable[[Inputs], Inputs],
         predict: Callable[[Inputs], Tensor],
         device: torch.device,
-        trust: Trust = lambda: None,
     ) -> None:
         first = normalize(x[:1].to(device))
         self._normalize: Callable[[Inputs], Inputs] | None = None
@@ -49,7 +45,6 @@ class RepeatedPrediction:
         else:
             self._x, self._normalize = x.to(device), normalize
         self._predict = predict
-        self._trust = trust
 
     def wait(self) -> None:
         """Let the current stream wait for all predictions that were started."""
@@ -58,8 +53,8 @@ class RepeatedPrediction:
         """Let the host wait for them, before their memory is given back."""
 
     def __call__(self, n: int, use: Use[T]) -> T:
-        """Apply ``use`` to the outputs for the first n samples, and to the trust."""
-        return use(self._predict_first(n), self._trust())
+        """Apply ``use`` to the outputs for the first n samples."""
+        return use(self._predict_first(n))
 
     def _predict_first(self, n: int) -> Tensor:
         parts = self._x[:n].split(CHUNK)
@@ -80,7 +75,6 @@ class ParallelPrediction(RepeatedPrediction):
         normalize: Callable[[Inputs], Inputs],
         model: nn.Module,
         weights: Sequence[Mapping[str, Tensor]],
-        trust: Trust = lambda: None,
         mirror: Mirror = "no",
     ) -> None:
         like = next(iter(weights[0].values()))
@@ -106,9 +100,7 @@ class ParallelPrediction(RepeatedPrediction):
         def predict(x: Inputs) -> Tensor:
             return call_each([partial(call, own) for own in models], x, mirror=mirror)
 
-        super().__init__(x, normalize=prepare, predict=predict, trust=trust, device=like.device)
-        now = trust()
-        self._trusted = None if now is None else now.clone()
+        super().__init__(x, normalize=prepare, predict=predict, device=like.device)
         if not self._folded:
             self._x = apply(many_images, self._x)
         self._stream = torch.cuda.Stream(like.device)
@@ -117,7 +109,7 @@ class ParallelPrediction(RepeatedPrediction):
         # Predict all samples once as written and once recorded: later, smaller predictions find
         # room in the same memory. In the order of need, memory would be of many sizes.
         for _ in range(2):
-            self(len(self._x), lambda outputs, trust: outputs)
+            self(len(self._x), lambda outputs: outputs)
 
     @torch.no_grad()
     def __call__(self, n: int, use: Use[T]) -> T:
@@ -128,14 +120,11 @@ class ParallelPrediction(RepeatedPrediction):
         learning = torch.cuda.current_stream(self._stream.device)
         learning.wait_event(self._idle)
         torch._foreach_copy_(self._copies, self._values)
-        trust = self._trust()
-        if self._trusted is not None and trust is not None:
-            self._trusted.copy_(trust)
         self._stream.wait_stream(learning)
         with torch.cuda.stream(self._stream):
             outputs = self._graph(key=n)
             assert isinstance(outputs, Tensor)
-            result = use(outputs, self._trusted)
+            result = use(outputs)
             self._idle.record(self._stream)
         return result
 
@@ -161,7 +150,6 @@ def repeated_prediction(
     model: nn.Module,
     weights: Sequence[Mapping[str, Tensor]] | None,
     record: bool,
-    trust: Trust = lambda: None,
     mirror: Mirror = "no",
 ) -> RepeatedPrediction:
     """The fastest way to predict the same samples again and again.
@@ -174,14 +162,9 @@ def repeated_prediction(
         weights: Parameters and buffers by name, of each model that predicts; None if ``predict`` is
             more than the model with some weights.
         record: Whether CUDA graphs may be recorded.
-        trust: The weight of the second model for each output, at the time of a prediction.
         mirror: Which models see mirror images, as in ``predict``.
     """
     device = next(model.parameters()).device
     if weights is None or not record or device.type != "cuda":
-        return RepeatedPrediction(
-            x, normalize=normalize, predict=predict, trust=trust, device=device
-        )
-    return ParallelPrediction(
-        x, normalize=normalize, model=model, weights=weights, trust=trust, mirror=mirror
-    )
+        return RepeatedPrediction(x, normalize=normalize, predict=predict, device=device)
+    return ParallelPrediction(x, normalize=normalize, model=model, weights=weights, mirror=mirror)

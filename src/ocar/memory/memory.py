@@ -152,6 +152,11 @@ class Memory(ABC):
         assert not self._columns.tensors
         self._columns.shards = accel.Shards(ranks, self.capacity)
 
+    @property
+    def sharded(self) -> bool:
+        """Whether its slots are spread over ranks."""
+        return self._columns.shards is not None
+
     # What a policy implements
 
     @abstractmethod

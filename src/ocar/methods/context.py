@@ -88,18 +88,17 @@ class Context:
         """
         return self.forward(x) if self.shared is None else self.shared.call(self.forward, x)
 
-    def answer(self, outputs: Tensor, trust: Tensor | None = None) -> Tensor:
+    def answer(self, outputs: Tensor) -> Tensor:
         """What one or several models predict together: logits of the classes seen.
 
         Args:
             outputs: Of each view, ``(views, n, outputs)``.
-            trust: Weight of the slow weights for each unit; None for one half.
 
         Returns:
             Shape ``(n, classes)``: see :func:`mean_prediction`.
         """
         return mean_prediction(
-            outputs, trust, classes=None if self.head is None else len(self.head.classes)
+            outputs, classes=None if self.head is None else len(self.head.classes)
         )
 
     def features(
@@ -126,13 +125,13 @@ class Context:
         return evaluating(self.model)
 
 
-def mean_prediction(outputs: Tensor, trust: Tensor | None = None, *, classes: int | None) -> Tensor:
-    """The outputs of one model; of two the log of their mean probabilities, or their mean.
+def mean_prediction(outputs: Tensor, *, classes: int | None) -> Tensor:
+    """The outputs of one view; of several the log of their mean probabilities, or their mean.
+
+    A view is what one model says about the image or its mirror image.
 
     Args:
-        outputs: Of each view: the first half is of the weights, the second of the slow weights,
-            ``(views, n, outputs)``.
-        trust: Weight of the slow weights for each unit, in [0, 1]; None for one half.
+        outputs: Of each view, ``(views, n, outputs)``.
         classes: How many units stand for a class, the first ones; None in regression.
 
     Returns:
@@ -143,11 +142,7 @@ def mean_prediction(outputs: Tensor, trust: Tensor | None = None, *, classes: in
     outputs = outputs[..., :classes]
     if len(outputs) == 1:
         return outputs[0]
-    views = outputs.log_softmax(-1).unflatten(0, (2, -1)).logsumexp(1) - math.log(len(outputs))
-    if trust is None:
-        return views.logsumexp(0)
-    weights = 2 * trust[:classes].to(views.dtype)
-    return (views + torch.stack([2 - weights, weights]).log()[:, None]).logsumexp(0)
+    return outputs.log_softmax(-1).logsumexp(0) - math.log(len(outputs))
 
 
 def with_inputs(

@@ -4,7 +4,8 @@ The slow weights are a moving average of the model's parameters and BatchNorm st
 after every stream batch, see :mod:`ocar.averaging`. They remember more of the past than the model,
 and change less from batch to batch. Michel et al., "Rethinking Momentum Knowledge Distillation in
 Online Continual Learning" (ICML 2024), add such a teacher to methods of replay. The method
-``ocar-slow`` is OCAR with this teacher. It predicts each class with the model that knows it better.
+``ocar-slow`` is OCAR with this teacher. Both models predict; the head of the fast one is solved for
+on the memory, see :mod:`ocar.closed_form`.
 
 The loss of a step gets the term
 
@@ -54,8 +55,8 @@ class SlowERSettings(ERSettings):
     distill_on: Literal["all", "replayed"] = "replayed"
     """Whether new samples are distilled too: the slow weights do not know new classes yet."""
 
-    slow_share: float | None = 0.75
-    """w: weight of the slow weights' probability of a class that they know; less for newer ones."""
+    closed_form_head: bool | None = None
+    """Predict with a head that is solved for on the memory, where that is possible."""
 
     slow_warmup: float = 10.0
     """c: the slow weights move by c / (b + c) as long as this is more than ``slow_rate``, after b

@@ -236,5 +236,5 @@ for _benchmark, _settings in PRESETS.items():
         _own = _settings["ocar"].items()
         _kept = {name: value for name, value in _own if name not in {"n_new", *_OCAR}}
         _replay = 10 if _benchmark in _FEW else 20
-        _settings["ocar-slow"] = {**_kept, "replay_batch": _replay, "slow_share": 0.75}
+        _settings["ocar-slow"] = {**_kept, "replay_batch": _replay, "closed_form_head": None}
 PRESETS["split-tinyimagenet"]["ocar-slow"]["passes"] = 3

@@ -92,13 +92,10 @@ class LearnerSettings:
     """Whether the slow weights have running statistics of BatchNorm that follow too, or use those
     of the model."""
 
-    slow_share: float | None = None
-    """w: weight of the slow weights' probability of a class where both predict; less for a class
-    that they have not followed for long, see :mod:`ocar.averaging`. None for the mean of both."""
-
-    closed_form_head: bool = False
+    closed_form_head: bool | None = False
     """Predict with a head that is solved for on the memory when a prediction is asked, in place of
-    the learned head; the slow weights keep theirs. See :mod:`ocar.closed_form`."""
+    the learned head; the slow weights keep theirs. See :mod:`ocar.closed_form`. None for where it
+    is possible: not in a regression, for example."""
 
     mirror: Mirror = "instead"
     """Mirror images where both predict and ``augment`` mirrors: the slow weights predict the mirror
@@ -148,8 +145,6 @@ class LearnerSettings:
         require_range(self, "at least 1", "passes")
         require_range(self, "in (0, 1]", "average_rate", "slow_rate")
         require_range(self, "at least 0", "slow_warmup", "distillation")
-        valid = self.slow_share is None or 0 <= self.slow_share <= 1
-        require("slow_share", self.slow_share, valid, "in [0, 1], or None for the mean of both")
         require_range(self, "larger than 0", "distill_temperature", "degrees_of_freedom")
         if isinstance(self.memory, Memory):
             object.__setattr__(self, "memory_kind", MEMORIES.name_of(type(self.memory)) or "")
@@ -298,11 +293,6 @@ def check_shared(
     """Raise a ``ConfigError`` if ranks cannot share a method, or have different settings."""
     shown = re.sub(r" at 0x[0-9a-f]+", "", f"{settings!r}, {transform!r}, {guard!r}")
     ranks.require_equal("settings", f"{shown}, {ranks.about}")
-    if settings.closed_form_head and ranks.memory == "sharded":
-        raise ConfigError(
-            "Invalid closed_form_head=True. Must be False with a sharded memory: a rank has part "
-            "of the samples. Use Ranks(memory='replicated')."
-        )
     for part in (settings, transform):
         reason = "" if part is None else part.one_device
         if reason:

@@ -141,8 +141,8 @@ def read_changed(document: Mapping[str, Any]) -> dict[str, Any]:
 
     Runs of earlier versions do not name their splits, and may differ from the present preset.
     """
-    config, changed = document["config"], dict(document.get("changed", {}))
-    changed = changed_since(config, changed) | changed
+    config = document["config"]
+    changed = changed_since(config, document.get("changed", {}))
     own = config["benchmark"] in SPLITS and "splits" not in config
     return changed | ({"splits": "own"} if own else {})
 

@@ -20,7 +20,6 @@ ADDED: dict[str, Any] = {
     "distill_on": "all",
     "distill_temperature": 1.0,
     "distill_curvature": False,
-    "slow_share": None,
     "closed_form_head": False,
     "mirror": "instead",
     "logit_adjustment": 0.0,
@@ -37,11 +36,15 @@ EARLIER: dict[str, Any] = {
     "head_size": "classes",
     "replay": "fresh",
     "replay_batch": 10,
-    "slow_share": None,
+    "closed_form_head": False,
     "passes": 9,
 }
 """Settings that presets have changed, with the values of earlier presets. The first three follow
 the authors' code now, the others are of ``ocar-slow``."""
+
+
+GONE: dict[str, Any] = {"slow_share": None}
+"""Settings that only an earlier version had, with the value that changed none of its runs."""
 
 
 def earlier_settings(changed: Mapping[str, Any]) -> dict[str, Any]:
@@ -50,14 +53,16 @@ def earlier_settings(changed: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def changed_since(config: Mapping[str, Any], changed: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings of a run by the preset of an earlier version that the present preset changes.
+    """Settings of a stored run that differ from the present preset.
 
     Args:
         config: The identity of the run.
         changed: Settings that differed from the preset of its time.
     """
+    changed = {n: v for n, v in changed.items() if n not in GONE or v != GONE[n]}
     preset = PRESETS.get(config["benchmark"], {}).get(config.get("method", ""), {})
     if "defaults" in changed or "settings" not in config or preset.keys().isdisjoint(EARLIER):
-        return {}
+        return dict(changed)
     own = {**EARLIER, **config["settings"], **(config.get("transform") or {})}
-    return {n: v for n, v in EARLIER.items() if n in preset and own[n] == v != preset[n]}
+    earlier = {n: v for n, v in EARLIER.items() if n in preset and own[n] == v != preset[n]}
+    return earlier | changed
