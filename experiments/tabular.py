@@ -234,8 +234,11 @@ class Comparison:
         self.add("OCAR, no settings", lambda table, seed: ours("ocar", table, seed))
         for kind, words in FORGETTING.items():
             self.add(f"OCAR, {words}", self.learner("ocar", memory=500, memory_kind=kind))
+        self.add("ocar-slow, no settings", self.learner("ocar-slow"))
+        window = {"memory": 500, "memory_kind": "window"}
+        self.add("ocar-slow, a window of 500", self.learner("ocar-slow", **window))
         self.add_best("ER, lr={lr:g}")
-        self.add_best("ER, lr={lr:g}, a window of 500", memory=500, memory_kind="window")
+        self.add_best("ER, lr={lr:g}, a window of 500", **window)
         for who, make in (REGRESSORS if self.first.regression else CLASSIFIERS).items():
             self.add(who, partial(theirs, make))
         self.add("no change", lambda table, seed: no_change(table, 1))

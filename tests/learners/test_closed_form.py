@@ -112,21 +112,48 @@ def test_it_is_solved_for_once_a_batch_in_pieces(monkeypatch: pytest.MonkeyPatch
     assert len(solved) == 7
 
 
+class Rows(nn.Module):
+    """Its head sees two rows a sample."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows: Tensor = self.head(x.unflatten(1, (2, 3)))
+        return rows.mean(1)
+
+
 def test_a_head_that_sees_several_rows_a_sample_is_refused() -> None:
-    class Rows(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.head = nn.Linear(3, 4)
-
-        def forward(self, x: Tensor) -> Tensor:
-            rows: Tensor = self.head(x.unflatten(1, (2, 3)))
-            return rows.mean(1)
-
     learner = ocar.ER(seeded(Rows), lr=0.1, **CLOSED)
     x, y = next(iter(vectors(1, [0, 1])))
     learner.learn(x, y)
     with pytest.raises(ModelError, match=r"inputs of \(10, 2, 3\) for 10 samples. Must be one row"):
         learner.predict(x)
+
+
+@pytest.mark.parametrize("model", [Rows, lambda: mlp(4)])
+def test_by_default_ocar_slow_has_it_where_it_is_possible(model: Any) -> None:
+    possible = model is not Rows
+    closed, without = (
+        ocar.make_learner("ocar-slow", seeded(model), memory=30, **RAW, **given)
+        for given in ({}, {"closed_form_head": False})
+    )
+    for x, y in vectors(4, [0, 1, 2]):
+        for learner in (closed, without):
+            learner.learn(x, y)
+    assert torch.equal(closed.predict(x), without.predict(x)) != possible
+    serving = ocar.Serving(closed)
+    assert_close(serving.predict(x).logits, closed.predict(x))
+
+
+def test_by_default_a_regression_goes_without() -> None:
+    regression = {name: v for name, v in REGRESSION.items() if name != "closed_form_head"}
+    learner = ocar.make_learner("ocar-slow", mlp(), **regression)
+    for x, _ in vectors(3, [0, 1]):
+        learner.learn(x, x[:, :4])
+    assert learner.closed_form is None
+    assert learner.predict(x).shape == (len(x), 4)
 
 
 def test_it_follows_the_memory_and_a_restored_state(tmp_path: Path) -> None:
