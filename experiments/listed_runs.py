@@ -7,8 +7,8 @@ A line of the list has fields of ``RunConfig`` and ``seeds``, such as
 ``{"benchmark": "split-cifar100", "method": "ocar", "seeds": [0, 1]}``. Runs begin in the order of
 the list. The same command resumes, and ``--limit-seconds`` stops it: all runs save and leave. The
 list beside this file has runs that ``results/`` lacks. First come ``ocar-slow`` on
-Split-TinyImageNet, and without settings. Then come rows of the paper's table, and options of the
-authors' code.
+Split-TinyImageNet, parts of it, and without settings. Then come rows of the paper's table, and
+options of the authors' code.
 """
 
 from __future__ import annotations

@@ -16,13 +16,14 @@ prediction is asked after a batch, which takes a forward pass over the memory. A
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Self
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ocar import accel
 from ocar.errors import ConfigError, ModelError
 from ocar.methods.context import Context, with_inputs
 from ocar.methods.objective import Objective
@@ -57,6 +58,8 @@ class ClosedFormHead:
         self._context, self._head, self._needed = context, head, needed
         self.values: dict[str, Tensor] = {}
         self._made_of: tuple[int, int, int] | None = None  # batches, samples seen, units
+        recorded = context.record and context.shared is None
+        self._graph = accel.Graph(self._solve, device=context.device, enabled=recorded)
 
     @classmethod
     def make(cls, wanted: bool | None, context: Context, objective: Objective) -> Self | None:
@@ -98,27 +101,25 @@ class ClosedFormHead:
         learned = {names[id(p)]: p.detach() for p in (layer.weight, layer.bias) if p is not None}
         if [t.shape for t in self.values.values()] != [t.shape for t in learned.values()]:
             self.values = {name: torch.empty_like(t) for name, t in learned.items()}
-        rows = self._solve() if len(memory) else None
-        solved: Sequence[Tensor] = tuple(learned.values())
-        if rows is not None:
-            solved = rows.split([layer.in_features, 1][: len(learned)], dim=1)
-        for value, found in zip(self.values.values(), solved, strict=True):
-            value.copy_(found.reshape(value.shape))
+            self._graph.forget()
+        solved = self._graph(memory.slots) if len(memory) else ()
+        for value, found in zip(self.values.values(), solved or learned.values(), strict=True):
+            value.copy_(found)
         self._made_of = now
 
-    def _solve(self) -> Tensor | None:
-        """W over the temperature, ``(units, features)``; None for the learned head."""
+    def _solve(self, slots: Tensor) -> tuple[Tensor, ...]:
+        """Weight and bias, for the samples in all slots; nothing for the learned head."""
         memory, layer = self._context.memory, self._head.layer
         features, labels = [], []
-        for slots in memory.slots.split(CHUNK):
-            batch = memory.gather(slots)
+        for part in slots.split(CHUNK):
+            batch = memory.gather(part, check=False)
             x = self._context.normalize(batch.x)
             found, _ = with_inputs(layer, self._context.forward, x)
-            if found.dim() != 2 or len(found) != len(slots):
+            if found.dim() != 2 or len(found) != len(part):
                 if not self._needed:
-                    return None
+                    return ()
                 raise ModelError(
-                    f"The output layer took inputs of {tuple(found.shape)} for {len(slots)} "
+                    f"The output layer took inputs of {tuple(found.shape)} for {len(part)} "
                     "samples. Must be one row (n, d) a sample for closed_form_head=True."
                 )
             features.append(found)
@@ -127,7 +128,17 @@ class ClosedFormHead:
         rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
         if layer.bias is not None:
             rows = functional.pad(rows, (0, 1), value=1.0)
-        return solve(rows, torch.cat(labels), units=self._head.capacity) / TEMPERATURE
+        weights = solve(rows, torch.cat(labels), units=self._head.capacity) / TEMPERATURE
+        return (weights,) if layer.bias is None else (weights[:, :-1], weights[:, -1])
+
+    def forget(self) -> None:
+        """Solve anew for the next prediction, and drop what was recorded on a GPU."""
+        self._made_of = None
+        self._graph.forget()
+
+    def release(self) -> None:
+        """Give back the memory of what was recorded."""
+        self._graph.release()
 
     def state_dict(self) -> Mapping[str, Tensor]:
         """Nothing: it is derived from weights and memory."""
@@ -135,7 +146,7 @@ class ClosedFormHead:
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Let the next prediction solve for it."""
-        self._made_of = None
+        self.forget()
 
 
 def solve(features: Tensor, labels: Tensor, *, units: int) -> Tensor:

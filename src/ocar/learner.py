@@ -180,7 +180,7 @@ class Learner(Predicting):
             guard=self._guard,
             optimizer=self._steps.optimizer,
             draws=self.draws,
-            forget=self._steps.graph.forget,
+            forget=self._forget_recordings,
         )
 
     def __repr__(self) -> str:
@@ -371,6 +371,8 @@ class Learner(Predicting):
         """Give back memory of a GPU that only makes learning faster."""
         self._steps.graph.release()
         self.objective.release()
+        if self.closed_form is not None:
+            self.closed_form.release()
         accel.release_memory(self.device)
 
     def check(self) -> None:
@@ -382,6 +384,12 @@ class Learner(Predicting):
         self.transform.check()
         if self._guard.check():
             self.memory.reconcile()  # the host has counted a batch that the device then refused
+
+    def _forget_recordings(self) -> None:
+        """Drop what was recorded on a GPU, because tensors that it uses were replaced."""
+        self._steps.graph.forget()
+        if self.closed_form is not None:
+            self.closed_form.forget()
 
     def _remember(self, x: Inputs, y: Tensor, units: list[int], *, accepted: Tensor) -> None:
         # The first samples fill all slots, so they must be known to be good.
