@@ -149,13 +149,14 @@ class ClosedFormHead:
         self.forget()
 
 
-def solve(features: Tensor, labels: Tensor, *, units: int) -> Tensor:
+def solve(features: Tensor, labels: Tensor, *, units: int, damping: float = DAMPING) -> Tensor:
     """The weights W of a ridge regression on one-hot labels, each class with the same weight.
 
     Args:
         features: Shape ``(n, d)``.
         labels: The unit of each sample, ``(n,)``.
         units: How many there are; units without samples get zeros.
+        damping: λ over the mean of A's diagonal.
 
     Returns:
         Shape ``(units, d)``.
@@ -164,14 +165,14 @@ def solve(features: Tensor, labels: Tensor, *, units: int) -> Tensor:
     counts = targets.sum(0)
     weights = 1 / (counts.count_nonzero() * counts[labels])
     f, y = (weights.sqrt()[:, None] * rows for rows in (features, targets))
-    damping = DAMPING * f.square().sum() / f.shape[1]
-    damping = damping.clamp_min(torch.finfo(f.dtype).tiny)
+    ridge = damping * f.square().sum() / f.shape[1]
+    ridge = ridge.clamp_min(torch.finfo(f.dtype).tiny)
     if len(f) < f.shape[1]:  # the same by the smaller matrix
-        return (f.T @ _inverse_times(f @ f.T, damping, y)).T
-    return _inverse_times(f.T @ f, damping, f.T @ y).T
+        return (f.T @ _inverse_times(f @ f.T, ridge, y)).T
+    return _inverse_times(f.T @ f, ridge, f.T @ y).T
 
 
-def _inverse_times(matrix: Tensor, damping: Tensor, right: Tensor) -> Tensor:
-    """(matrix + damping I)⁻¹ right, without waiting for a GPU."""
-    damped = matrix + damping * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
+def _inverse_times(matrix: Tensor, ridge: Tensor, right: Tensor) -> Tensor:
+    """(matrix + ridge I)⁻¹ right, without waiting for a GPU."""
+    damped = matrix + ridge * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
     return torch.cholesky_solve(right, torch.linalg.cholesky_ex(damped).L)
