@@ -31,7 +31,7 @@ from ocar.models.head import GrowingHead
 
 DAMPING = 0.1
 """λ over the mean of A's diagonal, selected on split-digits, as the temperature is, see
-``results/settings/closed-form-heads.json``."""
+``results/settings/closed-form-split-digits.json``."""
 
 TEMPERATURE = 0.1
 """Divides the outputs of the regression, which are between 0 and 1 where it fits."""
