@@ -24,6 +24,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ocar import accel
+from ocar.accel import linalg
 from ocar.errors import ConfigError, ModelError
 from ocar.methods.context import Context, with_inputs
 from ocar.methods.objective import Objective
@@ -168,11 +169,10 @@ def solve(features: Tensor, labels: Tensor, *, units: int, damping: float = DAMP
     ridge = damping * f.square().sum() / f.shape[1]
     ridge = ridge.clamp_min(torch.finfo(f.dtype).tiny)
     if len(f) < f.shape[1]:  # the same by the smaller matrix
-        return (f.T @ _inverse_times(f @ f.T, ridge, y)).T
-    return _inverse_times(f.T @ f, ridge, f.T @ y).T
+        return y.T @ _inverse(f @ f.T, ridge) @ f
+    return (f.T @ y).T @ _inverse(f.T @ f, ridge)
 
 
-def _inverse_times(matrix: Tensor, ridge: Tensor, right: Tensor) -> Tensor:
-    """(matrix + ridge I)⁻¹ right, without waiting for a GPU."""
-    damped = matrix + ridge * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
-    return torch.cholesky_solve(right, torch.linalg.cholesky_ex(damped).L)
+def _inverse(matrix: Tensor, ridge: Tensor) -> Tensor:
+    """(matrix + ridge I)⁻¹."""
+    return linalg.inverse(linalg.add_to_diagonal(matrix, ridge)[None])[0][0]
