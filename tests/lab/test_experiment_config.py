@@ -112,6 +112,8 @@ def test_a_run_by_an_earlier_preset_is_named_by_what_it_ran_with(
     assert read_changed(document) == config.changed() == differing
     now = replace(config, settings={})
     assert read_changed({"config": now.identity(), "changed": {}}) == now.changed() == {}
+    gone = {"config": now.identity(), "changed": {"slow_share": None}}
+    assert read_changed(gone) == {}, "a setting that is gone, off"
     asked = replace(now, defaults=True, settings={"lr": 0.1})
     named = {"config": asked.identity(), "changed": asked.changed()}
     assert read_changed(named) == asked.changed()
