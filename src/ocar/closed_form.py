@@ -103,7 +103,9 @@ class ClosedFormHead:
         if [t.shape for t in self.values.values()] != [t.shape for t in learned.values()]:
             self.values = {name: torch.empty_like(t) for name, t in learned.items()}
             self._graph.forget()
-        solved = self._graph(memory.slots) if len(memory) else ()
+        # While the memory fills up, each solution has a shape of its own.
+        solve_all = self._graph if len(memory) == memory.capacity else self._solve
+        solved = solve_all(memory.slots) if len(memory) else ()
         for value, found in zip(self.values.values(), solved or learned.values(), strict=True):
             value.copy_(found)
         self._made_of = now
