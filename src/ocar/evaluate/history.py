@@ -106,10 +106,10 @@ class History:
             history.anytime = AnytimeAccuracy(*state["anytime"])
             history.worst_case = WorstCaseAccuracy(*map(tuple, state["worst_case"]))
             history.forgetting = Forgetting(*map(tuple, state["forgetting"]))
-            latest, drops, recoveries, gap, *added = state["gaps"]  # ocar 0.2 had four
+            latest, drops, recoveries, gap, recovered = state["gaps"]
             gap = None if gap is None else OpenGap(*gap)
-            means = Mean(*drops), Mean(*recoveries)
-            history.gaps = StabilityGap(tuple(latest), *means, gap, *(Mean(*m) for m in added))
+            means = Mean(*drops), Mean(*recoveries), gap, Mean(*recovered)
+            history.gaps = StabilityGap(tuple(latest), *means)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise CheckpointError(f"The state is not of a history: {error!r}.") from error
         return history

@@ -369,8 +369,7 @@ class BatchGuard:
             self.verdict.counts.copy_(state["counts"])
             self.verdict.largest.copy_(state["largest_kl"])
             self._set_scale(state["largest_square"].to(self._largest_square, copy=True))
-            refused = state.get("refused", torch.zeros(3))  # ocar 0.2.0 had none
-            self._refused = refused.to(self._refused, copy=True)
+            self._refused = state["refused"].to(self._refused, copy=True)
 
 
 def _mean_square(x: Tensor) -> Tensor:

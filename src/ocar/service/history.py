@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from ocar.config import require
-from ocar.errors import CheckpointError, ConfigError, DataError
+from ocar.errors import CheckpointError, ConfigError
 from ocar.files import read_file, sync_folder, write_whole
 from ocar.learner import Learner
 from ocar.service import journal
@@ -48,11 +48,6 @@ class History:
 
     def __init__(self, folder: Path, *, most: int) -> None:
         require("history", most, most >= NEEDED, f"at least {NEEDED}")
-        if not find(folder) and (old := folder / "learner.safetensors").exists():
-            raise DataError(
-                f"{folder} is of an older version. End that version by SIGTERM, and begin a new "
-                f"folder with its checkpoint: ocar serve {old} --state NEW-FOLDER"
-            )
         self.folder, self._most = folder, most
         self.generation, _ = journal.files(folder)
         _unlink(folder, _left_over(find(folder), self.generation))

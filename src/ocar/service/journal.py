@@ -292,15 +292,9 @@ def repair(folder: Path, *, after: int) -> Repaired:
 
 def files(folder: Path) -> tuple[int, list[tuple[Path, int]]]:
     """The newest generation; its files and their first batches, in order."""
-    pattern = re.compile(r"journal-(?:(\d{3,})-)?(\d{12})")
+    pattern = re.compile(r"journal-(\d{3,})-(\d{12})")
     names = {path: pattern.fullmatch(path.name) for path in folder.iterdir()}
-    found = sorted((int(m[1] or -1), int(m[2]), path) for path, m in names.items() if m)
-    old = [path for generation, _, path in found if generation < 0 and path.stat().st_size]
-    if old:
-        raise DataError(
-            f"{old[0]} is of an older version, which has to learn its batches: start that version "
-            "once more, end it by SIGTERM, and remove the file."
-        )
+    found = sorted((int(m[1]), int(m[2]), path) for path, m in names.items() if m)
     newest = max([0, *(generation for generation, _, _ in found)])
     return newest, [(path, first) for generation, first, path in found if generation == newest]
 
