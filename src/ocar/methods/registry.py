@@ -32,7 +32,7 @@ from ocar.methods.rar import RARSettings
 from ocar.methods.scr import SCRSettings
 from ocar.methods.settings import LearnerSettings
 from ocar.methods.transform import TransformSettings
-from ocar.registry import Registry
+from ocar.registry import Registry, unknown
 from ocar.streams.benchmarks import get_benchmark
 
 
@@ -181,13 +181,10 @@ def preset_settings(benchmark: str, method: str) -> dict[str, Any]:
         ConfigError: There is no such preset.
     """
     if benchmark not in PRESETS:
-        raise ConfigError(f"Unknown preset {benchmark!r}. There are {', '.join(sorted(PRESETS))}.")
+        raise unknown("preset", benchmark, PRESETS)
     tuned = PRESETS[benchmark]
     if method not in tuned:
-        raise ConfigError(
-            f"Unknown method with a preset for {benchmark!r} {method!r}. There are "
-            f"{', '.join(sorted(tuned))}."
-        )
+        raise unknown(f"method with a preset for {benchmark!r}", method, tuned)
     return {**get_benchmark(benchmark).learner_settings(), **tuned[method]}
 
 
