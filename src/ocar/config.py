@@ -116,11 +116,15 @@ def require_one_of(name: str, value: Any, allowed: Iterable[str]) -> None:
     require(name, value, value in options, f"one of {', '.join(map(repr, options))}")
 
 
-def require_range(config: Any, allowed: Range, *names: str) -> None:
-    """Raise a ``ConfigError`` if a field of a dataclass is outside a range; NaN is outside."""
+def require_range(config: Any, allowed: Range, *names: str, none: str = "") -> None:
+    """Raise a ``ConfigError`` if a field of a dataclass is outside a range; NaN is outside.
+
+    ``none``, such as ``"or None"``, is what the error says of None where None is allowed.
+    """
     for name in names:
         value = getattr(config, name)
-        require(name, value, _RANGES[allowed](value), allowed)
+        valid = bool(none) if value is None else _RANGES[allowed](value)
+        require(name, value, valid, f"{allowed}, {none}" if none else allowed)
 
 
 def require_options(config: Any) -> None:

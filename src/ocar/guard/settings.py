@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ocar.config import require, require_options
+from ocar.config import require_options, require_range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,12 +32,8 @@ class Guard:
 
     def __post_init__(self) -> None:
         require_options(self)
-        for name in ("kl", "gaussian_kl", "scale"):
-            value = getattr(self, name)
-            valid = value is None or 0 < value < float("inf")
-            require(name, value, valid, "larger than 0, or None")
-        patience = self.rescale_after
-        require("rescale_after", patience, patience is None or patience >= 1, "at least 1, or None")
+        require_range(self, "larger than 0", "kl", "gaussian_kl", "scale", none="or None")
+        require_range(self, "at least 1", "rescale_after", none="or None")
 
 
 @dataclass(frozen=True, kw_only=True)
