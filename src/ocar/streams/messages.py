@@ -11,6 +11,7 @@ import math
 import queue
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 from ocar.config import require
@@ -162,9 +163,6 @@ def read_confluent(
                 raise DataError(f"Kafka: {error}")
         return None
 
-    def receive() -> Message | None:
-        return _wait(poll, timeout)
-
     def parts(place: Place) -> dict[str, Any]:
         return {n: kafka.TopicPartition(*_parse(n), offset) for n, offset in place.items()}
 
@@ -180,6 +178,7 @@ def read_confluent(
     def commit(place: Place) -> None:
         consumer.commit(offsets=list(parts(place).values()), asynchronous=False)
 
+    receive = partial(_wait, poll, timeout)
     return MessageReader(receive, decode, batch_size=batch_size, seek=seek, commit=commit)
 
 
@@ -196,9 +195,6 @@ def read_kafka_python(
         for record in (record for records in found.values() for record in records):
             return Message(record.value, _name(record.topic, record.partition), record.offset)
         return None
-
-    def receive() -> Message | None:
-        return _wait(poll, timeout)
 
     def seek(place: Place) -> None:
         parts = {TopicPartition(*_parse(name)): offset for name, offset in place.items()}
@@ -220,6 +216,7 @@ def read_kafka_python(
         }
         consumer.commit(offsets)
 
+    receive = partial(_wait, poll, timeout)
     return MessageReader(receive, decode, batch_size=batch_size, seek=seek, commit=commit)
 
 
