@@ -47,11 +47,7 @@ class OwnDraws:
 
     @contextmanager
     def __call__(self, *, keep: bool = True) -> Iterator[None]:
-        """Inside it layers draw from these generators.
-
-        Args:
-            keep: False to set the generators back afterwards.
-        """
+        """Inside it layers draw from these generators; without ``keep`` they are then set back."""
         if not self._enabled:
             yield
             return

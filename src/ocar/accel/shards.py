@@ -11,11 +11,7 @@ from ocar.accel.ranks import Ranks
 
 
 class Shards:
-    """Finds the slots of a memory on the ranks.
-
-    Args:
-        ranks: The ranks.
-        capacity: Slots of the whole memory.
+    """Finds the slots of a memory on the ranks; ``capacity`` counts the slots of all.
 
     Attributes:
         slots: The slot of each row on this rank. All ranks have equally many rows; a last row that

@@ -34,12 +34,7 @@ def share_out(pairs: Sequence[Pair], size: int) -> dict[str, int]:
 
 
 class SharedInverses:
-    """Inverts and applies the Kronecker factors of some layers.
-
-    Args:
-        pairs: The layers.
-        ranks: The ranks; None for one process.
-    """
+    """Inverts and applies the Kronecker factors of some layers; without ranks in one process."""
 
     def __init__(self, pairs: Pairs, ranks: Ranks | None) -> None:
         self._ranks = None if ranks is None or ranks.inverses == "replicated" else ranks

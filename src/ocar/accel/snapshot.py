@@ -55,11 +55,7 @@ class Tensors:
 
 
 class Snapshot:
-    """A copy of tensors, in one piece for each type.
-
-    Args:
-        tensors: What to copy.
-        scratch: Memory for it on a CPU.
+    """A copy of tensors, in one piece for each type; on a CPU in scratch memory.
 
     Attributes:
         is_recorded: Whether it is part of a recording: nothing has been copied yet, nor changed.
@@ -189,13 +185,7 @@ def _commit_on_host(
 
 
 class TableSnapshot(Snapshot):
-    """A copy made by one kernel.
-
-    Args:
-        table: Where the tensors lie that the kernels know.
-        tensors: The others.
-        scratch: Memory for them.
-    """
+    """A copy made by one kernel of what a table lists; the other ``tensors`` as in the base."""
 
     def __init__(self, table: _Table, tensors: Tensors, scratch: Scratch | None) -> None:
         super().__init__(tensors, scratch)

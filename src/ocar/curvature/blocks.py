@@ -167,12 +167,7 @@ class Blocks(ABC, Generic[L]):
     def renew(
         self, seen: Mapping[str, Seen], ema: Tensor | float, damping: Tensor | float
     ) -> Tensor:
-        """Take the estimates into the averages, then :meth:`prepare`.
-
-        Args:
-            seen: The layers that have an estimate.
-            ema: Weight of a new estimate.
-            damping: τ.
+        """Take the estimates of the layers ``seen`` into the averages, then :meth:`prepare`.
 
         Returns:
             Two scalars of bool in one tensor: whether the estimates are finite, and whether all

@@ -37,10 +37,7 @@ class EigenBlocks(FactorBlocks):
     """A and G for the basis, and the second moments S in it.
 
     The buffer holds the basis as UA and UG minus the identity, so that zeros are the identity.
-
-    Args:
-        every: Batches between two bases.
-        **others: Those of :class:`~ocar.curvature.blocks.Blocks`.
+    ``every`` counts the batches between two bases.
     """
 
     about = "Kronecker eigenbasis"

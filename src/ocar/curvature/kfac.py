@@ -189,11 +189,8 @@ class ExactKroneckerBlocks(FactorBlocks):
 def divide_in_basis_(layer: MatrixLayer, u_a: Tensor, u_g: Tensor, denominator: Tensor) -> None:
     """∇ ← U_G ((U_Gᵀ ∇ U_A) / denominator) U_Aᵀ, if the layer has a gradient.
 
-    Args:
-        layer: The layer whose gradient is rewritten.
-        u_a: Basis of its inputs, ``(groups, d_in, d_in)``.
-        u_g: Basis of its outputs, ``(groups, d_out, d_out)``.
-        denominator: Shape ``(groups, d_out, d_in)``.
+    The bases are ``(groups, d_in, d_in)`` and ``(groups, d_out, d_out)``, the denominator
+    ``(groups, d_out, d_in)``.
     """
     if layer.has_gradient:
         rotated = u_g.mT @ layer.gradient().to(u_g.dtype) @ u_a / denominator

@@ -114,12 +114,7 @@ class Layer(ABC):
     ) -> tuple[Tensor, Tensor]:
         """Input ``(n, ...)`` and output gradients ``(columns, n, ...)``, in float32 at least.
 
-        Args:
-            x: The input.
-            g: The output gradients.
-            samples: How many there are.
-            use: How the weight was used.
-            place: Where the samples are; by default the likeliest place.
+        ``place`` is where the samples are; by default the likeliest place.
         """
         wide = torch.promote_types(g.dtype, torch.float32)
         x, g = x.to(wide) if x.is_floating_point() else x, g.to(wide)

@@ -21,11 +21,7 @@ LEAST_SHARE = 0.5
 
 
 class Samples:
-    """Finds the samples in the inputs of layers, and remembers where they are.
-
-    Args:
-        layers: The layers by name.
-    """
+    """Finds the samples in the inputs of layers, and remembers where they are."""
 
     def __init__(self, layers: Mapping[str, Layer]) -> None:
         self._layers = layers

@@ -139,10 +139,7 @@ def check_probe(learner: Any) -> None:
 def probe_stream(learner: Any, stream: TaskStream, *, seed: int = 0) -> float:
     """Probed accuracy of a learner, or of any module, on all data of a stream.
 
-    Args:
-        learner: A learner, or any module.
-        stream: Its position does not change.
-        seed: Seed of the augmentation.
+    The position of the stream does not change. The augmentation follows from the seed.
     """
     train, test = (_TaskPieces(part, stream.tasks) for part in (stream.training, stream.test))
     with _ONE_AT_A_TIME:

@@ -89,14 +89,7 @@ class Context:
         return self.forward(x) if self.shared is None else self.shared.call(self.forward, x)
 
     def answer(self, outputs: Tensor) -> Tensor:
-        """What one or several models predict together: logits of the classes seen.
-
-        Args:
-            outputs: Of each view, ``(views, n, outputs)``.
-
-        Returns:
-            Shape ``(n, classes)``: see :func:`mean_prediction`.
-        """
+        """:func:`mean_prediction`, of the classes seen."""
         return mean_prediction(
             outputs, classes=None if self.head is None else len(self.head.classes)
         )

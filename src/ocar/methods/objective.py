@@ -206,11 +206,7 @@ class Objective(Part, ABC):
         """The loss of one step."""
 
     def extras(self, x: Inputs) -> dict[str, Tensor]:
-        """Extra columns to store with samples; called after the batch was learned.
-
-        Args:
-            x: Raw samples on the model's device, ``(n, ...)``.
-        """
+        """Extra columns to store with raw samples; called after the batch was learned."""
         return {}
 
     def known(self, outputs: Tensor, y: Tensor, active: Tensor | None) -> dict[str, Tensor]:

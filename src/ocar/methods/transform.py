@@ -37,11 +37,9 @@ class Transform(Part):
         return table(model, {})
 
     def try_model(self, model: nn.Module, x: Inputs) -> None:
-        """Raise a ``ModelError`` if the model cannot be used; called before the first batch.
+        """Raise a ``ModelError`` if the model, in eval mode, cannot be used with some inputs.
 
-        Args:
-            model: The model, in eval mode.
-            x: Some of its inputs.
+        Called before the first batch.
         """
 
     def watch(self, step: Step) -> AbstractContextManager[object]:

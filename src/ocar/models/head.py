@@ -222,12 +222,7 @@ class GrowingHead:
 
 
 def mask_logits(logits: Tensor, active: Tensor) -> Tensor:
-    """Logits in which unused units have −1000, so that their probability is exactly 0.
-
-    Args:
-        logits: Shape ``(n, capacity)``.
-        active: Which units stand for a class, ``(capacity,)`` of bool.
-    """
+    """Logits ``(n, capacity)`` in which unused units have −1000: their probability is exactly 0."""
     return torch.where(active, logits, MASKED)
 
 

@@ -20,9 +20,7 @@ from ocar.errors import ConfigError
 class Block(nn.Module):
     """Attention and a network of one hidden layer, each added to its input.
 
-    Args:
-        width: Features of a token.
-        heads: Heads of the attention; must divide the width.
+    ``width`` counts the features of a token; the heads of the attention must divide it.
     """
 
     def __init__(self, width: int, heads: int) -> None:

@@ -37,13 +37,9 @@ class Saved(NamedTuple):
 
 
 class History:
-    """The checkpoints in a folder that its user has locked.
+    """The checkpoints in a folder that its user has locked; ``most`` of them, at least 2, are kept.
 
     What an interrupted rollback or repair has left is removed.
-
-    Args:
-        folder: Where they are.
-        most: How many are kept, at least 2.
     """
 
     def __init__(self, folder: Path, *, most: int) -> None:
@@ -103,12 +99,7 @@ def find_whole(folder: Path, batches: int) -> Saved:
 
 
 def roll_back(folder: Path, saved: Saved) -> None:
-    """Go back to a whole checkpoint: all that was learned and accepted after it is dropped.
-
-    Args:
-        folder: Of a service; its user has locked it.
-        saved: One of its checkpoints.
-    """
+    """Go back to a whole checkpoint: all that was learned and accepted after it is dropped."""
     begin_generation(folder, [saved])
     generation = journal.roll_back(folder, to=saved.batches)
     _unlink(folder, _left_over(find(folder), generation))

@@ -113,15 +113,9 @@ class Journal:
         return known.number
 
     def append(self, x: Inputs, y: Tensor, *, key: str = "") -> int:
-        """Write a batch; when this returns it is on the disk.
+        """Write a batch; when this returns its number it is on the disk.
 
-        Args:
-            x: Samples, ``(n, ...)``.
-            y: Labels, ``(n,)``.
-            key: What the client calls it; see :meth:`known`.
-
-        Returns:
-            Its number.
+        ``key`` is what the client calls it, see :meth:`known`.
 
         Raises:
             OSError: The batch is not in the journal or, if :attr:`failure` is set, may be.
