@@ -13,7 +13,7 @@ from implementations import Case, Implementation, numbers
 from tolerances import SINGLE_KERNEL
 from torch import Tensor
 
-from ocar.accel import Tensors, Verdict
+from ocar.accel import Evidence, Tensors, Verdict
 
 NAN, INF = float("nan"), float("inf")
 
@@ -166,15 +166,14 @@ def run_commit(
         if batch.bad:
             given.weights[0][0, 1, 2, 0] = batch.bad
         known = batch.divergences
-        implementation["commit_or_rollback"](
-            before,
-            verdict,
+        found = Evidence(
             total=before.total() + number(batch.loss),
             ok=number(batch.ok),
             trusted=number(batch.trusted),
             divergences=None if known is None else torch.tensor(known, device=device),
             bound=limit,
         )
+        implementation["commit_or_rollback"](before, verdict, found)
         results += [verdict.accepted.clone(), verdict.counts.clone(), verdict.largest.clone()]
     return [*results, *all_of(given)]
 

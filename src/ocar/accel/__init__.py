@@ -69,7 +69,15 @@ from ocar.accel.rows import RowRecorder, Rows
 from ocar.accel.shards import Shards
 from ocar.accel.shared import Share, SharedModel
 from ocar.accel.shared_inverses import SharedInverses
-from ocar.accel.snapshot import COUNTS, Snapshot, Tensors, Verdict, commit_or_rollback, snapshot
+from ocar.accel.snapshot import (
+    COUNTS,
+    Evidence,
+    Snapshot,
+    Tensors,
+    Verdict,
+    commit_or_rollback,
+    snapshot,
+)
 from ocar.accel.streams import Fence, Side, is_recording, parallel, share_device
 from ocar.accel.weight_gradients import weight_gradients
 from ocar.accel.write_rows import write_rows
@@ -80,6 +88,7 @@ __all__ = [
     "OPERATIONS",
     "Backward",
     "Distance",
+    "Evidence",
     "FactorBuffer",
     "Fence",
     "Geometry",

@@ -209,15 +209,14 @@ class BatchGuard:
             return
         snapshot = self._snapshot
         divergences, total = accel.parallel(self._divergences, lambda: snapshot.total() + loss)
-        accel.commit_or_rollback(
-            snapshot,
-            self.verdict,
+        found = accel.Evidence(
             total=total,
             ok=self._yes if ok is None else ok,
             trusted=trusted,
             divergences=divergences,
             bound=self._bound,
         )
+        accel.commit_or_rollback(snapshot, self.verdict, found)
         if ok is not None:
             ok.fill_(True)  # the batch that was not is rolled back
         if accel.known(self.kept) is None:  # the memory of a recording is not ours to keep
