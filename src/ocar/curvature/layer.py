@@ -51,9 +51,6 @@ class Layer(ABC):
         modules: The modules that use the weight; several if they share it.
     """
 
-    is_added = False
-    """Whether its weight is added to all samples."""
-
     def __init__(
         self,
         name: str,
