@@ -48,7 +48,13 @@ from ocar.accel.divergence import (
 from ocar.accel.draws import OwnDraws, host_and
 from ocar.accel.gram import gram
 from ocar.accel.graph import Graph, release_memory
-from ocar.accel.kronecker import inverse_tensors, invert, mix_and_damp, precondition
+from ocar.accel.kronecker import (
+    LayerGradient,
+    inverse_tensors,
+    invert,
+    mix_and_damp,
+    precondition,
+)
 from ocar.accel.layout import (
     Scratch,
     from_weight_matrix,
@@ -93,6 +99,7 @@ __all__ = [
     "Fence",
     "Geometry",
     "Graph",
+    "LayerGradient",
     "Operation",
     "OwnDraws",
     "Pair",

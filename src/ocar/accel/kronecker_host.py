@@ -8,7 +8,7 @@ most.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from ocar.accel import linalg
 from ocar.accel.buffer import FactorBuffer, Pair
 from ocar.accel.kronecker import (
+    LayerGradient,
     Pairs,
     are_finite,
     inverse_tensors,
@@ -24,7 +25,6 @@ from ocar.accel.kronecker import (
     mix_and_damp,
     precondition,
 )
-from ocar.accel.rows import Rows
 
 _WIDE = 256  # inputs from which it pays to leave out those that were always zero
 _MOSTLY = 0.9  # unless more than this share of them was ever used
@@ -199,22 +199,17 @@ def _inverse_tensors(
 
 
 @precondition.implementation("host", when=_on_host)
-def _precondition(
-    buffer: FactorBuffer,
-    pairs: Pairs,
-    gradients: Sequence[Callable[[], Tensor]],
-    rows: Sequence[Rows | None],
-) -> list[Tensor]:
+def _precondition(buffer: FactorBuffer, gradients: Sequence[LayerGradient]) -> list[Tensor]:
     factored: dict[str, _Factored] = buffer.derived.get("factored", {})
     results, dtype = [], buffer.averages.dtype
-    for pair, gradient, own in zip(pairs, gradients, rows, strict=True):
+    for pair, make, own in gradients:
         factors = factored.get(pair.layer)
         if factors is None:  # no inverse was ever found
-            results.append(torch.zeros_like(gradient()))
+            results.append(torch.zeros_like(make()))
         elif own is not None and pair.linear:
             solved = factors.solve_rows(*(part.to(dtype) for part in own))
             results.append(solved.to(own[1].dtype))
         else:
-            whole = gradient()
+            whole = make()
             results.append(factors.solve(whole.to(dtype)).to(whole.dtype))
     return results

@@ -133,12 +133,11 @@ class KroneckerBlocks(FactorBlocks):
         layers = {n: m for n, m in self.layers.items() if n in self.ready and m.has_gradient}
         if not layers:
             return
-        results = self._inverses.precondition(
-            self.buffer,
-            tuple(self._pairs[name] for name in layers),
-            [layer.gradient for layer in layers.values()],
-            [self._rows(layer) for layer in layers.values()],
-        )
+        gradients = [
+            accel.LayerGradient(self._pairs[name], layer.gradient, self._rows(layer))
+            for name, layer in layers.items()
+        ]
+        results = self._inverses.precondition(self.buffer, gradients)
         for layer, result in zip(layers.values(), results, strict=True):
             layer.replace_gradient(result)
 
