@@ -158,13 +158,7 @@ class _Raw:
         return {"CHANNELS": self.y.shape[-1], "PARTS": parts, "SHARE": self.share}
 
 
-def _fits(
-    model: nn.Module,
-    x: Inputs,
-    active: Tensor | None,
-    before: Tensor,
-    distance: Distance = half_square,
-) -> bool:
+def _fits(model: nn.Module, x: Inputs, active: Tensor | None, *others: object) -> bool:
     """Whether the kernels compute what the network would with these images."""
     if active is None or not isinstance(x, Tensor) or x.dim() != 4 or not x.is_cuda:
         return False
