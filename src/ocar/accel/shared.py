@@ -94,9 +94,7 @@ class SharedModel:
     def call(self, function: Callable[[Inputs], Tensor], x: Inputs) -> Tensor:
         """``function(x)``, ``(n, ...)``, of which each rank computes some rows.
 
-        Args:
-            function: From some rows to as many results.
-            x: All rows, ``(n, ...)``, the same on all ranks.
+        The inputs ``(n, ...)`` are the same on all ranks.
         """
         share = self.share(len(x))
         with self._running(share):
@@ -153,13 +151,8 @@ class SharedModel:
     ) -> Callable[[], None]:
         """Begin to replace estimates, means over this rank's rows, by means over all rows.
 
-        Args:
-            buffer: The estimates; they must not be used until the result was called.
-            names: Those that are sent.
-            rows: Rows of the whole batch.
-
-        Returns:
-            Waits for the other ranks, and writes the means over all rows.
+        The result waits for the other ranks and writes the means. The estimates must not be used
+        until it was called.
         """
         packed = buffer.pack(names).mul_(self.share(rows).weight)
         if self.ranks.factor_dtype == "float16":

@@ -259,10 +259,7 @@ class Memory(ABC):
         """Empty some slots and overwrite what they held.
 
         The policy fills an empty slot when it next chooses that slot. A memory that loses all its
-        items begins again.
-
-        Args:
-            slots: Occupied slots, int64 of shape ``(n,)``, on the host.
+        items begins again. The slots are occupied, int64 of shape ``(n,)``, on the host.
         """
         self._check_slots(slots)
         if not len(slots):

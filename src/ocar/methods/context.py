@@ -99,9 +99,7 @@ class Context:
     ) -> tuple[Tensor, Tensor]:
         """Features (the inputs of the head) and outputs for inputs of the model.
 
-        Args:
-            x: Inputs of the model.
-            forward: Calls the model, perhaps with other weights; by default the model itself.
+        ``forward`` calls the model, perhaps with other weights.
 
         Raises:
             RuntimeError: There is no head.

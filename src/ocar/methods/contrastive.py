@@ -134,7 +134,7 @@ def prototype_loss(
         mean_i −log( exp(z_i·z_i'/t) / Σ_{j ≠ i} exp(z_i·z_j/t) ),
 
     where i' is the same class in the other view. Classes that do not occur are left out. The
-    projections of a view are ``(n, d)``, the units y ``(n,)``; there are so many ``classes``.
+    projections of a view are ``(n, d)``, the units y ``(n,)``; ``classes`` counts the units.
 
     Returns:
         The loss, a scalar, and the mean of the two class means before normalisation,

@@ -27,8 +27,7 @@ class Transform(Part):
     def shape(self, classes: int) -> Hashable:
         """Whatever a recorded step depends on besides the shapes of its tensors.
 
-        Args:
-            classes: Classes that have a unit; 0 in regression.
+        ``classes`` counts those with a unit; 0 in regression.
         """
         return None
 

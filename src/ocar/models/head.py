@@ -122,13 +122,9 @@ class GrowingHead:
         *,
         seen: Iterable[int],
     ) -> None:
-        """Take over the capacity and the labels of a checkpoint, once the rest of it fits.
+        """Take over the capacity and the labels of a checkpoint, once its other weights fit.
 
-        Args:
-            model: The model that the head is part of.
-            weights: All weights in the checkpoint, by name.
-            classes: The label of each unit in use.
-            seen: Labels that have appeared.
+        ``classes`` has the label of each unit in use, ``seen`` those that have appeared.
 
         Raises:
             CheckpointError: The checkpoint is of another model.
@@ -155,11 +151,7 @@ class GrowingHead:
         """Try whether the outputs of a model are those of this layer, however many units it has.
 
         The layer's outputs are replaced by falling numbers, then by rising ones. The difference of
-        what comes out must fall, whatever else the model adds.
-
-        Args:
-            model: The model that the head is part of, in eval mode.
-            x: Inputs of the model.
+        what comes out must fall, whatever else the model, which is in eval mode, adds.
 
         Raises:
             ModelError: They are not, or the layer would have to grow and cannot.

@@ -220,14 +220,9 @@ class Repaired(NamedTuple):
 
 
 def roll_back(folder: Path, *, to: int) -> int:
-    """Begin a new journal after an earlier batch; the keys of later batches are forgotten.
+    """Begin a new journal after batch ``to``; the keys of later batches are forgotten.
 
-    Args:
-        folder: Where the journal is; nobody else writes there.
-        to: Number of the last batch that stays.
-
-    Returns:
-        The new generation.
+    Nobody else writes into the folder. Returns the new generation.
     """
     generation, found = files(folder)
     keys: dict[str, Known] = {}
@@ -251,10 +246,7 @@ def repair(folder: Path, *, after: int) -> Repaired:
     """Begin a new journal with all batches after the checkpoint that can be read.
 
     They move up: their numbers are consecutive again. The old files stay and are not read any more.
-
-    Args:
-        folder: Where the journal is; nobody else writes there.
-        after: Number of the last batch in the checkpoint.
+    Nobody else writes into the folder. ``after`` is the last batch in the checkpoint.
     """
     generation, old = files(folder)
     found: dict[int, Record] = {}
