@@ -135,12 +135,8 @@ class _Raw:
     """The output of a convolution before BatchNorm, ``(n, h, w, channels)``."""
 
     y: Tensor
-    parts: Tensor
-    """Partial sums and squares for BatchNorm, ``(tiles, 2, channels)``."""
-
-    share: int
-    """Pixels of a tile."""
-
+    parts: Tensor  #: Partial sums and squares for BatchNorm, ``(tiles, 2, channels)``.
+    share: int  #: Pixels of a tile.
     norm: Any
 
     @property

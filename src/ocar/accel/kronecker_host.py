@@ -73,19 +73,13 @@ def _mix_and_damp(
 class _Factored:
     """What solves with A and G of one layer."""
 
-    a: Tensor
-    """Cholesky factor of the damped A, ``(groups, d, d)``, of the used inputs only."""
-
-    g: Tensor
-    """The Cholesky factor of the damped G where rows may be known, else its inverse."""
-
+    a: Tensor  #: Cholesky factor of the damped A, ``(groups, d, d)``, of the used inputs only.
+    g: Tensor  #: The Cholesky factor of the damped G where rows may be known, else its inverse.
     linear: bool
+    #: Inputs that were ever nonzero, ascending; None for all. The rows and columns of the others in
+    #: A are zero, so their part of the inverse is 1/damping.
     used: Tensor | None
-    """Inputs that were ever nonzero, ascending; None for all. The rows and columns of the others
-    in A are zero, so their part of the inverse is 1/damping."""
-
-    damping: float
-    """The damping of A."""
+    damping: float  #: The damping of A.
 
     def times_inverse_a(self, rows: Tensor) -> Tensor:
         """Rows · A⁻¹; rows are ``(groups, r, d_in)``."""

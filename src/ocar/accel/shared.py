@@ -34,17 +34,10 @@ LEAST_ROWS = 2
 class Share:
     """The rows of a batch that each rank has, and this one in particular."""
 
-    counts: tuple[int, ...]
-    """How many rows each rank has."""
-
-    first: int
-    """The first row of this rank."""
-
-    count: int
-    """How many rows this rank has."""
-
-    computed: slice
-    """The rows that this rank computes: its own, or all if it has none."""
+    counts: tuple[int, ...]  #: How many rows each rank has.
+    first: int  #: The first row of this rank.
+    count: int  #: How many rows this rank has.
+    computed: slice  #: The rows that this rank computes: its own, or all if it has none.
 
     @property
     def rows(self) -> int:

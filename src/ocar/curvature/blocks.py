@@ -37,21 +37,12 @@ L = TypeVar("L", bound=Layer)
 class Seen:
     """What one layer saw in a recorded forward pass and the pull-back of the Fisher's root."""
 
-    x: Tensor
-    """Input, ``(n, ...)``."""
-
-    g: Tensor
-    """Output gradients with the sample weights in them, ``(columns, n, ...)``."""
-
+    x: Tensor  #: Input, ``(n, ...)``.
+    g: Tensor  #: Output gradients with the sample weights in them, ``(columns, n, ...)``.
+    #: Sample weights for the input side, ``(n,)``, with mean 1 over the batch; None for equal ones.
     weights: Tensor | None
-    """Sample weights for the input side, ``(n,)``, with mean 1 over the batch; None for equal
-    ones."""
-
-    use: Use = ONCE
-    """How the layer used its weight."""
-
-    others: tuple[Seen, ...] = ()
-    """The other uses, if there were several."""
+    use: Use = ONCE  #: How the layer used its weight.
+    others: tuple[Seen, ...] = ()  #: The other uses, if there were several.
 
     @property
     def uses(self) -> tuple[Seen, ...]:
@@ -77,8 +68,8 @@ class Head:
     """The layer that makes the outputs, some of which may stand for no class yet."""
 
     name: str
+    #: How many outputs stand for a class, a scalar of int64; it is changed in place.
     active: Tensor
-    """How many outputs stand for a class, a scalar of int64; it is changed in place."""
 
 
 class Blocks(ABC, Generic[L]):

@@ -19,17 +19,12 @@ from ocar.errors import ModelError
 class Use:
     """How a layer used its weight once, besides the input."""
 
+    #: How a convolution was made; by default as the module says.
     geometry: nn.Module | accel.Geometry | None = None
-    """How a convolution was made; by default as the module says."""
-
-    rows: slice | None = None
-    """The rows of the weight that were used; None for all."""
-
+    rows: slice | None = None  #: The rows of the weight that were used; None for all.
+    #: The size of the second dimension in attention, which has the samples there; else 0.
     time_first: int = 0
-    """The size of the second dimension in attention, which has the samples there; else 0."""
-
-    with_bias: bool = True
-    """Whether the bias of the layer, if it has one, was added."""
+    with_bias: bool = True  #: Whether the bias of the layer, if it has one, was added.
 
 
 ONCE = Use()

@@ -28,12 +28,8 @@ from ocar.structure import first_input
 class Record:
     """One use of a layer's weight."""
 
-    x: Tensor
-    """The input."""
-
-    edge: GradientEdge
-    """The output's place in the autograd graph."""
-
+    x: Tensor  #: The input.
+    edge: GradientEdge  #: The output's place in the autograd graph.
     use: Use
 
 

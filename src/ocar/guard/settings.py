@@ -40,23 +40,14 @@ class Guard:
 class GuardCounts:
     """What the guard of a learner has done so far."""
 
+    #: Batches skipped because their loss or the weights after them were not finite.
     not_finite: int = 0
-    """Batches skipped because their loss or the weights after them were not finite."""
-
-    out_of_scale: int = 0
-    """Batches skipped because their inputs were far larger than any before."""
-
-    shortened: int = 0
-    """Batches whose steps were shortened."""
-
-    copies: int = 0
-    """Batches that were not remembered because all of their samples were the same."""
-
-    in_a_row: int = 0
-    """Batches skipped in a row up to now, for whatever reason."""
-
+    out_of_scale: int = 0  #: Batches skipped because their inputs were far larger than any before.
+    shortened: int = 0  #: Batches whose steps were shortened.
+    copies: int = 0  #: Batches that were not remembered because all of their samples were the same.
+    in_a_row: int = 0  #: Batches skipped in a row up to now, for whatever reason.
+    #: The largest divergence that was measured, in nats, before any shortening.
     largest_kl: float = 0.0
-    """The largest divergence that was measured, in nats, before any shortening."""
 
     @property
     def skipped(self) -> int:

@@ -34,17 +34,12 @@ from ocar.structure import Inputs, from_parts, parts_of, with_name, without_name
 class Batch:
     """Items taken from a memory, one a row."""
 
-    x: Inputs
-    """Inputs, ``(n, *item)``: a tensor, or a :class:`~ocar.structure.Structure`."""
-
+    x: Inputs  #: Inputs, ``(n, *item)``: a tensor, or a :class:`~ocar.structure.Structure`.
+    #: Units of the head, int64 of shape ``(n,)``, or regression targets, ``(n, *target)``.
     y: Tensor
-    """Units of the head, int64 of shape ``(n,)``, or regression targets, ``(n, *target)``."""
-
+    #: The declared extras by name, each ``(n, *item)``.
     extras: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
-    """The declared extras by name, each ``(n, *item)``."""
-
-    indices: Tensor = field(kw_only=True)
-    """The slots of the rows, int64 of shape ``(n,)``."""
+    indices: Tensor = field(kw_only=True)  #: The slots of the rows, int64 of shape ``(n,)``.
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -54,18 +49,12 @@ class Batch:
 class Offer:
     """Samples that a memory may keep, and what a policy may know of them."""
 
-    x: Inputs
-    """Inputs, ``(n, *item)``, on any device."""
-
-    y: Tensor
-    """Units of the head or regression targets."""
-
-    labels: list[int]
-    """``y`` on the host; zeros in regression."""
-
+    x: Inputs  #: Inputs, ``(n, *item)``, on any device.
+    y: Tensor  #: Units of the head or regression targets.
+    labels: list[int]  #: ``y`` on the host; zeros in regression.
+    #: What the learner's objective knows of them, as declared by ``Memory.uses``: ``"loss"``,
+    #: ``(n,)``, and ``"outputs"``, ``(n, outputs)``. On an accelerator reading it waits.
     known: Mapping[str, Tensor] = field(default_factory=dict)
-    """What the learner's objective knows of them, as declared by ``Memory.uses``: ``"loss"``,
-    ``(n,)``, and ``"outputs"``, ``(n, outputs)``. On an accelerator reading it waits."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -75,11 +64,8 @@ class Offer:
 class Placement:
     """What a policy decided about an offer."""
 
-    writes: Mapping[int, int]
-    """The row of the offer that each written slot gets."""
-
-    freed: Sequence[int] = ()
-    """Slots that are emptied before."""
+    writes: Mapping[int, int]  #: The row of the offer that each written slot gets.
+    freed: Sequence[int] = ()  #: Slots that are emptied before.
 
 
 class Memory(ABC):

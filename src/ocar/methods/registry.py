@@ -40,14 +40,10 @@ from ocar.streams.benchmarks import get_benchmark
 class Method:
     """A named combination of an objective and a gradient transform."""
 
-    settings: type[LearnerSettings]
-    """Settings of the objective."""
-
+    settings: type[LearnerSettings]  #: Settings of the objective.
+    #: Settings of the gradient transform; None for plain SGD.
     transform: type[TransformSettings] | None = None
-    """Settings of the gradient transform; None for plain SGD."""
-
-    about: str = field(kw_only=True)
-    """What it does, in one sentence."""
+    about: str = field(kw_only=True)  #: What it does, in one sentence.
 
 
 TRANSFORMS: Registry[type[TransformSettings]] = Registry(

@@ -213,10 +213,8 @@ class Journal:
 class Repaired(NamedTuple):
     """What :func:`repair` did."""
 
-    kept: int
-    """How many batches after the checkpoint are in the new journal."""
-    lost: list[int]
-    """Numbers of the batches that could not be read."""
+    kept: int  #: How many batches after the checkpoint are in the new journal.
+    lost: list[int]  #: Numbers of the batches that could not be read.
 
 
 def roll_back(folder: Path, *, to: int) -> int:
