@@ -85,14 +85,11 @@ class Blocks(ABC, Generic[L]):
         ready: The layers that have an estimate.
     """
 
-    about: ClassVar[str]
-    """What they are, in two or three words."""
-
+    about: ClassVar[str]  #: What they are, in two or three words.
+    #: Statistics that are not estimated but set by :meth:`refresh`, and saved with the others.
     stored: ClassVar[tuple[str, ...]] = ()
-    """Statistics that are not estimated but set by :meth:`refresh`, and saved with the others."""
-
+    #: Statistics that are symmetric matrices ``(..., d, d)``; ranks send half of them.
     symmetric: ClassVar[tuple[str, ...]] = ()
-    """Statistics that are symmetric matrices ``(..., d, d)``; ranks send half of them."""
 
     def __init__(
         self, layers: Mapping[str, L], *, sharing: Sharing = "expand", head: Head | None = None

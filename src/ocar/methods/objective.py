@@ -143,23 +143,16 @@ class Objective(Part, ABC):
     place.
     """
 
-    joint: bool = True
-    """Whether it runs exactly one forward pass, over the joint batch."""
-
-    recordable: bool = True
-    """Whether its step has fixed shapes and never waits for the device."""
-
+    joint: bool = True  #: Whether it runs exactly one forward pass, over the joint batch.
+    recordable: bool = True  #: Whether its step has fixed shapes and never waits for the device.
+    #: Whether it takes gradient steps on the stream; if not, batches only enter the memory.
     learns: bool = True
-    """Whether it takes gradient steps on the stream; if not, batches only enter the memory."""
-
+    #: Whether predictions come from :meth:`predict` instead of the model's outputs.
     predicts: bool = False
-    """Whether predictions come from :meth:`predict` instead of the model's outputs."""
-
+    #: Whether predictions compare features of unit length; the probe then takes these.
     unit_features: bool = False
-    """Whether predictions compare features of unit length; the probe then takes these."""
-
+    #: Whether :meth:`boundary` is to be called; see :func:`ocar.evaluate.evaluate`.
     wants_boundaries: bool = False
-    """Whether :meth:`boundary` is to be called; see :func:`ocar.evaluate.evaluate`."""
 
     def parameters(self) -> Sequence[nn.Parameter]:
         """Parameters of its own, trained with those of the model."""

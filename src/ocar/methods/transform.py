@@ -87,14 +87,12 @@ class Transform(Part):
 class TransformSettings(ABC):
     """Settings of a transform, and how to make it."""
 
+    #: Whether it needs the model's outputs to be a predictive distribution.
     needs_predictions: ClassVar[bool] = False
-    """Whether it needs the model's outputs to be a predictive distribution."""
-
+    #: Why the transform works on one device only; empty if ranks can share it.
     one_device: ClassVar[str] = ""
-    """Why the transform works on one device only; empty if ranks can share it."""
-
+    #: Whether it chooses the learning rate if the method has none.
     chooses_lr: ClassVar[bool] = False
-    """Whether it chooses the learning rate if the method has none."""
 
     def __post_init__(self) -> None:
         require_options(self)
