@@ -7,6 +7,7 @@ saved together resume exactly: each message is learned once.
 
 from __future__ import annotations
 
+import itertools
 import math
 import queue
 import time
@@ -85,15 +86,10 @@ class MessageReader(Reader):
                     "These messages cannot be read from a place on: their source cannot seek."
                 )
             self._seek(place)
-        samples: list[tuple[Any, Any]] = []
-        while (message := self._receive()) is not None:
-            samples.append(self._sample(message))
-            after[message.partition] = message.offset + 1
-            if len(samples) == self.batch_size:
-                yield collate(samples), dict(after)
-                samples = []
-        if samples:
-            yield collate(samples), dict(after)
+        samples = ((self._sample(one), one) for one in iter(self._receive, None))
+        while batch := list(itertools.islice(samples, self.batch_size)):
+            after |= {one.partition: one.offset + 1 for _, one in batch}
+            yield collate([sample for sample, _ in batch]), dict(after)
 
     def commit(self, place: Place) -> None:
         """Tell the source that all before a place is learned and saved."""
