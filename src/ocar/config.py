@@ -110,6 +110,12 @@ def require(name: str, value: Any, valid: bool, allowed: str) -> None:
         raise ConfigError(f"Invalid {name}={value!r}. Must be {allowed}.")
 
 
+def require_sizes(**sizes: int) -> None:
+    """Raise a ``ConfigError`` if a number is less than 1."""
+    for name, size in sizes.items():
+        require(name, size, size >= 1, "at least 1")
+
+
 def require_one_of(name: str, value: Any, allowed: Iterable[str]) -> None:
     """Raise a ``ConfigError`` that lists the options, unless ``value`` is one of them."""
     options = tuple(allowed)

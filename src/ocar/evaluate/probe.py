@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ocar.accel.graph import release_memory
+from ocar.config import require_sizes
 from ocar.errors import ConfigError, InputError, ModelError
 from ocar.evaluate.logistic import fit_probe
 from ocar.models.modes import evaluating
@@ -78,8 +79,7 @@ def probe_accuracy(
         inverse_penalty: C of the logistic regression.
         max_iter: Most iterations of its fit.
     """
-    if passes < 1 or chunk < 1:
-        raise ConfigError(f"Invalid {passes=}, {chunk=}. Must both be at least 1.")
+    require_sizes(passes=passes, chunk=chunk)
     if normalize is not None and not isinstance(learner, nn.Module):
         raise ConfigError("Invalid normalize. A learner brings its own.")
     augment = augment or getattr(getattr(learner, "settings", None), "augment", None)
