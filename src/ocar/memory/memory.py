@@ -216,10 +216,10 @@ class Memory(ABC):
             self._columns.begin(columns)
         placement = self.place(Offer(x=x, y=y, labels=host, known=known))
         self.seen += len(host)
-        slots, rows = list(placement.writes), list(placement.writes.values())
-        self._columns.write(columns, slots, rows, accepted=accepted, keep=keep)
+        writes = placement.writes
+        self._columns.write(columns, writes, accepted=accepted, keep=keep)
         self._labels[list(placement.freed)] = -1
-        self._labels[slots] = np.array(host)[rows]
+        self._labels[list(writes)] = np.array(host)[list(writes.values())]
         if placement.freed or len(self) < self.capacity:
             self._find_slots()
 
@@ -297,7 +297,7 @@ class Memory(ABC):
         if not set(extras) <= set(self.extras):
             raise InputError(f"Invalid extras {sorted(extras)}. Must be in {sorted(self.extras)}.")
         self._columns.check(extras, rows=slots.shape)
-        self._columns.write(extras, slots.tolist(), range(len(slots)))
+        self._columns.write(extras, {slot: row for row, slot in enumerate(slots.tolist())})
 
     def widen_extra(self, name: str, width: int) -> None:
         """Make the first dimension of an extra's items at least ``width``, with zeros at its end.
