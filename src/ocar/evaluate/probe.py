@@ -176,11 +176,8 @@ def _inputs_of(layer: nn.Module, forward: Callable[[Inputs], None], x: Inputs) -
     def record(module: nn.Module, *given: Any) -> None:
         recorded.append(first_input(*given).detach().clone())
 
-    handle = layer.register_forward_pre_hook(record, with_kwargs=True)
-    try:
+    with layer.register_forward_pre_hook(record, with_kwargs=True):
         forward(x)
-    finally:
-        handle.remove()
     features = torch.cat(recorded) if recorded else torch.empty(0)
     if features.dim() != 2 or len(features) != len(x):
         raise ModelError(
