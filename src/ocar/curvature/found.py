@@ -84,19 +84,6 @@ def _shared(one: Layer, other: Layer) -> ModelError:
     )
 
 
-def reject_shared_parameters(layers: Mapping[str, nn.Module]) -> None:
-    """Raise a ``ModelError`` if two layers share a parameter."""
-    owners: dict[int, str] = {}
-    for name, layer in layers.items():
-        for parameter in layer.parameters(recurse=False):
-            other = owners.setdefault(id(parameter), name)
-            if other != name:
-                raise ModelError(
-                    f"Layers {other!r} and {name!r} share a parameter. Curvature of shared "
-                    f"parameters is not supported: untie them, or use exclude=[{name!r}]."
-                )
-
-
 def uncovered(
     model: nn.Module, selection: Container[nn.Parameter], covered: Container[nn.Parameter]
 ) -> dict[str, str]:

@@ -35,8 +35,8 @@ from ocar import accel
 from ocar import state as states
 from ocar.accel import linalg
 from ocar.config import require, require_range
-from ocar.curvature.found import reject_shared_parameters
 from ocar.curvature.layers import MatrixLayer, NormLayer, make_layer
+from ocar.errors import ModelError
 from ocar.methods.context import Context
 from ocar.methods.objective import Begun, Objective
 from ocar.methods.transform import Transform, TransformSettings
@@ -87,7 +87,7 @@ class LPRTransform(Transform):
         self.settings = settings
         self.context = context
         self.layers = _covered(context.model, norms=settings.batchnorm != "plain")
-        reject_shared_parameters({name: layer.module for name, layer in self.layers.items()})
+        _reject_shared_parameters({name: layer.module for name, layer in self.layers.items()})
         self.inverses = {name: _identity(layer) for name, layer in self.layers.items()}
         """The preconditioner of each layer, ``(groups, d_in, d_in)``, changed in place."""
         self._due = 0
@@ -178,6 +178,19 @@ class LPRTransform(Transform):
         for name, inverse in self._saved(back=True).items():
             self.inverses[name].copy_(inverse)
         self._due = int(state["due"])
+
+
+def _reject_shared_parameters(layers: Mapping[str, nn.Module]) -> None:
+    """Raise a ``ModelError`` if two layers share a parameter."""
+    owners: dict[int, str] = {}
+    for name, layer in layers.items():
+        for parameter in layer.parameters(recurse=False):
+            other = owners.setdefault(id(parameter), name)
+            if other != name:
+                raise ModelError(
+                    f"Layers {other!r} and {name!r} share a parameter, which LPR "
+                    "cannot precondition. Untie them, or use another method."
+                )
 
 
 def _covered(model: nn.Module, *, norms: bool) -> dict[str, MatrixLayer | NormLayer]:
