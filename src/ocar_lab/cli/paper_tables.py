@@ -159,7 +159,7 @@ def show_table(name: str, arguments: list[str], *, debug: bool) -> int:
 
     if isinstance(options, CheckOptions):
         checked = claims.check_all(runs)
-        document, shown = sheets.claims_document(checked), [sheets.claims_sheet(checked)]
+        document, shown = sheets.claims_document(checked), sheets.claims_sheets(checked)
     elif isinstance(options, TimesOptions):
         table = times.times_table(runs)
         document, shown = sheets.times_document(table), [sheets.times_sheet(table)]

@@ -13,7 +13,7 @@ from ocar_lab.paper.times import TimesTable
 from ocar_lab.paper.verdict import Claim, Verdict
 from ocar_lab.runs import Spread
 from ocar_lab.runs.paired import listed
-from ocar_lab.runs.texts import TITLES, Sheet, describe, seeds_text
+from ocar_lab.runs.texts import TITLES, Sheet, describe, seeds_text, settings_text
 from ocar_lab.runs.versions import earlier_settings
 
 FAR, PAPER_ALONE = "!", "°"
@@ -55,7 +55,8 @@ def _lines(row: Row, metrics: Sequence[str]) -> list[tuple[str, ...]]:
         lines.append(("paper", *texts))
     if any(cell.ours for cell in cells):
         seeds = f"{len(row.seeds)} seed{'s' if len(row.seeds) > 1 else ''}"
-        lines.append((f"ours, {seeds}", *(_ours_text(cell.ours) for cell in cells)))
+        own = ", own splits" if "splits" in row.settings else ""
+        lines.append((f"ours, {seeds}{own}", *(_ours_text(cell.ours) for cell in cells)))
     if any(cell.deviations is not None for cell in cells):
         lines.append(("difference", *map(_difference_text, cells)))
     first, *others = lines or [("none", *("" for _ in cells))]
@@ -100,34 +101,59 @@ def claim_text(claim: Claim) -> str:
     return f"{leaders} {relation} {claim.others_named} in {TITLES[claim.metric]}"
 
 
-def claims_sheet(checked: Checked) -> Sheet:
-    """Every claim of the paper: whether it holds, and the numbers that decide it."""
-    states = [verdict.state for own in checked.verdicts.values() for verdict in own]
+def claims_sheets(checked: Checked) -> list[Sheet]:
+    """Every claim of the paper, one table for each subject, splits and seeds.
+
+    A row says whether the claim holds, and the numbers that decide it.
+    """
+    together: dict[str, list[Verdict]] = {}
+    for about, verdicts in checked.verdicts.items():
+        for verdict in verdicts:
+            together.setdefault(f"{about}{_splits_text(verdict)}", []).append(verdict)
+    sheets = [
+        Sheet(
+            title=title,
+            header=("claim of the paper", "here", "the closest"),
+            rows=tuple(
+                (
+                    claim_text(v.claim),
+                    f"{v.state}{f' {CLEAR}' if v.clear else ''}",
+                    "; ".join(filter(None, (_closest(v), _missing(v)))),
+                )
+                for v in own
+            ),
+            notes=_changed_notes(own),
+        )
+        for title, own in together.items()
+    ]
+    states = [verdict.state for own in together.values() for verdict in own]
     counts = "; ".join(f"{state}: {states.count(state)}" for state in dict.fromkeys(states))
-    made = [f"ocar paper table1 --make --benchmark {name}" for name in checked.made]
-    lines = [*made, *(command.line for command in checked.commands)]
-    return Sheet(
-        title="The claims of the paper's text in our numbers",
-        header=("claim", "here", "the closest"),
-        rows=tuple(
-            (
-                f"{about}: {claim_text(v.claim)}{_splits_text(v)}",
-                f"{v.state}{f' {CLEAR}' if v.clear else ''}",
-                "; ".join(filter(None, (_closest(v), _missing(v)))),
-            )
-            for about, own in checked.verdicts.items()
-            for v in own
-        ),
-        notes=(
-            f"{counts}. A claim is open if nothing is against it and some methods have no number.",
-            f"{CLEAR} the 95 % interval of the difference of the closest two, paired by seed, "
-            "excludes 0. Without it another order may be chance.",
-            "Means are compared on the same splits, published or own, where fewer are missing, and "
-            "over the seeds that all methods have.",
-            *_command_notes(lines, checked.commands),
-        ),
-        commands=tuple(lines),
+    lines = _check_commands(checked)
+    notes = (
+        f"{counts}. A claim is open if nothing is against it and some methods have no number.",
+        f"{CLEAR} the 95 % interval of the difference of the closest two, paired by seed, "
+        "excludes 0. Without it another order may be chance.",
+        "Means are compared on the same splits, published or own, where fewer are missing, and "
+        "over the seeds that all methods have.",
+        "A baseline is a method for which the paper printed the metric. It has no Probed of lpr, "
+        "onpro and ocm.",
+        *_command_notes(lines, checked.commands),
     )
+    last = sheets[-1]
+    sheets[-1] = dataclasses.replace(last, notes=(*last.notes, *notes), commands=lines)
+    return sheets
+
+
+def _check_commands(checked: Checked) -> tuple[str, ...]:
+    made = (f"ocar paper table1 --make --benchmark {name}" for name in checked.made)
+    return (*made, *(command.line for command in checked.commands))
+
+
+def _changed_notes(verdicts: Sequence[Verdict]) -> tuple[str, ...]:
+    """The methods whose runs do not have the present preset, each once."""
+    changed = {name: own for verdict in verdicts for name, own in verdict.changed.items()}
+    texts = [f"{name} ({settings_text(own)})" for name, own in changed.items()]
+    return (f"Not of the present preset: {', '.join(texts)}.",) if texts else ()
 
 
 def _splits_text(verdict: Verdict) -> str:
@@ -152,7 +178,7 @@ def claims_document(checked: Checked) -> dict[str, Any]:
     """The claims for JSON."""
     return {
         "claims": {about: [*map(_verdict, own)] for about, own in checked.verdicts.items()},
-        "missing": claims_sheet(checked).commands,
+        "missing": _check_commands(checked),
     }
 
 
@@ -228,6 +254,9 @@ def times_sheet(table: TimesTable) -> Sheet:
         "The row der++ is the paper's DER.",
         verdict_text(table.verdict),
         "The claim is from the paper's text; in its table MIR takes 31 s and OCAR 38 s.",
+        *_changed_notes([table.verdict]),
+        "A process pays for its start. experiments/first_task_times.py measures each method in its "
+        "own process, after a warm-up.",
     ]
     if table.other_devices:
         notes.append(f"Left out: runs on {', '.join(table.other_devices)}.")
