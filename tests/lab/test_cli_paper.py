@@ -217,7 +217,7 @@ def test_make_does_the_missing_runs_and_counts_them(
 
     checked: list[str] = []
     monkeypatch.setattr("ocar_lab.cli.running.do_runs", pretend)
-    monkeypatch.setattr(paper_tables, "_require_data", lambda name, root: checked.append(name))
+    monkeypatch.setattr(paper_tables, "require_data", lambda name, root: checked.append(name))
     make = ["paper", "table1", "--results", str(results), "--make", "--runs", f"{tmp_path}/made"]
     make += ["--methods", "er-ace", "er", "--device", "cpu"]
     assert main([*make, "--seeds", "4"]) == 0, capsys.readouterr().err
@@ -231,7 +231,7 @@ def test_make_does_the_missing_runs_and_counts_them(
     assert main([*make[:-5], *half, "--device", "cpu"]) == 0
     assert "agem is left out: no value was published for lr.\n" in capsys.readouterr().err
     assert [job.config.label for job in jobs[5:]] == ["mir"]
-    assert checked == ["cifar100", "tiny-imagenet"]
+    assert checked == ["split-cifar100", "split-tinyimagenet"]
 
 
 def test_make_begins_with_whole_data_only(
@@ -261,7 +261,7 @@ def test_a_run_that_failed_is_said_below_the_table(
 ) -> None:
     monkeypatch.chdir(results)
     monkeypatch.setattr("ocar_lab.cli.running.do_runs", lambda jobs, **_: 1)
-    monkeypatch.setattr(paper_tables, "_require_data", lambda name, root: None)
+    monkeypatch.setattr(paper_tables, "require_data", lambda name, root: None)
     assert main(["paper", "table1", "--results", ".", "--make", "--device", "cpu"]) == 1
     said = capsys.readouterr()
     assert "28.2 ± 1.0" in said.out
