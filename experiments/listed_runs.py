@@ -11,10 +11,11 @@ Runs of Table 1 are left out where only a sample of their data set is found.
 The list beside this file has runs that ``results/`` lacks, in this order:
 
 1. rows of Table 1 on Split-CIFAR100, on the published splits: the methods of the paper's claims;
-2. one seed of these methods on Split-TinyImageNet, and two more seeds;
-3. ``ocar-slow``: Split-TinyImageNet, parts of it, without settings;
-4. the other rows of Split-CIFAR100;
-5. options of the authors' code.
+2. one seed of these methods on Split-TinyImageNet;
+3. options of the authors' code;
+4. two more seeds on Split-TinyImageNet;
+5. ``ocar-slow``: Split-TinyImageNet, parts of it, without settings;
+6. the other rows of Split-CIFAR100.
 """
 
 from __future__ import annotations
