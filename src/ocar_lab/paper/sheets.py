@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ocar_lab.paper.choice import stale_settings
 from ocar_lab.paper.claims import Checked
 from ocar_lab.paper.commands import Command
 from ocar_lab.paper.tables import DEFINITION, Cell, PaperTable, Row
 from ocar_lab.paper.times import TimesTable
-from ocar_lab.paper.verdict import Claim, Verdict
+from ocar_lab.paper.verdict import Claim, Verdict, changed_settings
 from ocar_lab.runs import Spread
 from ocar_lab.runs.paired import listed
 from ocar_lab.runs.texts import TITLES, Sheet, describe, seeds_text, settings_text
-from ocar_lab.runs.versions import earlier_settings
 
 FAR, PAPER_ALONE = "!", "°"
 """Marks of a difference: beyond two standard deviations, and in the paper's deviation alone."""
 
 CLEAR = "*"
 """Marks a claim that chance does not explain, or its opposite."""
+
+NOT_PRESENT = "Not of the present preset"
 
 LEGEND = (
     "difference: (ours - paper) / sqrt(s_paper² + s_ours²), in standard deviations; "
@@ -152,8 +154,7 @@ def _check_commands(checked: Checked) -> tuple[str, ...]:
 def _changed_notes(verdicts: Sequence[Verdict]) -> tuple[str, ...]:
     """The methods whose runs do not have the present preset, each once."""
     changed = {name: own for verdict in verdicts for name, own in verdict.changed.items()}
-    texts = [f"{name} ({settings_text(own)})" for name, own in changed.items()]
-    return (f"Not of the present preset: {', '.join(texts)}.",) if texts else ()
+    return _settings_note(NOT_PRESENT, changed)
 
 
 def _splits_text(verdict: Verdict) -> str:
@@ -200,9 +201,12 @@ def verdict_text(verdict: Verdict, *, of: str | None = None) -> str:
 
 
 def _choice_notes(rows: Sequence[Row]) -> list[str]:
-    earlier = [row for row in rows if earlier_settings(row.settings)]
-    ours = [row for row in rows if _chosen(row.settings)]
-    roots = [row for row in rows if "fisher" in row.settings and row not in ours]
+    ours: dict[str, dict[str, object]] = {}
+    stale: dict[str, dict[str, object]] = {}
+    for method, own in changed_settings({row.method: row.settings for row in rows}).items():
+        for name, value in own.items():
+            side = stale if name in stale_settings(own) else ours
+            side.setdefault(method, {})[name] = value
     elsewhere = [row.method for row in rows if "splits" in row.settings]
     left_out = [group for row in rows for group in row.left_out]
     others = [
@@ -212,33 +216,22 @@ def _choice_notes(rows: Sequence[Row]) -> list[str]:
     ]
     parts = sum(group.is_part for group in left_out)
     notes = {
-        f"No settings were published for these; ours are: {_settings(ours, _named)}.": ours,
-        f"With another Fisher than the default: {_settings(roots, _named)}.": roots,
-        f"With an earlier preset: {_settings(earlier, earlier_settings)}.": earlier,
         "On other class orders and validation data than the published (splits=own): "
         f"{', '.join(elsewhere)}.": elsewhere,
         "Left out, because they have other settings or splits than the published, or fewer seeds: "
         f"{'; '.join(others)}.": others,
         f"Left out, because they saw part of the stream: {parts} configuration(s).": parts,
     }
-    return [text for text, about in notes.items() if about]
+    return [
+        *_settings_note("No settings were published for these; ours are", ours),
+        *_settings_note(NOT_PRESENT, stale),
+        *(text for text, about in notes.items() if about),
+    ]
 
 
-def _settings(rows: Sequence[Row], named: Callable[[Mapping[str, object]], Collection[str]]) -> str:
-    given = {
-        r.method: ", ".join(f"{n}={v}" for n, v in r.settings.items() if n in named(r.settings))
-        for r in rows
-    }
-    return ", ".join(f"{method} ({text})" for method, text in given.items())
-
-
-def _named(settings: Mapping[str, object]) -> set[str]:
-    """The settings of a row that no other note names."""
-    return settings.keys() - {"splits", *earlier_settings(settings)}
-
-
-def _chosen(settings: Mapping[str, object]) -> set[str]:
-    return _named(settings) - {"fisher"}
+def _settings_note(what: str, changed: Mapping[str, Mapping[str, object]]) -> tuple[str, ...]:
+    texts = [f"{method} ({settings_text(own)})" for method, own in changed.items()]
+    return (f"{what}: {', '.join(texts)}.",) if texts else ()
 
 
 def _command_notes(listed: Sequence[object], commands: Sequence[Command]) -> list[str]:

@@ -10,14 +10,13 @@ from typing import get_args
 
 from ocar.errors import ConfigError
 from ocar.streams.split import Splits
-from ocar_lab.paper.choice import choose
+from ocar_lab.paper.choice import choose, stale_settings
 from ocar_lab.paper.commands import Command, make_command
 from ocar_lab.paper.verdict import Claim, Verdict, changed_settings, check
 from ocar_lab.published import METRICS, PUBLISHED, SEEDS, SPLITS, Published, published
 from ocar_lab.runs import Group, Measured, Spread, groups
 from ocar_lab.runs.paired import mean_interval
 from ocar_lab.runs.texts import ABSOLUTE
-from ocar_lab.runs.versions import earlier_settings
 
 TABLE1 = ("split-cifar100", "split-tinyimagenet")
 """The two halves of Table 1."""
@@ -272,7 +271,7 @@ def _command(benchmark: str, row: Row, claimed: Collection[tuple[str, str]]) -> 
     ``claimed`` are the methods and metrics of claims.
     """
     cells, settings = row.cells.items(), dict(row.settings)
-    stale = {"splits", "fisher", *earlier_settings(settings)}
+    stale = {"splits", *stale_settings(settings)}
     elsewhere = not stale.isdisjoint(settings)  # then all seeds are to be run anew
     settings = {n: v for n, v in settings.items() if n not in stale}
     asked = [(n, cell) for n, cell in cells if cell.paper or (row.method, n) in claimed]
