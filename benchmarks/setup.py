@@ -7,7 +7,7 @@ time of a batch does not depend on what the images show.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,10 +95,15 @@ def slim_learner(
     setup: Setup,
     seed: int = 0,
     benchmark: str = PRESET,
+    changed: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Learner:
-    """A learner of a benchmark that has seen ``classes`` classes and has a full memory."""
+    """A learner of a benchmark that has seen ``classes`` classes and has a full memory.
+
+    ``changed`` has settings other than those of the preset, ``options`` arguments of a learner.
+    """
     values = {**preset_settings(benchmark, method), "classes": range(classes), "seed": seed}
+    values |= changed or {}
     settings, transform = make_settings(method, **values)
     image = get_benchmark(benchmark).image_shape
     model = slim_resnet(setup, seed=seed, side=image[1])

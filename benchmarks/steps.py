@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from benchmarks.results import Ratio, Result, Skipped, Target, compare
-from benchmarks.setup import Setup, slim_learner, stream_batch
+from benchmarks.setup import BATCH, Setup, noise, slim_learner, stream_batch
 from benchmarks.timing import take_turns
 from ocar.guard import Guard
 
 CLASSES = (5, 50, 100)
+
+_NO_HEAD = {"closed_form_head": False}
+_NO_MIRROR = {"mirror": "no", **_NO_HEAD}
+_TEN = {"replay_batch": 10, **_NO_MIRROR}
+SLOW_PARTS: dict[str, dict[str, Any]] = {
+    "+ slow weights that predict": {"distillation": 0.0, **_TEN},
+    "+ distillation": _TEN,
+    "+ 20 replayed samples": _NO_MIRROR,
+    "+ the mirror image": _NO_HEAD,
+    "+ a head in closed form": {},
+}
+"""The parts of ``ocar-slow``, one more in each row, and what is changed for lack of the others."""
 
 
 def measure_steps(setup: Setup) -> Iterator[Result]:
@@ -45,22 +58,32 @@ def measure_steps(setup: Setup) -> Iterator[Result]:
 
 
 def measure_slow(setup: Setup) -> Iterator[Result]:
-    """OCAR with slow weights that teach and predict over OCAR, at the most classes."""
+    """OCAR with each part of ``ocar-slow`` after the others, over OCAR: to learn, and to predict.
+
+    A prediction is of the ten samples that were just learned, so the closed-form head is solved
+    for each time.
+    """
     classes = max(CLASSES)
-    sides = {
-        method.upper(): stream_batch(
-            slim_learner(method, classes=classes, setup=setup), classes=classes
-        )
-        for method in ("ocar", "ocar-slow")
-    }
-    yield compare(
-        "slow weights",
-        take_turns(sides, setup),
-        "OCAR-SLOW",
-        "OCAR",
-        note=f"{setup.network}, {classes} classes",
-        target=Target(relation="at most", value=1.5) if setup.usual and setup.on_gpu else None,
-    )
+    learners = {"OCAR": slim_learner("ocar", classes=classes, setup=setup)}
+    for name, off in SLOW_PARTS.items():
+        learners[name] = slim_learner("ocar-slow", classes=classes, setup=setup, changed=off)
+    learn = {name: stream_batch(own, classes=classes) for name, own in learners.items()}
+    sample, _ = noise(BATCH, classes=classes, device=setup.device)
+
+    def then_predict(name: str) -> None:
+        learn[name]()
+        learners[name].predict(sample)
+
+    both = {name: partial(then_predict, name) for name in learners}
+    note = f"{setup.network}, {classes} classes"
+    target = Target(relation="at most", value=1.5) if setup.usual and setup.on_gpu else None
+    for title, sides in (("to learn", learn), ("to learn and predict", both)):
+        times = take_turns(sides, setup)
+        for name in SLOW_PARTS:
+            whole = not SLOW_PARTS[name] and sides is learn
+            yield compare(
+                f"{name}, {title}", times, name, "OCAR", note=note, target=target if whole else None
+            )
 
 
 def measure_graphs(setup: Setup) -> Iterator[Result]:

@@ -134,7 +134,7 @@ def test_errors_name_what_is_allowed() -> None:
         Normalize(mean=(0.5, 0.5), std=(1.0,))
     with pytest.raises(ConfigError, match="greater than 0"):
         Normalize(mean=(0.5,), std=(0.0,))
-    with pytest.raises(ConfigError, match=r"Invalid padding=-1. Must be 0 or more"):
+    with pytest.raises(ConfigError, match=r"Invalid padding=-1. Must be at least 0"):
         CropFlip(padding=-1)
     with pytest.raises(InputError, match=r"torch.int64. Must be uint8 or float"):
         Normalize()(torch.zeros(1, 1, 2, 2, dtype=torch.int64))

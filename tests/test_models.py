@@ -161,7 +161,7 @@ def test_default_device_does_not_matter() -> None:
 
 def test_errors_name_what_is_allowed() -> None:
     with pytest.raises(
-        ConfigError, match=r"Unknown model 'vit'. There are linear, mlp, mlp-256, resnet18"
+        ConfigError, match=r"Unknown model 'vit'. There are mlp, mlp-256, slim-resnet18"
     ):
         make_model("vit", image_shape=(3, 32, 32))
     with pytest.raises(ConfigError, match="square"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from result_pages import RESULTS
@@ -53,6 +53,25 @@ HEADS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "ocar-slow": (LEARNED, {}),
 }
 """Methods, and what their runs with a learned and with a closed-form head changed."""
+PARTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "": ("ocar", {}),
+    "+ slow weights that predict with it": ("ocar-slow", {"distillation": 0.0, **LEARNED}),
+    "+ distillation": ("ocar-slow", LEARNED),
+    "+ a head in closed form: `ocar-slow`": ("ocar-slow", {}),
+}
+"""The parts that count on a stream of vectors with a small memory: no mirror image, ten replayed
+samples."""
+
+
+def _find(
+    results: Sequence[Result], benchmark: str, label: str, changed: Mapping[str, Any]
+) -> Result:
+    """The one kept result of a benchmark and method that changed these settings."""
+    wanted = (benchmark, label, changed)
+    (found,) = (
+        r for r in results if (r.runs[0].benchmark, r.runs[0].label, _but_fisher(r)) == wanted
+    )
+    return found
 
 
 def _but_fisher(result: Result) -> dict[str, Any]:
@@ -92,16 +111,24 @@ def _validated() -> dict[str, str]:
     return {metric: spread(numbers) for metric, numbers in values.items()}
 
 
+def parts_table(results: Sequence[Result]) -> str:
+    """One row for each part, on split-digits."""
+    rows = []
+    for own, start in (({}, "OCAR"), (WITHOUT, "OCAR without settings")):
+        for title, (label, changed) in PARTS.items():
+            found = _find(results, "split-digits", label, {**changed, **own})
+            cells = (_cell(found, metric) for metric in METRICS)
+            rows.append([title or start, str(len(found.runs)), *cells])
+    return table(["split-digits", "seeds", *METRICS.values()], rows, numbers=5)
+
+
 def heads_table(results: Sequence[Result]) -> str:
     """Methods with the head that they learn, and with one that is solved for on the memory."""
     rows = []
     for title, benchmark in (("split-digits", "split-digits"), ("Split-MNIST", "split-mnist")):
-        mine = [r for r in results if r.runs[0].benchmark == benchmark]
         for label, heads in HEADS.items():
             for kind, changed in zip(("learned", "closed form"), heads, strict=True):
-                (found,) = (
-                    r for r in mine if (r.runs[0].label, _but_fisher(r)) == (label, changed)
-                )
+                found = _find(results, benchmark, label, changed)
                 cells = (_cell(found, metric) for metric in METRICS)
                 rows.append([f"{title}, `{label}`, {kind}", str(len(found.runs)), *cells])
     return table(["method and its head", "seeds", *METRICS.values()], rows, numbers=5)
@@ -109,12 +136,11 @@ def heads_table(results: Sequence[Result]) -> str:
 
 def slow_table(results: Sequence[Result]) -> str:
     """One row for each part, from the kept runs on the published splits."""
-    mine = [r for r in results if r.runs[0].benchmark == "split-cifar100"]
     best = published("split-cifar100", "ocar-ace")
     printed = [plus_minus(best[metric].mean, best[metric].std) for metric in METRICS]
     rows = [["the paper's best row, OCAR-ACE", "5", *printed]]
     for title, (label, changed) in ROWS.items():
-        (found,) = (r for r in mine if (r.runs[0].label, r.runs[0].changed) == (label, changed))
+        found = _find(results, "split-cifar100", label, changed)
         rows.append([title, str(len(found.runs)), *(_cell(found, metric) for metric in METRICS)])
     return table(["Split-CIFAR100", "seeds", *METRICS.values()], rows, numbers=5)
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ocar.accel.transfer import apply_in_order
-from ocar.config import require, require_one_of
+from ocar.config import require, require_one_of, require_range
 from ocar.errors import ConfigError, InputError
 
 GREY = (0.299, 0.587, 0.114)
@@ -95,7 +95,7 @@ class CropFlip:
     flip: bool = True  #: Whether to mirror each image, left to right, with probability one half.
 
     def __post_init__(self) -> None:
-        require("padding", self.padding, self.padding >= 0, "0 or more")
+        require_range(self, "at least 0", "padding")
 
     def __call__(self, x: Tensor, generator: torch.Generator) -> Tensor:
         """Augmented images of the same shape and type; the generator is on the device of ``x``."""
@@ -199,7 +199,7 @@ class ResizedCrop(Augmentation):
         require("scale", self.scale, 0 < low <= high <= 1, "increasing, in (0, 1]")
         low, high = self.ratio
         require("ratio", self.ratio, 0 < low <= high, "increasing and larger than 0")
-        require("tries", self.tries, self.tries >= 1, "at least 1")
+        require_range(self, "at least 1", "tries")
         require_one_of("padding", self.padding, ("zeros", "border", "reflection"))
 
     def augment(self, x: Tensor, generator: torch.Generator) -> Tensor:
@@ -272,7 +272,7 @@ class _Sometimes(Augmentation):
     probability: float = 0.5  #: Of an image to be changed.
 
     def __post_init__(self) -> None:
-        require("probability", self.probability, 0 <= self.probability <= 1, "in [0, 1]")
+        require_range(self, "in [0, 1]", "probability")
 
     def draw(self, n: int, *, generator: torch.Generator) -> Tensor:
         """Which images to change, ``(n,)`` bool."""
@@ -326,8 +326,7 @@ class ColorJitter(Augmentation):
     probability: float = 0.8  #: Of an image to be changed at all.
 
     def __post_init__(self) -> None:
-        for name in ("brightness", "contrast", "saturation", "probability"):
-            require(name, getattr(self, name), 0 <= getattr(self, name) <= 1, "in [0, 1]")
+        require_range(self, "in [0, 1]", "brightness", "contrast", "saturation", "probability")
         require("hue", self.hue, 0 <= self.hue <= 0.5, "in [0, 0.5]")
 
     def augment(self, x: Tensor, generator: torch.Generator) -> Tensor:

@@ -79,8 +79,7 @@ def _load(
 ) -> Learner:
     tensors, values = load_state(path)
     with _described_by(path):
-        # ocar 0.2.0 standardised nothing.
-        plain = {"standardize": False, **values["settings"], **dict.fromkeys(given)}
+        plain = {**values["settings"], **dict.fromkeys(given)}
         _reject_custom(plain)
         _check_capacity(plain.get("memory", 0), tensors)
         method = METHODS.find(values["method"])

@@ -110,17 +110,27 @@ def require(name: str, value: Any, valid: bool, allowed: str) -> None:
         raise ConfigError(f"Invalid {name}={value!r}. Must be {allowed}.")
 
 
+def require_sizes(**sizes: int) -> None:
+    """Raise a ``ConfigError`` if a number is less than 1."""
+    for name, size in sizes.items():
+        require(name, size, size >= 1, "at least 1")
+
+
 def require_one_of(name: str, value: Any, allowed: Iterable[str]) -> None:
     """Raise a ``ConfigError`` that lists the options, unless ``value`` is one of them."""
     options = tuple(allowed)
     require(name, value, value in options, f"one of {', '.join(map(repr, options))}")
 
 
-def require_range(config: Any, allowed: Range, *names: str) -> None:
-    """Raise a ``ConfigError`` if a field of a dataclass is outside a range; NaN is outside."""
+def require_range(config: Any, allowed: Range, *names: str, none: str = "") -> None:
+    """Raise a ``ConfigError`` if a field of a dataclass is outside a range; NaN is outside.
+
+    ``none``, such as ``"or None"``, is what the error says of None where None is allowed.
+    """
     for name in names:
         value = getattr(config, name)
-        require(name, value, _RANGES[allowed](value), allowed)
+        valid = bool(none) if value is None else _RANGES[allowed](value)
+        require(name, value, valid, f"{allowed}, {none}" if none else allowed)
 
 
 def require_options(config: Any) -> None:

@@ -117,8 +117,7 @@ def register(name: str, thing: Any) -> Any:
     if isinstance(thing, Method):
         METHODS.add(name, thing)
     elif isinstance(thing, Benchmark):
-        if BENCHMARKS.setdefault(name, thing) != thing:
-            raise ConfigError(f"There is another benchmark {name!r}.")
+        BENCHMARKS.add(name, thing)
     elif isinstance(thing, type):
         registry: Any = next((r for kind, r in kinds.items() if issubclass(thing, kind)), None)
         if registry is None:

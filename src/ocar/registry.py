@@ -53,7 +53,7 @@ class Registry(dict[str, T]):
         if name not in self:
             load_plugins()
         if name not in self:
-            raise unknown(self.what, name, sorted(self))
+            raise unknown(self.what, name, self)
         return self[name]
 
     def name_of(self, thing: object) -> str | None:

@@ -138,9 +138,7 @@ class Saved(ABC):
         state.check_names("model", weights, self.model.state_dict())
         if state.not_finite(weights):
             raise CheckpointError("The checkpoint holds weights that are NaN or Inf.")
-        slow = state.without_prefix("slow", tensors)
-        slow = slow or state.without_prefix("average", tensors)  # ocar 0.2's name
-        self.slow.load(slow)
+        self.slow.load(state.without_prefix("slow", tensors))
         self.model.load_state_dict(weights)
         hidden = state.without_prefix("buffers", tensors)
         for name, buffer in hidden_buffers(self.model).items():  # a cache may have another shape
@@ -152,7 +150,7 @@ class Saved(ABC):
         self._steps.graph.forget()
         for name, generator in self.generators().items():
             own = f"generator.{name}"
-            if own in tensors or not name.startswith("model."):  # older files lack those
+            if own in tensors or not name.startswith("model."):  # one of another device lacks it
                 generator.set_state(tensors[own])
         self.batches, self.steps = int(values["batches"]), int(values["steps"])
         self.intake.load(values, state.without_prefix("standardize", tensors))

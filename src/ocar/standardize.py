@@ -57,11 +57,9 @@ class RunningScale:
 
     @torch.no_grad()
     def update(self, x: Tensor, keep: Keep) -> None:
-        """Take samples ``(n, ...)`` into the statistics.
+        """Take samples ``(n, ...)``, on the device of the statistics, into these.
 
-        Args:
-            x: The samples, on the device of the statistics.
-            keep: Called before the statistics change.
+        ``keep`` is called before the statistics change.
         """
         if self.values is None:
             self.values = x.new_zeros(_shape(x.shape[1:]), dtype=torch.float64)
@@ -120,13 +118,9 @@ class InputScale:
 def load_scale(
     name: str, state: Mapping[str, Tensor], sample: torch.Size | None, device: torch.device
 ) -> Tensor | None:
-    """The statistics in a checkpoint, :attr:`RunningScale.values`.
+    """The statistics in a checkpoint by name, :attr:`RunningScale.values`.
 
-    Args:
-        name: Whose statistics, ``"inputs"`` or ``"targets"``.
-        state: Tensors by name.
-        sample: Shape of a sample; None if there are no statistics.
-        device: Where they are to be.
+    None if ``sample``, the shape of a sample, is None.
 
     Raises:
         CheckpointError: They are missing, or of other samples.

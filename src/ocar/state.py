@@ -242,8 +242,3 @@ def not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
         for name, tensor in tensors.items()
         if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all())
     ]
-
-
-def all_finite(tensors: Mapping[str, Tensor]) -> bool:
-    """Whether every floating-point tensor is free of NaN and Inf."""
-    return not not_finite(tensors)

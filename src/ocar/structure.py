@@ -277,10 +277,7 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
 def call_with(model: nn.Module, tensors: Mapping[str, Tensor], x: Inputs) -> Tensor:
     """What a model returns for its inputs with other parameters and buffers.
 
-    Args:
-        model: The model.
-        tensors: The others, by the names that ``named_parameters`` and ``named_buffers`` give.
-        x: Its inputs.
+    These have the names that ``named_parameters`` and ``named_buffers`` give.
     """
     # Names of functional_call's own ties would let a module that has two names keep the tensors.
     first: dict[int, str] = {}

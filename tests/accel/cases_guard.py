@@ -13,7 +13,7 @@ from implementations import Case, Implementation, numbers
 from tolerances import SINGLE_KERNEL
 from torch import Tensor
 
-from ocar.accel import Tensors, Verdict
+from ocar.accel import Evidence, Tensors, Verdict
 
 NAN, INF = float("nan"), float("inf")
 
@@ -166,15 +166,14 @@ def run_commit(
         if batch.bad:
             given.weights[0][0, 1, 2, 0] = batch.bad
         known = batch.divergences
-        implementation["commit_or_rollback"](
-            before,
-            verdict,
+        found = Evidence(
             total=before.total() + number(batch.loss),
             ok=number(batch.ok),
             trusted=number(batch.trusted),
             divergences=None if known is None else torch.tensor(known, device=device),
             bound=limit,
         )
+        implementation["commit_or_rollback"](before, verdict, found)
         results += [verdict.accepted.clone(), verdict.counts.clone(), verdict.largest.clone()]
     return [*results, *all_of(given)]
 
@@ -225,10 +224,10 @@ def commit_cases() -> list[Case]:
 # --- write_rows ---------------------------------------------------------------------------------
 
 TYPES = (torch.uint8, torch.int64, torch.float32, torch.float64)
-PLACES: dict[str, tuple[list[int], list[int]]] = {
-    "some": ([6, 0, 3], [1, 3, 0]),
-    "one row twice": ([2, 5], [3, 3]),
-    "one": ([4], [0]),
+PLACES: dict[str, dict[int, int]] = {
+    "some": {6: 1, 0: 3, 3: 0},
+    "one row twice": {2: 3, 5: 3},
+    "one": {4: 0},
 }
 
 
@@ -251,26 +250,26 @@ def columns_and_batch(
 def run_write_rows(
     types: Sequence[torch.dtype],
     size: int,
-    places: tuple[list[int], list[int]],
+    places: dict[int, int],
     accepted: bool | None,
     implementation: Implementation,
 ) -> list[Tensor]:
     columns, batch = columns_and_batch(types, size, implementation.device)
     verdict = None if accepted is None else torch.tensor(accepted, device=implementation.device)
-    implementation["write_rows"](columns, batch, *places, verdict)
+    implementation["write_rows"](columns, batch, places, verdict)
     return list(columns.values())
 
 
 def reference_write_rows(
     types: Sequence[torch.dtype],
     size: int,
-    places: tuple[list[int], list[int]],
+    places: dict[int, int],
     accepted: bool | None,
 ) -> list[Tensor]:
     """Number by number."""
     columns, batch = columns_and_batch(types, size, "cpu")
     if accepted is not False:
-        for slot, row in zip(*places, strict=True):
+        for slot, row in places.items():
             for name, given in batch.items():
                 for index in range(size) if given.dim() > 1 else [...]:
                     place = slot if index is ... else (slot, index)

@@ -11,7 +11,7 @@ import torch
 from implementations import Case, Implementation, numbers
 from torch import Tensor
 
-from ocar.accel import FactorBuffer, Pair, triangles
+from ocar.accel import FactorBuffer, LayerGradient, Pair, Rows, triangles
 
 NAN, INF = float("nan"), float("inf")
 TAU = 1e-2
@@ -264,9 +264,12 @@ def gradients(pairs: Sequence[Pair]) -> list[Tensor]:
     ]
 
 
-def lazily(tensors: Sequence[Tensor]) -> list[Callable[[], Tensor]]:
-    """Functions that return the tensors."""
-    return [partial(torch.Tensor.view_as, tensor, tensor) for tensor in tensors]
+def lazily(
+    pairs: Sequence[Pair], tensors: Sequence[Tensor], rows: Sequence[Rows | None] | None = None
+) -> list[LayerGradient]:
+    """The gradients of layers, made when they are needed."""
+    makers = [partial(torch.Tensor.view_as, tensor, tensor) for tensor in tensors]
+    return list(map(LayerGradient, pairs, makers, rows or [None] * len(pairs)))
 
 
 def run_invert(
@@ -282,7 +285,7 @@ def run_invert(
         spoil(buffer)
         failed.append(implementation["invert"](buffer, pairs))
     assert all(count.shape == () and count.dtype == torch.int64 for count in failed)
-    results = implementation["precondition"](buffer, pairs, lazily(given), [None] * len(pairs))
+    results = implementation["precondition"](buffer, lazily(pairs, given))
     return [*failed, *results]
 
 
@@ -337,7 +340,7 @@ def run_without_inverse(implementation: Implementation) -> list[Tensor]:
     put("conv.A", -1.0)(buffer)
     failed = implementation["invert"](buffer, FEW)
     given = [implementation.given(t) for t in gradients(FEW)]
-    return [failed, *implementation["precondition"](buffer, FEW, lazily(given), [None] * len(FEW))]
+    return [failed, *implementation["precondition"](buffer, lazily(FEW, given))]
 
 
 def few_rows(pair: Pair) -> tuple[Tensor, Tensor]:
@@ -354,7 +357,7 @@ def run_rows(implementation: Implementation) -> list[Tensor]:
         x, g = few_rows(pair)
         rows.append((implementation.given(x), implementation.given(g)) if pair.linear else None)
         given.append(implementation.given((g.mT @ x).repeat(pair.groups, 1, 1)))
-    return list(implementation["precondition"](buffer, FEW, lazily(given), rows))
+    return list(implementation["precondition"](buffer, lazily(FEW, given, rows)))
 
 
 def reference_rows() -> list[Tensor]:
@@ -373,7 +376,7 @@ def run_half(implementation: Implementation) -> list[Tensor]:
     buffer = make_buffer(implementation, FEW)
     implementation["invert"](buffer, FEW)
     given = [t.to(implementation.device, torch.bfloat16) for t in gradients(FEW)]
-    found = implementation["precondition"](buffer, FEW, lazily(given), [None] * len(FEW))
+    found = implementation["precondition"](buffer, lazily(FEW, given))
     assert [t.dtype for t in found] == [torch.bfloat16] * len(FEW)
     return list(found)
 
@@ -423,10 +426,7 @@ def run_inverse_tensors(implementation: Implementation) -> list[Tensor]:
             torch.testing.assert_close(matrix, whole, rtol=1e-4, atol=1e-4)
     results = [
         implementation["precondition"](
-            buffer,
-            pairs,
-            lazily([implementation.given(t) for t in gradients(pairs)]),
-            [None] * len(pairs),
+            buffer, lazily(pairs, [implementation.given(t) for t in gradients(pairs)])
         )
         for buffer in (source, target)
     ]

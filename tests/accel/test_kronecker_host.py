@@ -47,7 +47,7 @@ def apply(
     failed = implementation["invert"](buffer, (pair,))
     parts = [
         implementation["precondition"](
-            buffer, (pair,), lazily([gradient.to(buffer.averages)]), [rows]
+            buffer, lazily((pair,), [gradient.to(buffer.averages)], [rows])
         )[0]
         for gradient, rows in ((whole, None), (product, (x, g)))
     ]

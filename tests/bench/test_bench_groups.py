@@ -10,6 +10,7 @@ import torch
 from benchmarks import Breakdown, Ratio, Result, Setup, Skipped, check_names, choose_device, measure
 from benchmarks.inside import REST
 from benchmarks.mlp import BareReplay, digits, mlp_learner
+from benchmarks.steps import SLOW_PARTS
 from torch import Tensor
 
 from ocar.errors import ConfigError
@@ -46,6 +47,16 @@ def test_steps() -> None:
     last = results["more classes"]
     assert isinstance(last, Ratio)
     assert (last.above, last.below) == ("OCAR at 100 classes", "OCAR at 5 classes")
+
+
+def test_slow() -> None:
+    results = found("slow")
+    titles = ("to learn", "to learn and predict")
+    assert list(results) == [f"{part}, {title}" for title in titles for part in SLOW_PARTS]
+    for name, result in results.items():
+        check_ratio(result)
+        assert isinstance(result, Ratio)
+        assert (result.above, result.below) == (name.rpartition(", ")[0], "OCAR")
 
 
 def test_saving(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

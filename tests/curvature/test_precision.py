@@ -30,7 +30,8 @@ def test_single_precision_is_close_to_double(kind):
             assert block.buffer.averages.dtype == block.buffer.estimates.dtype == dtype
     for double, single in zip(*rewritten, strict=True):
         assert single.dtype == torch.float32
-        assert_close(single.double(), double, **SINGLE)
+        # A single entry may be much smaller than the terms that it is a sum of.
+        assert torch.linalg.norm(single - double) < SINGLE["rtol"] * torch.linalg.norm(double)
 
 
 @pytest.mark.parametrize("inside", ["forward", "all"])

@@ -19,9 +19,7 @@ from docs_pages import ROOT, Block, blocks, chains, written_pages
 
 import ocar_lab.cli
 from ocar.methods.registry import METHODS
-from ocar.models.registry import MODELS
 from ocar.registry import REGISTRIES
-from ocar.streams.benchmarks import BENCHMARKS
 from ocar_lab.cli import COMMANDS, main
 from ocar_lab.cli.arguments import parse
 
@@ -53,7 +51,7 @@ def run_chain(chain: Sequence[Block], folder: Path, monkeypatch: pytest.MonkeyPa
 @contextmanager
 def as_registered() -> Iterator[None]:
     """What is registered inside it is forgotten afterwards."""
-    tables: list[dict[str, Any]] = [*REGISTRIES.values(), MODELS, BENCHMARKS]
+    tables = list(REGISTRIES.values())
     before = [dict(table) for table in tables]
     try:
         yield

@@ -190,7 +190,7 @@ def test_what_a_benchmark_fixes_fits_the_method(benchmark: str, method: str) -> 
     ("values", "message"),
     [
         ({"benchmark": "split-nothing"}, "Unknown benchmark 'split-nothing'"),
-        ({"method": "magic"}, "Unknown method 'magic'. There are agem, "),
+        ({"method": "magic"}, "Unknown method 'magic'. There are er, "),
         ({"transform": "magic"}, "Unknown transform 'magic'"),
         ({"seed": -1}, "Invalid seed=-1. Must be at least 0"),
         ({"every": 0}, "Invalid every=0"),

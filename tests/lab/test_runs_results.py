@@ -134,6 +134,8 @@ def test_a_run_that_was_interrupted_names_all_its_processes(tmp_path: Path) -> N
         ),
         short(method="ocar", settings={"classes": ()}),
         short(method="ocar", defaults=True, settings={"divergence": 1e-3}),
+        short(settings={"closed_form_head": True}),
+        short(method="ocar-slow", settings={"closed_form_head": False, "standardize": False}),
         short(method="gdumb"),
         short(method="gdumb", every=1),
         short(every="task"),
@@ -172,8 +174,9 @@ def test_the_usual_options_are_those_of_a_configuration() -> None:
 
 
 def test_what_is_no_flag_has_no_command() -> None:
-    given = {"method": "er", "transform": None, "settings": {"normalize": {"kind": "Normalize"}}}
-    assert run_command(short().identity(), given, seeds=[0]) is None
+    for settings in ({"normalize": {"kind": "Normalize"}}, {"closed_form_head": None}):
+        given = {"method": "er", "transform": None, "settings": settings}
+        assert run_command(short().identity(), given, seeds=[0]) is None
 
 
 def test_runs_that_cannot_be_kept(runs: list[Run], tmp_path: Path) -> None:

@@ -308,7 +308,7 @@ def _weights(learner: ocar.Learner) -> Tensor:
 
 def _kept(learner: ocar.Learner) -> dict[str, Tensor]:
     """What a refused batch must leave as it was: all but clocks, draws and counts."""
-    prefixes = ("model.", "memory.columns", "memory.seen", "optimizer.", "average.")
+    prefixes = ("model.", "memory.columns", "memory.seen", "optimizer.", "slow.")
     prefixes += ("transform.curvature.averages", "transform.average", "transform.anchor")
     state = {n: t for n, t in everything(learner).items() if n.startswith(prefixes)}
     clocks = ("num_batches_tracked", "averages.batches")

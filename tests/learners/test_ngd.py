@@ -145,7 +145,7 @@ def test_a_restored_learner_goes_on_to_the_bit(tmp_path: Path) -> None:
         ({"fisher": "all"}, r"Invalid fisher='all'"),
         (
             {"curvature": "diagonal"},
-            r"Unknown curvature 'diagonal'. There are dense, ekfac",
+            r"Unknown curvature 'diagonal'. There are kfac, ekfac",
         ),
     ],
 )

@@ -284,7 +284,7 @@ def test_a_registry_says_which_names_there_are() -> None:
         assert table.name_of(3) is None
         with pytest.raises(ConfigError, match=r"Unknown colour 'gren'\. Did you mean 'green'\? "):
             table.find("gren")
-        with pytest.raises(ConfigError, match=r"Unknown colour 'x'\. There are green, red\."):
+        with pytest.raises(ConfigError, match=r"Unknown colour 'x'\. There are red, green\."):
             table.find("x")
     finally:
         from ocar.registry import REGISTRIES

@@ -318,15 +318,6 @@ def test_a_new_file_that_cannot_be_begun_is_not_begun(
     assert (tmp_path / "journal-000-000000000004").exists() != ends
 
 
-def test_a_journal_of_an_older_version_is_not_passed_over(tmp_path: Path) -> None:
-    (tmp_path / "journal-000000000001").write_bytes(b"")
-    filled_now = Journal(tmp_path, after=0)
-    filled_now.close()
-    (tmp_path / "journal-000000000001").write_bytes(b"ocjr")
-    with pytest.raises(DataError, match="is of an older version"):
-        Journal(tmp_path, after=0)
-
-
 def test_the_repair_command(tmp_path: Path) -> None:
     path = filled(tmp_path, 30)
     path.write_bytes(path.read_bytes()[:-1])

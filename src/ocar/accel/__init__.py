@@ -48,7 +48,13 @@ from ocar.accel.divergence import (
 from ocar.accel.draws import OwnDraws, host_and
 from ocar.accel.gram import gram
 from ocar.accel.graph import Graph, release_memory
-from ocar.accel.kronecker import inverse_tensors, invert, mix_and_damp, precondition
+from ocar.accel.kronecker import (
+    LayerGradient,
+    inverse_tensors,
+    invert,
+    mix_and_damp,
+    precondition,
+)
 from ocar.accel.layout import (
     Scratch,
     from_weight_matrix,
@@ -69,7 +75,15 @@ from ocar.accel.rows import RowRecorder, Rows
 from ocar.accel.shards import Shards
 from ocar.accel.shared import Share, SharedModel
 from ocar.accel.shared_inverses import SharedInverses
-from ocar.accel.snapshot import COUNTS, Snapshot, Tensors, Verdict, commit_or_rollback, snapshot
+from ocar.accel.snapshot import (
+    COUNTS,
+    Evidence,
+    Snapshot,
+    Tensors,
+    Verdict,
+    commit_or_rollback,
+    snapshot,
+)
 from ocar.accel.streams import Fence, Side, is_recording, parallel, share_device
 from ocar.accel.weight_gradients import weight_gradients
 from ocar.accel.write_rows import write_rows
@@ -80,10 +94,12 @@ __all__ = [
     "OPERATIONS",
     "Backward",
     "Distance",
+    "Evidence",
     "FactorBuffer",
     "Fence",
     "Geometry",
     "Graph",
+    "LayerGradient",
     "Operation",
     "OwnDraws",
     "Pair",

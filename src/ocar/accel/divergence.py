@@ -135,12 +135,8 @@ class _Raw:
     """The output of a convolution before BatchNorm, ``(n, h, w, channels)``."""
 
     y: Tensor
-    parts: Tensor
-    """Partial sums and squares for BatchNorm, ``(tiles, 2, channels)``."""
-
-    share: int
-    """Pixels of a tile."""
-
+    parts: Tensor  #: Partial sums and squares for BatchNorm, ``(tiles, 2, channels)``.
+    share: int  #: Pixels of a tile.
     norm: Any
 
     @property
@@ -158,13 +154,7 @@ class _Raw:
         return {"CHANNELS": self.y.shape[-1], "PARTS": parts, "SHARE": self.share}
 
 
-def _fits(
-    model: nn.Module,
-    x: Inputs,
-    active: Tensor | None,
-    before: Tensor,
-    distance: Distance = half_square,
-) -> bool:
+def _fits(model: nn.Module, x: Inputs, active: Tensor | None, *others: object) -> bool:
     """Whether the kernels compute what the network would with these images."""
     if active is None or not isinstance(x, Tensor) or x.dim() != 4 or not x.is_cuda:
         return False

@@ -26,13 +26,10 @@ if hasattr(os, "register_at_fork"):
 
 
 class OwnDraws:
-    """Generators that can take the place of PyTorch's global ones.
+    """Generators that can take the place of PyTorch's global ones, if they are ``enabled``.
 
-    While they do, other threads that draw from the global generators draw from these.
-
-    Args:
-        generators: At most one for each device.
-        enabled: False if nothing draws; then nothing is replaced.
+    While they do, other threads that draw from the global generators draw from these. There is at
+    most one for each device.
     """
 
     def __init__(self, generators: Sequence[torch.Generator], *, enabled: bool = True) -> None:
@@ -47,11 +44,7 @@ class OwnDraws:
 
     @contextmanager
     def __call__(self, *, keep: bool = True) -> Iterator[None]:
-        """Inside it layers draw from these generators.
-
-        Args:
-            keep: False to set the generators back afterwards.
-        """
+        """Inside it layers draw from these generators; without ``keep`` they are then set back."""
         if not self._enabled:
             yield
             return

@@ -23,12 +23,7 @@ _MOST = 2**31  # numbers of a tensor that it can count
 
 
 class FoldedResNet:
-    """Predicts as a ResNet does in eval mode.
-
-    Args:
-        network: The network. Its values are taken over by :meth:`refresh_`.
-        dtype: Type to compute in.
-    """
+    """Predicts as a ResNet does in eval mode, with the values of the last :meth:`refresh_`."""
 
     def __init__(self, network: ResNet, dtype: torch.dtype) -> None:
         self._dtype = dtype

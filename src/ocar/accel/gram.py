@@ -29,10 +29,7 @@ Operand = Callable[[], Tensor]
 def gram(operands: Sequence[Operand], scales: Sequence[float], outs: Sequence[Tensor]) -> None:
     """Write scale · Σ over batch and locations of t tᵀ, for several layers.
 
-    Args:
-        operands: One for each layer, ``(batch, groups, d, L)``.
-        scales: A number for each layer.
-        outs: Where to write it, ``(groups, d, d)``, contiguous.
+    Operands are ``(batch, groups, d, L)``, ``outs`` contiguous, ``(groups, d, d)``.
     """
     for operand, scale, out in zip(operands, scales, outs, strict=True):
         _gram(operand(), scale, out)

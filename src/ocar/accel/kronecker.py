@@ -8,6 +8,7 @@ send each other inverses.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,6 +19,14 @@ from ocar.accel.operation import known, operation
 from ocar.accel.rows import Rows
 
 Pairs = tuple[Pair, ...]
+
+
+class LayerGradient(NamedTuple):
+    """The gradient of a layer, to be preconditioned."""
+
+    pair: Pair  # its factors
+    make: Callable[[], Tensor]  # the gradient, ``(groups, d_out, d_in)``
+    rows: Rows | None = None  # X and Δ if the gradient is known to be ΔᵀX
 
 
 @operation
@@ -154,23 +163,11 @@ def inverse_tensors(
 
 
 @operation
-def precondition(
-    buffer: FactorBuffer,
-    pairs: Pairs,
-    gradients: Sequence[Callable[[], Tensor]],
-    rows: Sequence[Rows | None],
-) -> list[Tensor]:
-    """G⁻¹ · gradient · A⁻¹ of each layer.
-
-    Args:
-        buffer: The factors.
-        pairs: Their layers.
-        gradients: Makes the gradient of each layer, ``(groups, d_out, d_in)``.
-        rows: For each layer X and Δ if its gradient is known to be ΔᵀX, else None.
-    """
+def precondition(buffer: FactorBuffer, gradients: Sequence[LayerGradient]) -> list[Tensor]:
+    """G⁻¹ · gradient · A⁻¹ of each layer."""
     flat, results = inverses(buffer), []
-    for pair, gradient in zip(pairs, gradients, strict=True):
+    for pair, make, _ in gradients:
         a, g = (buffer.view(flat, name) for name in pair.names)
-        own = gradient()
+        own = make()
         results.append((g @ own.to(g.dtype) @ a).to(own.dtype))
     return results

@@ -8,7 +8,7 @@ most.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor
 from ocar.accel import linalg
 from ocar.accel.buffer import FactorBuffer, Pair
 from ocar.accel.kronecker import (
+    LayerGradient,
     Pairs,
     are_finite,
     inverse_tensors,
@@ -24,7 +25,6 @@ from ocar.accel.kronecker import (
     mix_and_damp,
     precondition,
 )
-from ocar.accel.rows import Rows
 
 _WIDE = 256  # inputs from which it pays to leave out those that were always zero
 _MOSTLY = 0.9  # unless more than this share of them was ever used
@@ -73,19 +73,13 @@ def _mix_and_damp(
 class _Factored:
     """What solves with A and G of one layer."""
 
-    a: Tensor
-    """Cholesky factor of the damped A, ``(groups, d, d)``, of the used inputs only."""
-
-    g: Tensor
-    """The Cholesky factor of the damped G where rows may be known, else its inverse."""
-
+    a: Tensor  #: Cholesky factor of the damped A, ``(groups, d, d)``, of the used inputs only.
+    g: Tensor  #: The Cholesky factor of the damped G where rows may be known, else its inverse.
     linear: bool
+    #: Inputs that were ever nonzero, ascending; None for all. The rows and columns of the others in
+    #: A are zero, so their part of the inverse is 1/damping.
     used: Tensor | None
-    """Inputs that were ever nonzero, ascending; None for all. The rows and columns of the others
-    in A are zero, so their part of the inverse is 1/damping."""
-
-    damping: float
-    """The damping of A."""
+    damping: float  #: The damping of A.
 
     def times_inverse_a(self, rows: Tensor) -> Tensor:
         """Rows · A⁻¹; rows are ``(groups, r, d_in)``."""
@@ -199,22 +193,17 @@ def _inverse_tensors(
 
 
 @precondition.implementation("host", when=_on_host)
-def _precondition(
-    buffer: FactorBuffer,
-    pairs: Pairs,
-    gradients: Sequence[Callable[[], Tensor]],
-    rows: Sequence[Rows | None],
-) -> list[Tensor]:
+def _precondition(buffer: FactorBuffer, gradients: Sequence[LayerGradient]) -> list[Tensor]:
     factored: dict[str, _Factored] = buffer.derived.get("factored", {})
     results, dtype = [], buffer.averages.dtype
-    for pair, gradient, own in zip(pairs, gradients, rows, strict=True):
+    for pair, make, own in gradients:
         factors = factored.get(pair.layer)
         if factors is None:  # no inverse was ever found
-            results.append(torch.zeros_like(gradient()))
+            results.append(torch.zeros_like(make()))
         elif own is not None and pair.linear:
             solved = factors.solve_rows(*(part.to(dtype) for part in own))
             results.append(solved.to(own[1].dtype))
         else:
-            whole = gradient()
+            whole = make()
             results.append(factors.solve(whole.to(dtype)).to(whole.dtype))
     return results

@@ -8,7 +8,7 @@ Of A the inverse of the Cholesky factor is kept, A⁻¹ = RᵀR with R triangula
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate, product
 from typing import NamedTuple
@@ -18,9 +18,15 @@ from torch import Tensor
 
 from ocar.accel import kronecker
 from ocar.accel.buffer import FactorBuffer, Pair
-from ocar.accel.kronecker import Pairs, inverse_tensors, invert, mix_and_damp, precondition
+from ocar.accel.kronecker import (
+    LayerGradient,
+    Pairs,
+    inverse_tensors,
+    invert,
+    mix_and_damp,
+    precondition,
+)
 from ocar.accel.operation import has_triton, launch, power_of_2
-from ocar.accel.rows import Rows
 
 LARGEST = 2048  # rows of a factor up to which our kernels are faster than a library
 SIDE = 32  # rows of a block of an inverse: one for each thread of the warp that factorises it
@@ -215,19 +221,16 @@ def _inverse_tensors(
     ]
 
 
-@precondition.implementation("triton", when=_fits)
-def _precondition(
-    buffer: FactorBuffer,
-    pairs: Pairs,
-    gradients: Sequence[Callable[[], Tensor]],
-    rows: Sequence[Rows | None],
-) -> list[Tensor]:
+@precondition.implementation(
+    "triton", when=lambda buffer, gradients: _fits(buffer, tuple(own.pair for own in gradients))
+)
+def _precondition(buffer: FactorBuffer, gradients: Sequence[LayerGradient]) -> list[Tensor]:
     from ocar.accel.triton import precondition as kernels
 
-    by_layer = {pair.layer: gradient for pair, gradient in zip(pairs, gradients, strict=True)}
-    small, large = _split(pairs)
-    plan, inverses = _plan(buffer, small), kronecker.inverses(buffer)
-    own = [by_layer[pair.layer]() for pair in small]
+    small = [gradient for gradient in gradients if _is_small(gradient.pair)]
+    large = [gradient for gradient in gradients if not _is_small(gradient.pair)]
+    plan = _plan(buffer, tuple(gradient.pair for gradient in small))
+    inverses, own = kronecker.inverses(buffer), [gradient.make() for gradient in small]
     flat = torch.cat([gradient.reshape(-1).to(inverses.dtype) for gradient in own])
 
     def multiply(left: Tensor, right: Tensor, tiles: Tensor, *, transposed: bool = False) -> Tensor:
@@ -250,11 +253,7 @@ def _precondition(
     half = multiply(flat, inverses, across, transposed=True)  # gradient · Rᵀ
     half = multiply(inverses, half, down)  # G⁻¹ · …
     parts = multiply(half, inverses, again).split([gradient.numel() for gradient in own])
-    found = {
-        pair.layer: part.view_as(gradient).to(gradient.dtype)
-        for pair, part, gradient in zip(small, parts, own, strict=True)
-    }
-    others = [by_layer[pair.layer] for pair in large]
-    plain = precondition.implementations["plain"](buffer, large, others, [None] * len(large))
-    found |= {pair.layer: result for pair, result in zip(large, plain, strict=True)}
-    return [found[pair.layer] for pair in pairs]
+    results = [p.view_as(t).to(t.dtype) for p, t in zip(parts, own, strict=True)]
+    results += precondition.implementations["plain"](buffer, large)
+    found = dict(zip((own.pair.layer for own in (*small, *large)), results, strict=True))
+    return [found[gradient.pair.layer] for gradient in gradients]

@@ -1,7 +1,7 @@
 """Linear algebra of symmetric positive semi-definite matrices.
 
 Matrices are stacks ``(groups, d, d)``. No function changes its arguments unless its name ends in an
-underscore.
+underscore. The ``name`` of a matrix says in an error what it belongs to.
 """
 
 from __future__ import annotations
@@ -115,12 +115,7 @@ def _diagonal_blocks(
 
 
 def guarded_inverse(matrix: Tensor, damping: Tensor | float, *, name: str) -> Tensor:
-    """``(matrix + damping · I)⁻¹``.
-
-    Args:
-        matrix: Symmetric positive semi-definite, ``(groups, d, d)``.
-        damping: A number, or one a matrix, ``(groups,)``.
-        name: What the matrix belongs to, for the error message.
+    """``(matrix + damping · I)⁻¹``, with a number or one a matrix, ``(groups,)``.
 
     Raises:
         NumericalError: There is no finite inverse, and the device need not be waited for to know.
@@ -146,10 +141,6 @@ def not_invertible(matrix: Tensor, damping: Tensor | float, *, name: str) -> str
 
 def eigen(matrix: Tensor, *, name: str) -> tuple[Tensor, Tensor]:
     """Eigenvalues ``(groups, d)``, ascending and clipped at 0, and eigenvectors, one a column.
-
-    Args:
-        matrix: Symmetric positive semi-definite, ``(groups, d, d)``.
-        name: What the matrix belongs to, for the error message.
 
     Raises:
         NumericalError: The matrix is not finite, or the iteration fails even in float64.

@@ -36,13 +36,7 @@ _GROUP = 4  # channels that one program takes then
 
 @operation
 def norm_act(norm: nn.Module, x: Tensor, shortcut: Tensor | None = None) -> Tensor:
-    """``relu(norm(x) + shortcut)``.
-
-    Args:
-        norm: A BatchNorm layer.
-        x: Images ``(n, channels, h, w)``.
-        shortcut: Images of the same shape.
-    """
+    """``relu(norm(x) + shortcut)`` of a BatchNorm layer and images ``(n, channels, h, w)``."""
     y: Tensor = norm(x)
     return functional.relu(y if shortcut is None else y + shortcut, inplace=True)
 

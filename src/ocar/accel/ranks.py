@@ -151,12 +151,7 @@ class Ranks:
     # Collectives; every rank must call them in the same order.
 
     def all_gather(self, own: Tensor, counts: Sequence[int]) -> Tensor:
-        """All rows, those of rank 0 first.
-
-        Args:
-            own: This rank's rows, ``(counts[rank], ...)``.
-            counts: How many rows each rank has.
-        """
+        """All rows, those of rank 0 first; ``own`` are this rank's, ``(counts[rank], ...)``."""
         most = max(counts)
         own = own.detach().contiguous()
         if len(own) < most:

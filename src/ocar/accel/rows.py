@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -45,15 +45,11 @@ class RowRecorder:
     def recording(self) -> Iterator[None]:
         """For a forward pass; earlier records are dropped."""
         self._calls = {name: [] for name in self._layers}
-        handles = [
-            layer.register_forward_hook(self._hook(name), with_kwargs=True)
-            for name, layer in self._layers.items()
-        ]
-        try:
+        with ExitStack() as hooks:
+            for name, layer in self._layers.items():
+                hook = layer.register_forward_hook(self._hook(name), with_kwargs=True)
+                hooks.enter_context(hook)
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def _hook(self, name: str) -> Any:
         def record(module: nn.Module, inputs: Any, named: Any, output: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -11,11 +11,7 @@ from ocar.accel.ranks import Ranks
 
 
 class Shards:
-    """Finds the slots of a memory on the ranks.
-
-    Args:
-        ranks: The ranks.
-        capacity: Slots of the whole memory.
+    """Finds the slots of a memory on the ranks; ``capacity`` counts the slots of all.
 
     Attributes:
         slots: The slot of each row on this rank. All ranks have equally many rows; a last row that
@@ -28,11 +24,10 @@ class Shards:
         slots = torch.arange(self._rows) * ranks.size + ranks.rank
         self.slots = slots.clamp(max=capacity - 1)
 
-    def own(self, slots: Sequence[int], rows: Sequence[int]) -> tuple[list[int], list[int]]:
+    def own(self, writes: Mapping[int, int]) -> dict[int, int]:
         """Of slots and what they get, those of this rank: its rows, and what these get."""
         size, rank = self._ranks.size, self._ranks.rank
-        pairs = [(s // size, r) for s, r in zip(slots, rows, strict=True) if s % size == rank]
-        return [place for place, _ in pairs], [row for _, row in pairs]
+        return {slot // size: row for slot, row in writes.items() if slot % size == rank}
 
     def gather(self, columns: Mapping[str, Tensor], slots: Tensor) -> dict[str, Tensor]:
         """The items in slots ``(n,)``, each ``(n, *item)``, in one message.

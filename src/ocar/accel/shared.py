@@ -34,17 +34,10 @@ LEAST_ROWS = 2
 class Share:
     """The rows of a batch that each rank has, and this one in particular."""
 
-    counts: tuple[int, ...]
-    """How many rows each rank has."""
-
-    first: int
-    """The first row of this rank."""
-
-    count: int
-    """How many rows this rank has."""
-
-    computed: slice
-    """The rows that this rank computes: its own, or all if it has none."""
+    counts: tuple[int, ...]  #: How many rows each rank has.
+    first: int  #: The first row of this rank.
+    count: int  #: How many rows this rank has.
+    computed: slice  #: The rows that this rank computes: its own, or all if it has none.
 
     @property
     def rows(self) -> int:
@@ -94,9 +87,7 @@ class SharedModel:
     def call(self, function: Callable[[Inputs], Tensor], x: Inputs) -> Tensor:
         """``function(x)``, ``(n, ...)``, of which each rank computes some rows.
 
-        Args:
-            function: From some rows to as many results.
-            x: All rows, ``(n, ...)``, the same on all ranks.
+        The inputs ``(n, ...)`` are the same on all ranks.
         """
         share = self.share(len(x))
         with self._running(share):
@@ -153,13 +144,8 @@ class SharedModel:
     ) -> Callable[[], None]:
         """Begin to replace estimates, means over this rank's rows, by means over all rows.
 
-        Args:
-            buffer: The estimates; they must not be used until the result was called.
-            names: Those that are sent.
-            rows: Rows of the whole batch.
-
-        Returns:
-            Waits for the other ranks, and writes the means over all rows.
+        The result waits for the other ranks and writes the means. The estimates must not be used
+        until it was called.
         """
         packed = buffer.pack(names).mul_(self.share(rows).weight)
         if self.ranks.factor_dtype == "float16":

@@ -6,17 +6,16 @@ the inverses, or the gradients that were multiplied with them; see :class:`~ocar
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from ocar.accel import triangles
 from ocar.accel.buffer import FactorBuffer, Pair
-from ocar.accel.kronecker import Pairs, inverse_tensors, invert, precondition
+from ocar.accel.kronecker import LayerGradient, Pairs, inverse_tensors, invert, precondition
 from ocar.accel.operation import known
 from ocar.accel.ranks import Ranks
-from ocar.accel.rows import Rows
 
 
 def cost(pair: Pair) -> int:
@@ -34,12 +33,7 @@ def share_out(pairs: Sequence[Pair], size: int) -> dict[str, int]:
 
 
 class SharedInverses:
-    """Inverts and applies the Kronecker factors of some layers.
-
-    Args:
-        pairs: The layers.
-        ranks: The ranks; None for one process.
-    """
+    """Inverts and applies the Kronecker factors of some layers; without ranks in one process."""
 
     def __init__(self, pairs: Pairs, ranks: Ranks | None) -> None:
         self._ranks = None if ranks is None or ranks.inverses == "replicated" else ranks
@@ -81,26 +75,18 @@ class SharedInverses:
                 write(matrix.mT, part)
 
     def precondition(
-        self,
-        buffer: FactorBuffer,
-        pairs: Pairs,
-        gradients: Sequence[Callable[[], Tensor]],
-        rows: Sequence[Rows | None],
+        self, buffer: FactorBuffer, gradients: Sequence[LayerGradient]
     ) -> list[Tensor]:
         """:func:`~ocar.accel.kronecker.precondition`; each rank for its layers, if sharded."""
         ranks = self._ranks
         if ranks is None or ranks.inverses == "broadcast":
-            return precondition(buffer, pairs, gradients, rows)
-        jobs = zip(pairs, gradients, rows, strict=True)
-        own = [job for job in jobs if self._owners[job[0].layer] == ranks.rank]
-        found: dict[str, Tensor] = {}
-        if own:
-            mine, makers, known_rows = zip(*own, strict=True)
-            solved = precondition(buffer, mine, makers, known_rows)
-            found = {pair.layer: result for pair, result in zip(mine, solved, strict=True)}
+            return precondition(buffer, gradients)
+        own = [one for one in gradients if self._owners[one.pair.layer] == ranks.rank]
+        layers = [one.pair.layer for one in own]
+        found = dict(zip(layers, precondition(buffer, own), strict=True))
         results = [
-            found[pair.layer] if pair.layer in found else torch.zeros_like(gradient())
-            for pair, gradient in zip(pairs, gradients, strict=True)
+            found[pair.layer] if pair.layer in found else torch.zeros_like(make())
+            for pair, make, _ in gradients
         ]
         # All but one of the numbers that are added up are zero, so that the sum is exact.
         flat = ranks.sum_(torch.cat([result.flatten() for result in results]))

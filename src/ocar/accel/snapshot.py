@@ -54,12 +54,19 @@ class Tensors:
     others: Sequence[Tensor] = ()  # what is only rolled back
 
 
-class Snapshot:
-    """A copy of tensors, in one piece for each type.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Evidence:
+    """What is known of the steps on a batch; flags are scalars of bool."""
 
-    Args:
-        tensors: What to copy.
-        scratch: Memory for it on a CPU.
+    total: Tensor  # the sum of the last loss and of all values that must be finite
+    ok: Tensor  # whether everything else that the steps computed was finite
+    trusted: Tensor  # whether the inputs are of a sane scale
+    divergences: Tensor | None  # how far the predictions on each replayed sample have moved
+    bound: Tensor | None  # largest mean divergence; None for any
+
+
+class Snapshot:
+    """A copy of tensors, in one piece for each type; on a CPU in scratch memory.
 
     Attributes:
         is_recorded: Whether it is part of a recording: nothing has been copied yet, nor changed.
@@ -115,36 +122,18 @@ def snapshot(tensors: Tensors, scratch: Scratch | None = None) -> Snapshot:
 
 
 @operation
-def commit_or_rollback(
-    before: Snapshot,
-    verdict: Verdict,
-    *,
-    total: Tensor,
-    ok: Tensor,
-    trusted: Tensor,
-    divergences: Tensor | None,
-    bound: Tensor | None,
-) -> None:
+def commit_or_rollback(before: Snapshot, verdict: Verdict, found: Evidence) -> None:
     """Decide on the steps on a batch, and write back what must not stay.
 
     A batch is skipped if its inputs are not trusted, or if its loss, a weight after it or its
     divergence is not finite. Its steps are shortened if the mean divergence is above the bound: the
-    weights go bound / divergence of their way.
-
-    Args:
-        before: The values before the steps.
-        verdict: Changed in place.
-        total: The sum of the last loss and of all values that must be finite.
-        ok: Whether everything else that the steps computed was finite, a scalar of bool.
-        trusted: Whether the inputs are of a sane scale, a scalar of bool.
-        divergences: How far the predictions on each replayed sample have moved; None if unknown.
-        bound: Largest mean divergence, a scalar; None for any.
+    weights go bound / divergence of their way. The verdict is changed in place.
     """
-    kl = None
-    if divergences is not None and bound is not None:
-        kl = divergences.mean()
+    kl, bound, total, trusted = None, found.bound, found.total, found.trusted
+    if found.divergences is not None and bound is not None:
+        kl = found.divergences.mean()
         total = total + kl
-    finite = (total * 0 == 0) & ok
+    finite = (total * 0 == 0) & found.ok
     accepted = torch.logical_and(finite, trusted, out=verdict.accepted)
     share = torch.ones_like(verdict.largest)
     if kl is not None and bound is not None:
@@ -157,24 +146,15 @@ def commit_or_rollback(
 
 
 @commit_or_rollback.implementation(
-    "host", when=lambda before, verdict, **others: verdict.accepted.is_cpu
+    "host", when=lambda before, verdict, found: verdict.accepted.is_cpu
 )
-def _commit_on_host(
-    before: Snapshot,
-    verdict: Verdict,
-    *,
-    total: Tensor,
-    ok: Tensor,
-    trusted: Tensor,
-    divergences: Tensor | None,
-    bound: Tensor | None,
-) -> None:
+def _commit_on_host(before: Snapshot, verdict: Verdict, found: Evidence) -> None:
     """The same in plain numbers: an operation on a tensor costs a hundred times as much."""
     kl, limit = 0.0, math.inf
-    if divergences is not None and bound is not None:
-        kl, limit = float(divergences.mean()), float(bound)
-    counts, trust = verdict.counts.numpy(), bool(trusted)
-    finite = math.isfinite(float(total) + kl) and bool(ok)
+    if found.divergences is not None and found.bound is not None:
+        kl, limit = float(found.divergences.mean()), float(found.bound)
+    counts, trust = verdict.counts.numpy(), bool(found.trusted)
+    finite = math.isfinite(float(found.total) + kl) and bool(found.ok)
     accepted, share = finite and trust, limit / kl if kl > limit else 1.0
     verdict.accepted.fill_(accepted)
     counts[:3] += [trust and not finite, not trust, accepted and share < 1]
@@ -189,13 +169,7 @@ def _commit_on_host(
 
 
 class TableSnapshot(Snapshot):
-    """A copy made by one kernel.
-
-    Args:
-        table: Where the tensors lie that the kernels know.
-        tensors: The others.
-        scratch: Memory for them.
-    """
+    """A copy made by one kernel of what a table lists; the other ``tensors`` as in the base."""
 
     def __init__(self, table: _Table, tensors: Tensors, scratch: Scratch | None) -> None:
         super().__init__(tensors, scratch)
@@ -273,27 +247,19 @@ def _snapshot_by_kernel(tensors: Tensors, scratch: Scratch | None = None) -> Sna
 
 
 @commit_or_rollback.implementation(
-    "triton", when=lambda before, verdict, **others: isinstance(before, TableSnapshot)
+    "triton", when=lambda before, verdict, found: isinstance(before, TableSnapshot)
 )
-def _commit_by_kernel(
-    before: Snapshot,
-    verdict: Verdict,
-    *,
-    total: Tensor,
-    ok: Tensor,
-    trusted: Tensor,
-    divergences: Tensor | None,
-    bound: Tensor | None,
-) -> None:
+def _commit_by_kernel(before: Snapshot, verdict: Verdict, found: Evidence) -> None:
     from ocar.accel.triton import snapshot as kernels
 
-    share = torch.empty_like(verdict.largest)
+    share, divergences, bound = torch.empty_like(verdict.largest), found.divergences, found.bound
     samples = 0 if divergences is None or bound is None else len(divergences)
     # A missing tensor is replaced by another one that the kernel never touches.
     launch(
         kernels.decide,
         (1,),
-        *(total, ok, trusted, verdict.largest if divergences is None else divergences),
+        *(found.total, found.ok, found.trusted),
+        verdict.largest if divergences is None else divergences,
         *(verdict.largest if bound is None else bound, verdict.counts, verdict.largest),
         *(verdict.accepted, share, samples),
         SAMPLES=0 if samples == 0 else max(16, power_of_2(samples)),

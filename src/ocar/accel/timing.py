@@ -18,13 +18,9 @@ class Lap(NamedTuple):
 
 
 class Stopwatch:
-    """Adds up the seconds of timed intervals.
+    """Adds up the seconds of timed intervals to those ``before``.
 
     On a GPU an interval ends when the device has done the work. Only :meth:`seconds` waits.
-
-    Args:
-        device: Where the work is done; None for the host.
-        before: Seconds to start from.
 
     Attributes:
         asynchronous: Whether calls return before the device has done their work.

@@ -45,12 +45,7 @@ def apply_in_order(
     """Apply operations one after another, in an order that is itself a tensor.
 
     Reading the order from a GPU would wait for it. There every operation is computed at every
-    position, and the result of one is selected.
-
-    Args:
-        operations: k functions of ``x`` to the same shape.
-        x: What the first one gets.
-        order: Each of 0..k − 1 once, ``(k,)``.
+    position, and the result of one is selected. The order has each of 0..k − 1 once, ``(k,)``.
     """
     if order.is_cpu:
         for index in order.tolist():

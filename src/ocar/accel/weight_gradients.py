@@ -159,11 +159,9 @@ def _fits_kernel(conv: nn.Conv2d, x: Tensor, g: Tensor) -> bool:
 
 @operation
 def weight_gradients(convs: Sequence[nn.Conv2d], layers: Sequence[Layer]) -> list[Tensor]:
-    """The gradient of each weight: Σ over pixels of input × gradient at the output.
+    """The gradient of the weight of each convolution, which has no bias.
 
-    Args:
-        convs: Convolutions without bias.
-        layers: Input and gradient at the output of each.
+    It is Σ over pixels of input × gradient at the output.
     """
     results = []
     for conv, (x, g) in zip(convs, layers, strict=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -17,20 +17,18 @@ _BLOCK = 1024  # numbers that a program writes
 def write_rows(
     columns: Mapping[str, Tensor],
     batch: Mapping[str, Tensor],
-    slots: Sequence[int],
-    rows: Sequence[int],
+    writes: Mapping[int, int],
     accepted: Tensor | None = None,
 ) -> None:
-    """``columns[slots] = batch[rows]``, unless the rows are not accepted.
+    """Write rows of a batch over rows of columns, unless they are not accepted.
 
     Args:
         columns: Each ``(capacity, *item)``, on one device.
         batch: Under the same names, ``(n, *item)``, on any device.
-        slots: Distinct rows of the columns.
-        rows: Rows of the batch, as many.
+        writes: The row of the batch that each written row of the columns gets.
         accepted: A scalar of bool on the device of the columns; None for yes.
     """
-    places = torch.tensor([slots, rows])
+    places = torch.tensor([[*writes], [*writes.values()]])
     for name, given in batch.items():
         column = columns[name]
         ahead = not column.is_cpu  # the host must not read a copy that is under way
@@ -50,22 +48,21 @@ def _fits(columns: Mapping[str, Tensor], batch: Mapping[str, Tensor], *others: o
 def _write_rows_by_kernel(
     columns: Mapping[str, Tensor],
     batch: Mapping[str, Tensor],
-    slots: Sequence[int],
-    rows: Sequence[int],
+    writes: Mapping[int, int],
     accepted: Tensor | None = None,
 ) -> None:
     from ocar.accel.triton import write_rows as kernels
 
     device = next(iter(columns.values())).device
-    places = torch.tensor([slots, rows]).to(device, non_blocking=True)
+    places = torch.tensor([[*writes], [*writes.values()]]).to(device, non_blocking=True)
     for name, given in batch.items():
         column = columns[name]
         new = given.detach().to(device, non_blocking=True).contiguous()
         size = column[0].numel()
         launch(
             kernels.write_rows,
-            (len(slots), -(-size // _BLOCK)),
-            *(new, column, places, accepted, len(slots)),
+            (len(writes), -(-size // _BLOCK)),
+            *(new, column, places, accepted, len(writes)),
             SIZE=size,
             BLOCK=_BLOCK,
         )

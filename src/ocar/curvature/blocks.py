@@ -37,21 +37,12 @@ L = TypeVar("L", bound=Layer)
 class Seen:
     """What one layer saw in a recorded forward pass and the pull-back of the Fisher's root."""
 
-    x: Tensor
-    """Input, ``(n, ...)``."""
-
-    g: Tensor
-    """Output gradients with the sample weights in them, ``(columns, n, ...)``."""
-
+    x: Tensor  #: Input, ``(n, ...)``.
+    g: Tensor  #: Output gradients with the sample weights in them, ``(columns, n, ...)``.
+    #: Sample weights for the input side, ``(n,)``, with mean 1 over the batch; None for equal ones.
     weights: Tensor | None
-    """Sample weights for the input side, ``(n,)``, with mean 1 over the batch; None for equal
-    ones."""
-
-    use: Use = ONCE
-    """How the layer used its weight."""
-
-    others: tuple[Seen, ...] = ()
-    """The other uses, if there were several."""
+    use: Use = ONCE  #: How the layer used its weight.
+    others: tuple[Seen, ...] = ()  #: The other uses, if there were several.
 
     @property
     def uses(self) -> tuple[Seen, ...]:
@@ -77,8 +68,8 @@ class Head:
     """The layer that makes the outputs, some of which may stand for no class yet."""
 
     name: str
+    #: How many outputs stand for a class, a scalar of int64; it is changed in place.
     active: Tensor
-    """How many outputs stand for a class, a scalar of int64; it is changed in place."""
 
 
 class Blocks(ABC, Generic[L]):
@@ -94,14 +85,11 @@ class Blocks(ABC, Generic[L]):
         ready: The layers that have an estimate.
     """
 
-    about: ClassVar[str]
-    """What they are, in two or three words."""
-
+    about: ClassVar[str]  #: What they are, in two or three words.
+    #: Statistics that are not estimated but set by :meth:`refresh`, and saved with the others.
     stored: ClassVar[tuple[str, ...]] = ()
-    """Statistics that are not estimated but set by :meth:`refresh`, and saved with the others."""
-
+    #: Statistics that are symmetric matrices ``(..., d, d)``; ranks send half of them.
     symmetric: ClassVar[tuple[str, ...]] = ()
-    """Statistics that are symmetric matrices ``(..., d, d)``; ranks send half of them."""
 
     def __init__(
         self, layers: Mapping[str, L], *, sharing: Sharing = "expand", head: Head | None = None
@@ -167,12 +155,7 @@ class Blocks(ABC, Generic[L]):
     def renew(
         self, seen: Mapping[str, Seen], ema: Tensor | float, damping: Tensor | float
     ) -> Tensor:
-        """Take the estimates into the averages, then :meth:`prepare`.
-
-        Args:
-            seen: The layers that have an estimate.
-            ema: Weight of a new estimate.
-            damping: τ.
+        """Take the estimates of the layers ``seen`` into the averages, then :meth:`prepare`.
 
         Returns:
             Two scalars of bool in one tensor: whether the estimates are finite, and whether all

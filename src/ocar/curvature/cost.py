@@ -41,11 +41,8 @@ FREE = 10**10
 class Work:
     """The steps on a stream batch."""
 
-    samples: int
-    """New and replayed samples of a step; 0 if that is not known."""
-
-    passes: int
-    """Gradient steps a stream batch."""
+    samples: int  #: New and replayed samples of a step; 0 if that is not known.
+    passes: int  #: Gradient steps a stream batch.
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,9 +50,7 @@ class LayerCost:
     """Operations of one layer for a stream batch."""
 
     layer: MatrixLayer
-    rows: int
-    """Samples · locations."""
-
+    rows: int  #: Samples · locations.
     passes: int
 
     @property

@@ -30,7 +30,7 @@ import torch
 from torch import Tensor, nn
 
 from ocar import accel
-from ocar.config import require, require_options
+from ocar.config import require, require_options, require_range
 from ocar.curvature.blocks import Blocks, Seen, layer_of
 from ocar.curvature.cost import Work
 from ocar.curvature.fisher import (
@@ -132,11 +132,8 @@ class Curvature(ABC):
         require_options(self)
         check_schedule("damping", self.damping, "larger than 0", lambda v: 0 < v < float("inf"))
         check_schedule("ema", self.ema, "in (0, 1]", lambda v: 0 < v <= 1)
-        valid = 0 < self.variance < float("inf")
-        require("variance", self.variance, valid, "larger than 0")
+        require_range(self, "larger than 0", "variance", "degrees_of_freedom")
         self.exclude, self.include = as_names(self.exclude), as_names(self.include)
-        valid = 0 < self.degrees_of_freedom < float("inf")
-        require("degrees_of_freedom", self.degrees_of_freedom, valid, "larger than 0")
         self.root = parse_root(self.fisher)
         self.step = 0
         self.norm_ratio: Tensor | None = None

@@ -151,8 +151,6 @@ class EmbeddingLayer(DiagonalLayer):
 class AddedLayer(DiagonalLayer):
     """A parameter ``(1, ...)`` that is added to every sample: positions, class tokens."""
 
-    is_added = True
-
     def sample_dims(self, x: Tensor, use: Use = ONCE) -> Sequence[int]:
         """The first ones, along which the parameter is repeated; ``x`` is the sum."""
         extra = x.dim() - self.weight.dim()

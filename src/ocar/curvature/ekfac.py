@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from ocar.accel import linalg
-from ocar.config import require, require_options
+from ocar.config import require_options, require_range
 from ocar.curvature.blocks import DiagonalBlocks, Seen, UnitBlocks
 from ocar.curvature.kfac import FactorBlocks, divide_in_basis_
 from ocar.curvature.layers import DiagonalLayer, Layer, MatrixLayer, NormLayer
@@ -37,10 +37,7 @@ class EigenBlocks(FactorBlocks):
     """A and G for the basis, and the second moments S in it.
 
     The buffer holds the basis as UA and UG minus the identity, so that zeros are the identity.
-
-    Args:
-        every: Batches between two bases.
-        **others: Those of :class:`~ocar.curvature.blocks.Blocks`.
+    ``every`` counts the batches between two bases.
     """
 
     about = "Kronecker eigenbasis"
@@ -129,7 +126,7 @@ class EKFAC(LayerCurvature):
 
     def __post_init__(self) -> None:
         require_options(self)
-        require("basis_every", self.basis_every, self.basis_every >= 1, "at least 1")
+        require_range(self, "at least 1", "basis_every")
         super().__post_init__()
 
     def kinds(self) -> Mapping[type[Layer], Any]:

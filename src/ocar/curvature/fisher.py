@@ -321,11 +321,7 @@ class Empirical(FisherRoot):
 def separate(columns: Tensor) -> Tensor:
     """Give each sample columns of its own, zero for all others.
 
-    Args:
-        columns: Shape ``(columns, n, outputs)``.
-
-    Returns:
-        Shape ``(columns · n, n, outputs)``.
+    From ``(columns, n, outputs)`` to ``(columns · n, n, outputs)``.
     """
     samples = columns.shape[1]
     eye = torch.eye(samples, dtype=columns.dtype, device=columns.device)

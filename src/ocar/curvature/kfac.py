@@ -133,12 +133,11 @@ class KroneckerBlocks(FactorBlocks):
         layers = {n: m for n, m in self.layers.items() if n in self.ready and m.has_gradient}
         if not layers:
             return
-        results = self._inverses.precondition(
-            self.buffer,
-            tuple(self._pairs[name] for name in layers),
-            [layer.gradient for layer in layers.values()],
-            [self._rows(layer) for layer in layers.values()],
-        )
+        gradients = [
+            accel.LayerGradient(self._pairs[name], layer.gradient, self._rows(layer))
+            for name, layer in layers.items()
+        ]
+        results = self._inverses.precondition(self.buffer, gradients)
         for layer, result in zip(layers.values(), results, strict=True):
             layer.replace_gradient(result)
 
@@ -189,11 +188,8 @@ class ExactKroneckerBlocks(FactorBlocks):
 def divide_in_basis_(layer: MatrixLayer, u_a: Tensor, u_g: Tensor, denominator: Tensor) -> None:
     """∇ ← U_G ((U_Gᵀ ∇ U_A) / denominator) U_Aᵀ, if the layer has a gradient.
 
-    Args:
-        layer: The layer whose gradient is rewritten.
-        u_a: Basis of its inputs, ``(groups, d_in, d_in)``.
-        u_g: Basis of its outputs, ``(groups, d_out, d_out)``.
-        denominator: Shape ``(groups, d_out, d_in)``.
+    The bases are ``(groups, d_in, d_in)`` and ``(groups, d_out, d_out)``, the denominator
+    ``(groups, d_out, d_in)``.
     """
     if layer.has_gradient:
         rotated = u_g.mT @ layer.gradient().to(u_g.dtype) @ u_a / denominator

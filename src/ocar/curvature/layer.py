@@ -19,17 +19,12 @@ from ocar.errors import ModelError
 class Use:
     """How a layer used its weight once, besides the input."""
 
+    #: How a convolution was made; by default as the module says.
     geometry: nn.Module | accel.Geometry | None = None
-    """How a convolution was made; by default as the module says."""
-
-    rows: slice | None = None
-    """The rows of the weight that were used; None for all."""
-
+    rows: slice | None = None  #: The rows of the weight that were used; None for all.
+    #: The size of the second dimension in attention, which has the samples there; else 0.
     time_first: int = 0
-    """The size of the second dimension in attention, which has the samples there; else 0."""
-
-    with_bias: bool = True
-    """Whether the bias of the layer, if it has one, was added."""
+    with_bias: bool = True  #: Whether the bias of the layer, if it has one, was added.
 
 
 ONCE = Use()
@@ -50,9 +45,6 @@ class Layer(ABC):
     Attributes:
         modules: The modules that use the weight; several if they share it.
     """
-
-    is_added = False
-    """Whether its weight is added to all samples."""
 
     def __init__(
         self,
@@ -114,12 +106,7 @@ class Layer(ABC):
     ) -> tuple[Tensor, Tensor]:
         """Input ``(n, ...)`` and output gradients ``(columns, n, ...)``, in float32 at least.
 
-        Args:
-            x: The input.
-            g: The output gradients.
-            samples: How many there are.
-            use: How the weight was used.
-            place: Where the samples are; by default the likeliest place.
+        ``place`` is where the samples are; by default the likeliest place.
         """
         wide = torch.promote_types(g.dtype, torch.float32)
         x, g = x.to(wide) if x.is_floating_point() else x, g.to(wide)

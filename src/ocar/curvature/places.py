@@ -13,9 +13,7 @@ class Place:
     """The dimension that holds the samples."""
 
     dim: int
-
-    inner: bool = False
-    """Whether the sample varies fastest where a sample has several rows."""
+    inner: bool = False  #: Whether the sample varies fastest where a sample has several rows.
 
     def first(self, t: Tensor, samples: int, *, before: int = 0) -> Tensor:
         """The samples in the first dimension after ``before`` others; rows keep their dimension."""

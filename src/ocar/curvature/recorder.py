@@ -28,12 +28,8 @@ from ocar.structure import first_input
 class Record:
     """One use of a layer's weight."""
 
-    x: Tensor
-    """The input."""
-
-    edge: GradientEdge
-    """The output's place in the autograd graph."""
-
+    x: Tensor  #: The input.
+    edge: GradientEdge  #: The output's place in the autograd graph.
     use: Use
 
 
@@ -42,10 +38,6 @@ class Recorder:
 
     The first recording also watches all functions, because any function may use the weight of a
     layer. Later recordings do so for the layers whose weights other functions use.
-
-    Args:
-        layers: The layers to record, by name.
-        model: The model that they are part of.
 
     Attributes:
         records: What was recorded of each layer, in the order of the forward pass.

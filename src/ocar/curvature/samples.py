@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from ocar.curvature.layers import Layer
+from ocar.curvature.layers import AddedLayer, Layer
 from ocar.curvature.places import Place, places
 from ocar.curvature.recorder import Record
 
@@ -21,11 +21,7 @@ LEAST_SHARE = 0.5
 
 
 class Samples:
-    """Finds the samples in the inputs of layers, and remembers where they are.
-
-    Args:
-        layers: The layers by name.
-    """
+    """Finds the samples in the inputs of layers, and remembers where they are."""
 
     def __init__(self, layers: Mapping[str, Layer]) -> None:
         self._layers = layers
@@ -79,7 +75,7 @@ class Samples:
         layer = self._layers[name]
         if name in self._spread:
             return True
-        if layer.is_added:
+        if isinstance(layer, AddedLayer):
             return not all(self._options(layer, one, samples) for one in records)
         if not all(
             one.x.is_floating_point() or self._options(layer, one, samples) for one in records

@@ -15,9 +15,7 @@ _SHOWN = 3  # names in a row
 def share(model: nn.Module, kinds: Mapping[str, str]) -> float:
     """The share of the trainable numbers of a model that have curvature.
 
-    Args:
-        model: The model.
-        kinds: The kind of curvature of each parameter that has one, by name.
+    ``kinds`` has the kind of curvature of each parameter that has one, by name.
     """
     sizes = _sizes(model)
     return sum(sizes[name] for name in kinds) / max(1, sum(sizes.values()))

@@ -23,7 +23,7 @@ from ocar.datasets.digits import Digits, load_digits
 from ocar.datasets.domains import PACS, load_classes, load_domains, load_pacs
 from ocar.datasets.mnist import FASHION_MNIST, MNIST, load_fashion_mnist, load_mnist
 from ocar.datasets.tiny_imagenet import TINY_IMAGENET, load_tiny_imagenet
-from ocar.errors import ConfigError
+from ocar.registry import unknown
 
 __all__ = [
     "DATA_SETS",
@@ -60,7 +60,7 @@ DATA_SETS: dict[str, DataSet] = {data_set.name: data_set for data_set in _ALL}
 def get_data_set(name: str) -> DataSet:
     """The data set called ``name``; the error for an unknown one lists all names."""
     if name not in DATA_SETS:
-        raise ConfigError(f"Invalid data set {name!r}. Must be one of {', '.join(DATA_SETS)}.")
+        raise unknown("data set", name, DATA_SETS)
     return DATA_SETS[name]
 
 

@@ -82,9 +82,7 @@ def reading(where: Path | str) -> Iterator[None]:
 class Tree(ABC):
     """Named files, without hidden ones, to list and read, by several threads at once.
 
-    Args:
-        where: The folder or the archive.
-        prefix: What stands before a file's name in messages.
+    ``where`` is the folder or the archive; in messages ``prefix`` stands before a file's name.
     """
 
     def __init__(self, where: Path, prefix: str) -> None:
@@ -151,12 +149,7 @@ class Folder(Tree):
 
 
 class Zip(Tree):
-    """The files of a zip archive.
-
-    Args:
-        where: The archive.
-        top: The folder in it that names are relative to.
-    """
+    """The files of a zip archive; names are relative to the folder ``top`` in it."""
 
     def __init__(self, where: Path, *, top: str) -> None:
         super().__init__(where, f"{where}: {top}/")

@@ -108,11 +108,7 @@ class DataSet(ABC):
 
 
 def compare_md5(files: Mapping[Path, str | None], *, deep: bool) -> tuple[bool | None, str]:
-    """Whether files are the published ones, by their md5; large ones only in a deep check.
-
-    Args:
-        files: The files with their published md5, None if it is not known.
-        deep: Hash large files too.
+    """Whether files have their published md5, None if it is not known; large ones only if ``deep``.
 
     Returns:
         True, False, or None if that is not known; and what is wrong, empty if nothing is.

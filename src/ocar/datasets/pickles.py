@@ -96,11 +96,7 @@ _CHECKED = {*_TUPLES, *_PUTS, *_GETS, "FRAME", "DUP", "MEMOIZE"}
 
 
 def check_pickle(data: bytes) -> None:
-    """Raise if a pickle could take more memory, time or stack than its size allows.
-
-    Args:
-        data: The whole pickle.
-    """
+    """Raise if a whole pickle could take more memory, time or stack than its size allows."""
     tuples, last = 0, ""
     texts: set[int] | None = set()  # memo entries that are strings; None if not known
     value: Any

@@ -1,8 +1,7 @@
-"""The evaluations of a run so far, in memory that does not grow with the stream.
+"""The metrics of a run so far, from running sums: their memory does not grow with the stream.
 
-The first ``ALL`` evaluations are kept, and the metrics are computed from them. Longer streams are
-summarized from running sums, with the same result, and fewer and fewer of their evaluations are
-written to the run folder, see :func:`is_kept`.
+The run folder has the first ``ALL`` evaluations, and fewer and fewer of those that follow, see
+:func:`is_kept`.
 """
 
 from __future__ import annotations
@@ -14,18 +13,12 @@ from typing import Any
 
 from ocar.errors import CheckpointError, InputError
 from ocar.events import Counts, Evaluated, Summary
-from ocar.metrics import (
-    AnytimeAccuracy,
-    Forgetting,
-    StabilityGap,
-    WorstCaseAccuracy,
-    history_array,
-)
+from ocar.metrics import AnytimeAccuracy, Forgetting, StabilityGap, WorstCaseAccuracy
 from ocar.metrics.running import Mean, OpenGap
-from ocar.metrics.validation import NAMES, by_name, validation_metrics
+from ocar.metrics.validation import NAMES, by_name
 
 ALL = 1 << 14
-"""Evaluations that are all kept: more than any benchmark has."""
+"""Evaluations that are all written: more than any benchmark has."""
 
 
 def is_kept(number: int) -> bool:
@@ -39,17 +32,15 @@ def is_kept(number: int) -> bool:
 
 
 class History:
-    """The evaluations so far, or the running sums of the metrics.
+    """The running sums of the metrics.
 
     Attributes:
-        events: All evaluations; empty once there are more than ``ALL``.
-        last: The last one; None before the first.
+        last: The last evaluation; None before the first.
         count: Number of evaluations so far.
         first_task_seconds: Seconds of training on the first task; None before it is evaluated.
     """
 
     def __init__(self, events: Sequence[Evaluated] = ()) -> None:
-        self.events: list[Evaluated] = []
         self.last: Evaluated | None = None
         self.count = 0
         self.first_task_seconds: float | None = None
@@ -62,16 +53,12 @@ class History:
 
     @property
     def whole(self) -> bool:
-        """Whether ``events`` holds every evaluation."""
-        return self.count == len(self.events)
+        """Whether every evaluation so far is in the run folder."""
+        return self.count <= ALL
 
     def add(self, event: Evaluated) -> None:
         """Add the next evaluation."""
         self.count += 1
-        if self.count <= ALL:
-            self.events.append(event)
-        else:
-            self.events.clear()
         self.last = event
         if event.task == 0:
             self.first_task_seconds = event.seconds
@@ -82,7 +69,7 @@ class History:
             self.gaps.update(event.accuracies, event.sizes)
 
     def state(self) -> dict[str, Any]:
-        """Everything but the events, in plain values."""
+        """All of it, in plain values."""
         return {
             "count": self.count,
             "last": None if self.last is None else asdict(self.last),
@@ -95,7 +82,7 @@ class History:
 
     @classmethod
     def restored(cls, state: Mapping[str, Any]) -> History:
-        """A history without events, from :meth:`state`; a ``CheckpointError`` if it is none."""
+        """A history from its :meth:`state`; a ``CheckpointError`` if it is none."""
         history = cls()
         try:
             history.count = int(state["count"])
@@ -106,10 +93,10 @@ class History:
             history.anytime = AnytimeAccuracy(*state["anytime"])
             history.worst_case = WorstCaseAccuracy(*map(tuple, state["worst_case"]))
             history.forgetting = Forgetting(*map(tuple, state["forgetting"]))
-            latest, drops, recoveries, gap, *added = state["gaps"]  # ocar 0.2 had four
+            latest, drops, recoveries, gap, recovered = state["gaps"]
             gap = None if gap is None else OpenGap(*gap)
-            means = Mean(*drops), Mean(*recoveries)
-            history.gaps = StabilityGap(tuple(latest), *means, gap, *(Mean(*m) for m in added))
+            means = Mean(*drops), Mean(*recoveries), gap, Mean(*recovered)
+            history.gaps = StabilityGap(tuple(latest), *means)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise CheckpointError(f"The state is not of a history: {error!r}.") from error
         return history
@@ -147,10 +134,7 @@ def summarize(
 
 
 def _on_validation(history: History) -> dict[str, float | None]:
-    if history.whole:
-        array = history_array([event.accuracies for event in history.events])
-        return validation_metrics(array, sizes=history.events[-1].sizes)
-    lost = history.forgetting.compute()  # the sums give the same, up to rounding
+    lost = history.forgetting.compute()
     return by_name(
         (
             history.anytime.compute(),

@@ -99,9 +99,42 @@ def evaluate(
     watch = Stopwatch(getattr(learner, "device", None), 0.0 if last is None else last.seconds)
     if block is None:
         block = BLOCK if watch.asynchronous else 1
-    return _events(
-        learner, stream, past, watch, every, block, flush, test_batch, online, probe, seed
-    )
+
+    def make_measure(regression: bool) -> Classification | Regression:
+        if regression:
+            return Regression(learner, stream, last)
+        return Classification(learner, stream, last, online=online)
+
+    def events() -> Iterator[Event]:  # the arguments were checked at once
+        started = _Started(learner, past, watch, block=block, flush=flush)
+        seen = 0 if last is None else last.seen
+        measure: Classification | Regression | None = None
+        for batch in stream:
+            measure = measure or make_measure(batch.y.is_floating_point())
+            measure.arrive(batch)
+            seen += len(batch.y)
+            with watch.running():
+                learned = take_batch(learner, stream, batch)
+            if learned is not None:
+                yield learned
+            if batch.last or (every != "task" and (batch.index + 1) % every == 0):
+                started.add(batch, seen, measure.evaluate(batch))
+            yield from started.emit(batch)
+            if batch.last and past.last is not None:
+                seconds = past.last.seconds
+                yield TaskEnded(index=batch.index, task=batch.task, seconds=seconds)
+        measure = measure or make_measure(last is not None and last.l_s is not None)
+        measure.release()
+        getattr(learner, "release", _nothing)()
+        test = measure.test(test_batch)
+        probed = None
+        if probe and isinstance(measure, Classification):
+            probed = probe_stream(learner, stream, seed=seed)
+        seconds = watch.seconds(watch.lap())
+        summary = summarize(past, test=test, seconds=seconds, probe=probed)
+        yield Finished(correct=test.correct, sizes=test.sizes, summary=summary, probe=probed)
+
+    return events()
 
 
 class _Started:
@@ -158,56 +191,6 @@ class _Started:
             if any(new.values()):
                 yield Guarded(index=batch.index, **new, in_a_row=self._guarded["in_a_row"])
             yield Idle(index=batch.index)
-
-
-def _events(
-    learner: Any,
-    stream: TaskStream,
-    history: History,
-    watch: Stopwatch,
-    every: int | Literal["task"],
-    block: int,
-    flush: Callable[[int], bool] | None,
-    test_batch: int,
-    online: bool,
-    probe: bool,
-    seed: int,
-) -> Iterator[Event]:
-    """The events of :func:`evaluate`, which has checked its arguments at once."""
-    last = history.last
-
-    def make_measure(regression: bool) -> Classification | Regression:
-        if regression:
-            return Regression(learner, stream, last)
-        return Classification(learner, stream, last, online=online)
-
-    seen = 0 if last is None else last.seen
-    started = _Started(learner, history, watch, block=block, flush=flush)
-    measure: Classification | Regression | None = None
-    for batch in stream:
-        measure = measure or make_measure(batch.y.is_floating_point())
-        measure.arrive(batch)
-        seen += len(batch.y)
-        with watch.running():
-            learned = take_batch(learner, stream, batch)
-        if learned is not None:
-            yield learned
-        if batch.last or (every != "task" and (batch.index + 1) % every == 0):
-            started.add(batch, seen, measure.evaluate(batch))
-        yield from started.emit(batch)
-        if batch.last and history.last is not None:
-            seconds = history.last.seconds
-            yield TaskEnded(index=batch.index, task=batch.task, seconds=seconds)
-    measure = measure or make_measure(last is not None and last.l_s is not None)
-    measure.release()
-    getattr(learner, "release", _nothing)()
-    test = measure.test(test_batch)
-    probed = None
-    if probe and isinstance(measure, Classification):
-        probed = probe_stream(learner, stream, seed=seed)
-    seconds = watch.seconds(watch.lap())
-    summary = summarize(history, test=test, seconds=seconds, probe=probed)
-    yield Finished(correct=test.correct, sizes=test.sizes, summary=summary, probe=probed)
 
 
 def take_batch(learner: Any, stream: TaskStream, batch: StreamBatch) -> Learned | None:

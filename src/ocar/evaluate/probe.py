@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ocar.accel.graph import release_memory
+from ocar.config import require_sizes
 from ocar.errors import ConfigError, InputError, ModelError
 from ocar.evaluate.logistic import fit_probe
 from ocar.models.modes import evaluating
@@ -78,8 +79,7 @@ def probe_accuracy(
         inverse_penalty: C of the logistic regression.
         max_iter: Most iterations of its fit.
     """
-    if passes < 1 or chunk < 1:
-        raise ConfigError(f"Invalid {passes=}, {chunk=}. Must both be at least 1.")
+    require_sizes(passes=passes, chunk=chunk)
     if normalize is not None and not isinstance(learner, nn.Module):
         raise ConfigError("Invalid normalize. A learner brings its own.")
     augment = augment or getattr(getattr(learner, "settings", None), "augment", None)
@@ -139,10 +139,7 @@ def check_probe(learner: Any) -> None:
 def probe_stream(learner: Any, stream: TaskStream, *, seed: int = 0) -> float:
     """Probed accuracy of a learner, or of any module, on all data of a stream.
 
-    Args:
-        learner: A learner, or any module.
-        stream: Its position does not change.
-        seed: Seed of the augmentation.
+    The position of the stream does not change. The augmentation follows from the seed.
     """
     train, test = (_TaskPieces(part, stream.tasks) for part in (stream.training, stream.test))
     with _ONE_AT_A_TIME:
@@ -179,11 +176,8 @@ def _inputs_of(layer: nn.Module, forward: Callable[[Inputs], None], x: Inputs) -
     def record(module: nn.Module, *given: Any) -> None:
         recorded.append(first_input(*given).detach().clone())
 
-    handle = layer.register_forward_pre_hook(record, with_kwargs=True)
-    try:
+    with layer.register_forward_pre_hook(record, with_kwargs=True):
         forward(x)
-    finally:
-        handle.remove()
     features = torch.cat(recorded) if recorded else torch.empty(0)
     if features.dim() != 2 or len(features) != len(x):
         raise ModelError(

@@ -209,15 +209,14 @@ class BatchGuard:
             return
         snapshot = self._snapshot
         divergences, total = accel.parallel(self._divergences, lambda: snapshot.total() + loss)
-        accel.commit_or_rollback(
-            snapshot,
-            self.verdict,
+        found = accel.Evidence(
             total=total,
             ok=self._yes if ok is None else ok,
             trusted=trusted,
             divergences=divergences,
             bound=self._bound,
         )
+        accel.commit_or_rollback(snapshot, self.verdict, found)
         if ok is not None:
             ok.fill_(True)  # the batch that was not is rolled back
         if accel.known(self.kept) is None:  # the memory of a recording is not ours to keep
@@ -369,8 +368,7 @@ class BatchGuard:
             self.verdict.counts.copy_(state["counts"])
             self.verdict.largest.copy_(state["largest_kl"])
             self._set_scale(state["largest_square"].to(self._largest_square, copy=True))
-            refused = state.get("refused", torch.zeros(3))  # ocar 0.2.0 had none
-            self._refused = refused.to(self._refused, copy=True)
+            self._refused = state["refused"].to(self._refused, copy=True)
 
 
 def _mean_square(x: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ocar.config import require, require_options
+from ocar.config import require_options, require_range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,35 +32,22 @@ class Guard:
 
     def __post_init__(self) -> None:
         require_options(self)
-        for name in ("kl", "gaussian_kl", "scale"):
-            value = getattr(self, name)
-            valid = value is None or 0 < value < float("inf")
-            require(name, value, valid, "larger than 0, or None")
-        patience = self.rescale_after
-        require("rescale_after", patience, patience is None or patience >= 1, "at least 1, or None")
+        require_range(self, "larger than 0", "kl", "gaussian_kl", "scale", none="or None")
+        require_range(self, "at least 1", "rescale_after", none="or None")
 
 
 @dataclass(frozen=True, kw_only=True)
 class GuardCounts:
     """What the guard of a learner has done so far."""
 
+    #: Batches skipped because their loss or the weights after them were not finite.
     not_finite: int = 0
-    """Batches skipped because their loss or the weights after them were not finite."""
-
-    out_of_scale: int = 0
-    """Batches skipped because their inputs were far larger than any before."""
-
-    shortened: int = 0
-    """Batches whose steps were shortened."""
-
-    copies: int = 0
-    """Batches that were not remembered because all of their samples were the same."""
-
-    in_a_row: int = 0
-    """Batches skipped in a row up to now, for whatever reason."""
-
+    out_of_scale: int = 0  #: Batches skipped because their inputs were far larger than any before.
+    shortened: int = 0  #: Batches whose steps were shortened.
+    copies: int = 0  #: Batches that were not remembered because all of their samples were the same.
+    in_a_row: int = 0  #: Batches skipped in a row up to now, for whatever reason.
+    #: The largest divergence that was measured, in nats, before any shortening.
     largest_kl: float = 0.0
-    """The largest divergence that was measured, in nats, before any shortening."""
 
     @property
     def skipped(self) -> int:

@@ -80,20 +80,17 @@ class Columns:
     def write(
         self,
         given: Mapping[str, Tensor],
-        slots: Sequence[int],
-        rows: Sequence[int],
+        writes: Mapping[int, int],
         *,
         accepted: Tensor | None = None,
         keep: Keep | None = None,
     ) -> None:
-        """Put ``rows`` of some or all columns into distinct slots, unless ``accepted`` is False."""
-        places, sources = list(slots), list(rows)
-        if self.shards is not None:
-            places, sources = self.shards.own(slots, rows)
-        if places and keep is not None:
-            keep(self.tensors.values(), places)
-        if places:
-            accel.write_rows(self.tensors, given, places, sources, accepted)
+        """Put rows of some or all columns into slots, unless ``accepted`` is False."""
+        own = writes if self.shards is None else self.shards.own(writes)
+        if own and keep is not None:
+            keep(self.tensors.values(), list(own))
+        if own:
+            accel.write_rows(self.tensors, given, own, accepted)
 
     def gather(self, slots: Tensor) -> dict[str, Tensor]:
         """What slots on the columns' device hold, on whichever rank they are."""

@@ -34,17 +34,12 @@ from ocar.structure import Inputs, from_parts, parts_of, with_name, without_name
 class Batch:
     """Items taken from a memory, one a row."""
 
-    x: Inputs
-    """Inputs, ``(n, *item)``: a tensor, or a :class:`~ocar.structure.Structure`."""
-
+    x: Inputs  #: Inputs, ``(n, *item)``: a tensor, or a :class:`~ocar.structure.Structure`.
+    #: Units of the head, int64 of shape ``(n,)``, or regression targets, ``(n, *target)``.
     y: Tensor
-    """Units of the head, int64 of shape ``(n,)``, or regression targets, ``(n, *target)``."""
-
+    #: The declared extras by name, each ``(n, *item)``.
     extras: Mapping[str, Tensor] = field(default_factory=dict, kw_only=True)
-    """The declared extras by name, each ``(n, *item)``."""
-
-    indices: Tensor = field(kw_only=True)
-    """The slots of the rows, int64 of shape ``(n,)``."""
+    indices: Tensor = field(kw_only=True)  #: The slots of the rows, int64 of shape ``(n,)``.
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -54,18 +49,12 @@ class Batch:
 class Offer:
     """Samples that a memory may keep, and what a policy may know of them."""
 
-    x: Inputs
-    """Inputs, ``(n, *item)``, on any device."""
-
-    y: Tensor
-    """Units of the head or regression targets."""
-
-    labels: list[int]
-    """``y`` on the host; zeros in regression."""
-
+    x: Inputs  #: Inputs, ``(n, *item)``, on any device.
+    y: Tensor  #: Units of the head or regression targets.
+    labels: list[int]  #: ``y`` on the host; zeros in regression.
+    #: What the learner's objective knows of them, as declared by ``Memory.uses``: ``"loss"``,
+    #: ``(n,)``, and ``"outputs"``, ``(n, outputs)``. On an accelerator reading it waits.
     known: Mapping[str, Tensor] = field(default_factory=dict)
-    """What the learner's objective knows of them, as declared by ``Memory.uses``: ``"loss"``,
-    ``(n,)``, and ``"outputs"``, ``(n, outputs)``. On an accelerator reading it waits."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -75,11 +64,8 @@ class Offer:
 class Placement:
     """What a policy decided about an offer."""
 
-    writes: Mapping[int, int]
-    """The row of the offer that each written slot gets."""
-
-    freed: Sequence[int] = ()
-    """Slots that are emptied before."""
+    writes: Mapping[int, int]  #: The row of the offer that each written slot gets.
+    freed: Sequence[int] = ()  #: Slots that are emptied before.
 
 
 class Memory(ABC):
@@ -230,10 +216,10 @@ class Memory(ABC):
             self._columns.begin(columns)
         placement = self.place(Offer(x=x, y=y, labels=host, known=known))
         self.seen += len(host)
-        slots, rows = list(placement.writes), list(placement.writes.values())
-        self._columns.write(columns, slots, rows, accepted=accepted, keep=keep)
+        writes = placement.writes
+        self._columns.write(columns, writes, accepted=accepted, keep=keep)
         self._labels[list(placement.freed)] = -1
-        self._labels[slots] = np.array(host)[rows]
+        self._labels[list(writes)] = np.array(host)[list(writes.values())]
         if placement.freed or len(self) < self.capacity:
             self._find_slots()
 
@@ -259,10 +245,7 @@ class Memory(ABC):
         """Empty some slots and overwrite what they held.
 
         The policy fills an empty slot when it next chooses that slot. A memory that loses all its
-        items begins again.
-
-        Args:
-            slots: Occupied slots, int64 of shape ``(n,)``, on the host.
+        items begins again. The slots are occupied, int64 of shape ``(n,)``, on the host.
         """
         self._check_slots(slots)
         if not len(slots):
@@ -314,7 +297,7 @@ class Memory(ABC):
         if not set(extras) <= set(self.extras):
             raise InputError(f"Invalid extras {sorted(extras)}. Must be in {sorted(self.extras)}.")
         self._columns.check(extras, rows=slots.shape)
-        self._columns.write(extras, slots.tolist(), range(len(slots)))
+        self._columns.write(extras, {slot: row for row, slot in enumerate(slots.tolist())})
 
     def widen_extra(self, name: str, width: int) -> None:
         """Make the first dimension of an extra's items at least ``width``, with zeros at its end.

@@ -24,53 +24,27 @@ from ocar.structure import Inputs, call, first_input
 class Context:
     """The parts of a learner."""
 
-    model: nn.Module
-    """The model that learns."""
-
-    head: GrowingHead | None
-    """The output layer and the classes of its units; None in regression."""
-
-    memory: Memory
-    """The replay memory, with raw samples."""
-
-    lr: float | None
-    """Learning rate; None if the gradient transform chooses it."""
-
-    passes: int
-    """Gradient steps a stream batch."""
-
-    likelihood: str
-    """``"categorical"``, ``"gaussian"`` or ``"student-t"``."""
-
+    model: nn.Module  #: The model that learns.
+    head: GrowingHead | None  #: The output layer and the classes of its units; None in regression.
+    memory: Memory  #: The replay memory, with raw samples.
+    lr: float | None  #: Learning rate; None if the gradient transform chooses it.
+    passes: int  #: Gradient steps a stream batch.
+    likelihood: str  #: ``"categorical"``, ``"gaussian"`` or ``"student-t"``.
+    #: The scale of the residuals of a Student-t likelihood; None for another.
     residuals: ResidualScale | None
-    """The scale of the residuals of a Student-t likelihood; None for another."""
-
-    seed: int
-    """Seed of the learner; :func:`ocar.rng.make_generator` makes generators from it."""
-
-    device: torch.device
-    """Where the model is."""
-
-    dtype: torch.dtype
-    """Type of its parameters."""
-
-    record: bool
-    """Whether steps may be recorded as a CUDA graph."""
-
-    normalize: Callable[[Inputs], Inputs]
-    """From raw samples to inputs of the model."""
-
+    seed: int  #: Seed of the learner; :func:`ocar.rng.make_generator` makes generators from it.
+    device: torch.device  #: Where the model is.
+    dtype: torch.dtype  #: Type of its parameters.
+    record: bool  #: Whether steps may be recorded as a CUDA graph.
+    normalize: Callable[[Inputs], Inputs]  #: From raw samples to inputs of the model.
+    #: From raw samples to augmented raw samples, another draw each time.
     augment: Callable[[Inputs], Inputs]
-    """From raw samples to augmented raw samples, another draw each time."""
-
+    #: From raw targets to what the model is to predict; units of the head stay as they are.
     targets: Callable[[Tensor], Tensor]
-    """From raw targets to what the model is to predict; units of the head stay as they are."""
-
+    #: Curvature of the loss of a new and of a replayed sample, in units of its Fisher.
     curvature_scale: tuple[float, float] = (1.0, 1.0)
-    """Curvature of the loss of a new and of a replayed sample, in units of its Fisher."""
-
+    #: Shares passes of the model out over ranks; None on one device.
     shared: accel.SharedModel | None = None
-    """Shares passes of the model out over ranks; None on one device."""
 
     def forward(self, x: Inputs) -> Tensor:
         """Outputs of the model for its inputs; a ``ModelError`` if they are none in this mode."""
@@ -89,14 +63,7 @@ class Context:
         return self.forward(x) if self.shared is None else self.shared.call(self.forward, x)
 
     def answer(self, outputs: Tensor) -> Tensor:
-        """What one or several models predict together: logits of the classes seen.
-
-        Args:
-            outputs: Of each view, ``(views, n, outputs)``.
-
-        Returns:
-            Shape ``(n, classes)``: see :func:`mean_prediction`.
-        """
+        """:func:`mean_prediction`, of the classes seen."""
         return mean_prediction(
             outputs, classes=None if self.head is None else len(self.head.classes)
         )
@@ -106,9 +73,7 @@ class Context:
     ) -> tuple[Tensor, Tensor]:
         """Features (the inputs of the head) and outputs for inputs of the model.
 
-        Args:
-            x: Inputs of the model.
-            forward: Calls the model, perhaps with other weights; by default the model itself.
+        ``forward`` calls the model, perhaps with other weights.
 
         Raises:
             RuntimeError: There is no head.

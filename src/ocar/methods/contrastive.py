@@ -129,18 +129,12 @@ def prototype_loss(
 ) -> tuple[Tensor, Tensor]:
     """Contrast of class means: each with the same class in the other view, against all others.
 
-    With p and q the class means in the two views, of unit length, and z = [p; q]:
+    With p and q the class means in the two views, of unit length, z = [p; q] and t the temperature:
 
         mean_i −log( exp(z_i·z_i'/t) / Σ_{j ≠ i} exp(z_i·z_j/t) ),
 
-    where i' is the same class in the other view. Classes that do not occur are left out.
-
-    Args:
-        first: Projections of one view, ``(n, d)``.
-        second: Projections of the other view, ``(n, d)``.
-        y: Units, ``(n,)``.
-        classes: Number of units.
-        temperature: t.
+    where i' is the same class in the other view. Classes that do not occur are left out. The
+    projections of a view are ``(n, d)``, the units y ``(n,)``; ``classes`` counts the units.
 
     Returns:
         The loss, a scalar, and the mean of the two class means before normalisation,

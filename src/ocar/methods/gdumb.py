@@ -32,7 +32,7 @@ from ocar.methods.transform import TransformSettings
 from ocar.models.check import copy_model
 from ocar.models.modes import train_mode_
 from ocar.rng import make_generator
-from ocar.state import all_finite
+from ocar.state import not_finite
 from ocar.structure import Inputs, apply_whole, call, call_with, named_tensors
 
 
@@ -135,7 +135,7 @@ class FromScratch(ClassObjective[GDumbSettings]):
                     self._training(slots, rate, self.head.active)
         finally:  # the next training starts with the same numbers
             self._augmenting.manual_seed(self._augmenting.initial_seed())
-        if not all_finite(self._copy.state_dict()):
+        if not_finite(self._copy.state_dict()):
             raise NumericalError(
                 f"GDumb has diverged on its memory of {len(self.context.memory)} samples with "
                 f"lr={settings.lr}. Try a smaller learning rate."

@@ -73,8 +73,7 @@ class LPRSettings(TransformSettings):
         require_range(self, "at least 0", "omega0")
         require_range(self, "at least 1", "refresh_every")
         require("omega_power", self.omega_power, math.isfinite(self.omega_power), "a number")
-        valid = self.refresh_samples is None or self.refresh_samples >= 1
-        require("refresh_samples", self.refresh_samples, valid, "at least 1, or None for all")
+        require_range(self, "at least 1", "refresh_samples", none="or None for all")
 
     def make(self, context: Context, objective: Objective) -> Transform:
         """The proximal transform for a learner."""

@@ -30,13 +30,7 @@ from torch.nn import functional
 
 from ocar.config import require_range
 from ocar.methods.context import Context
-from ocar.methods.copies import (
-    copy_modes_,
-    copy_values_,
-    fit_head_,
-    floating_buffers,
-    mark_units,
-)
+from ocar.methods.copies import copy_modes_, copy_values_, fit_head_, floating_buffers, mark_units
 from ocar.methods.objective import (
     Begun,
     ClassObjective,
@@ -153,14 +147,11 @@ class Distillation(ClassObjective[ERLwFSettings]):
         return floating_buffers(self.teacher)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The teacher, the learned and the distilled classes, and the counters."""
-        past = self._stretches
-        counters = (past.batches, past.at_boundary, self.has_teacher)
+        """The teacher, the stretches and the distilled classes."""
         return {
             **with_prefix("teacher", self._tensors()),
+            **with_prefix("stretches", self._stretches.state_dict()),
             "distilled": torch.tensor(self.distilled, dtype=torch.int64),
-            "learned": torch.tensor(past.units, dtype=torch.int64),
-            "counters": torch.tensor(counters, dtype=torch.int64),
         }
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -174,9 +165,7 @@ class Distillation(ClassObjective[ERLwFSettings]):
         for name, tensor in self._tensors().items():
             tensor.copy_(teacher[name])
         self._distilled = set(state["distilled"].tolist())
-        batches, at_boundary, has_teacher = state["counters"].tolist()
-        counters = torch.tensor([has_teacher, batches, 0, at_boundary])
-        self._stretches.load_state_dict({"units": state["learned"], "counters": counters})
+        self._stretches.load_state_dict(without_prefix("stretches", state))
         self._mask = mark_units(self._mask, self._distilled, like=self.head.active)
 
     def _tensors(self) -> dict[str, Tensor]:

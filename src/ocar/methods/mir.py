@@ -25,7 +25,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ocar.config import require
+from ocar.config import require, require_range
 from ocar.methods.context import Context
 from ocar.methods.copies import VirtualStep, mark_units
 from ocar.methods.objective import (
@@ -67,8 +67,7 @@ class MIRSettings(LearnerSettings):
         least = max(1, self.replay_batch)
         allowed = f"at least {least}, the replay batch"
         require("subsample", self.subsample, self.subsample >= least, allowed)
-        valid = self.virtual_lr is None or 0 < self.virtual_lr < float("inf")
-        require("virtual_lr", self.virtual_lr, valid, "larger than 0, or None for the rate itself")
+        require_range(self, "larger than 0", "virtual_lr", none="or None for the rate itself")
 
     @property
     def draws(self) -> tuple[int, ...]:

@@ -30,66 +30,39 @@ Forward = Callable[[Inputs], Tensor]
 class Begun:
     """A stream batch that is about to be learned."""
 
-    units: Sequence[int]
-    """Unit of the head for each new sample; empty in regression."""
-
-    known: int
-    """Classes seen so far, including those of this batch."""
-
-    step: int
-    """Gradient steps taken so far."""
-
+    units: Sequence[int]  #: Unit of the head for each new sample; empty in regression.
+    known: int  #: Classes seen so far, including those of this batch.
+    step: int  #: Gradient steps taken so far.
+    #: The largest label so far, including those of this batch; -1 if there is none.
     largest: int = -1
-    """The largest label so far, including those of this batch; -1 if there is none."""
-
-    outputs: int = 0
-    """Outputs of the model."""
-
-    samples: int = 0
-    """Samples of a gradient step, new and replayed, once the memory has enough."""
-
+    outputs: int = 0  #: Outputs of the model.
+    samples: int = 0  #: Samples of a gradient step, new and replayed, once the memory has enough.
+    #: To be called with tensors that ``begin`` is about to change in place, so that a roll back can
+    #: restore them.
     keep: Callable[[Iterable[Tensor]], object] = lambda tensors: None
-    """To be called with tensors that ``begin`` is about to change in place, so that a roll back can
-    restore them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
     """The joint batch of one gradient step: new samples, then the samples of each draw."""
 
+    #: Augmented and normalised inputs, ``(n, ...)``: a tensor, or for a model with several inputs a
+    #: :class:`~ocar.structure.Structure`.
     x: Inputs
-    """Augmented and normalised inputs, ``(n, ...)``: a tensor, or for a model with several inputs a
-    :class:`~ocar.structure.Structure`."""
-
-    y: Tensor
-    """Units of the head, ``(n,)``, or regression targets, ``(n, outputs)``."""
-
-    raw: Inputs
-    """The samples before augmentation and normalisation, ``(n, ...)``."""
-
-    new: int
-    """How many samples are new; the others are replayed."""
-
+    y: Tensor  #: Units of the head, ``(n,)``, or regression targets, ``(n, outputs)``.
+    raw: Inputs  #: The samples before augmentation and normalisation, ``(n, ...)``.
+    new: int  #: How many samples are new; the others are replayed.
+    #: Samples of each draw from memory, in order; all 0 while the memory is empty.
     draws: tuple[int, ...]
-    """Samples of each draw from memory, in order; all 0 while the memory is empty."""
-
-    extras: Mapping[str, Tensor]
-    """Extras of the replayed samples, ``(n − new, ...)``."""
-
-    index: int
-    """Which pass over the stream batch this is, from 0."""
-
+    extras: Mapping[str, Tensor]  #: Extras of the replayed samples, ``(n − new, ...)``.
+    index: int  #: Which pass over the stream batch this is, from 0.
+    #: Which outputs stand for a class, ``(outputs,)`` of bool; None in regression.
     active: Tensor | None
-    """Which outputs stand for a class, ``(outputs,)`` of bool; None in regression."""
-
-    numbers: Tensor
-    """What the transform's ``begin`` returned, as float64 on the model's device."""
-
+    numbers: Tensor  #: What the transform's ``begin`` returned, as float64 on the model's device.
+    #: What the objective's ``begin`` returned, as float64 on the model's device.
     own_numbers: Tensor
-    """What the objective's ``begin`` returned, as float64 on the model's device."""
-
+    #: Share of the new samples in a mean over the joint batch; None to count every sample alike.
     new_share: float | None = None
-    """Share of the new samples in a mean over the joint batch; None to count every sample alike."""
 
     @property
     def replayed(self) -> int:
@@ -119,18 +92,13 @@ class Step:
 class Outcome:
     """What an objective computed."""
 
-    loss: Tensor
-    """The loss to differentiate, a scalar."""
-
+    loss: Tensor  #: The loss to differentiate, a scalar.
+    #: Outputs of the joint batch before masking, if one forward pass made them, else None. A
+    #: curvature can then use the same forward pass.
     outputs: Tensor | None
-    """Outputs of the joint batch before masking, if one forward pass made them, else None.
-
-    A curvature can then use the same forward pass."""
-
+    #: The batch that the loss is over, if it is not the joint batch. The curvature is then taken of
+    #: this batch.
     step: Step | None = None
-    """The batch that the loss is over, if it is not the joint batch.
-
-    The curvature is then taken of this batch."""
 
 
 class Part:
@@ -175,23 +143,16 @@ class Objective(Part, ABC):
     place.
     """
 
-    joint: bool = True
-    """Whether it runs exactly one forward pass, over the joint batch."""
-
-    recordable: bool = True
-    """Whether its step has fixed shapes and never waits for the device."""
-
+    joint: bool = True  #: Whether it runs exactly one forward pass, over the joint batch.
+    recordable: bool = True  #: Whether its step has fixed shapes and never waits for the device.
+    #: Whether it takes gradient steps on the stream; if not, batches only enter the memory.
     learns: bool = True
-    """Whether it takes gradient steps on the stream; if not, batches only enter the memory."""
-
+    #: Whether predictions come from :meth:`predict` instead of the model's outputs.
     predicts: bool = False
-    """Whether predictions come from :meth:`predict` instead of the model's outputs."""
-
+    #: Whether predictions compare features of unit length; the probe then takes these.
     unit_features: bool = False
-    """Whether predictions compare features of unit length; the probe then takes these."""
-
+    #: Whether :meth:`boundary` is to be called; see :func:`ocar.evaluate.evaluate`.
     wants_boundaries: bool = False
-    """Whether :meth:`boundary` is to be called; see :func:`ocar.evaluate.evaluate`."""
 
     def parameters(self) -> Sequence[nn.Parameter]:
         """Parameters of its own, trained with those of the model."""
@@ -206,11 +167,7 @@ class Objective(Part, ABC):
         """The loss of one step."""
 
     def extras(self, x: Inputs) -> dict[str, Tensor]:
-        """Extra columns to store with samples; called after the batch was learned.
-
-        Args:
-            x: Raw samples on the model's device, ``(n, ...)``.
-        """
+        """Extra columns to store with raw samples; called after the batch was learned."""
         return {}
 
     def known(self, outputs: Tensor, y: Tensor, active: Tensor | None) -> dict[str, Tensor]:

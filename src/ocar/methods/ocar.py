@@ -101,12 +101,9 @@ class OCARSettings(CurvatureSettings):
         require_range(self, "at least 0", "tau_step")
         require_range(self, "at least 1", "window")
         require_range(self, "larger than 0", "divergence")
-        valid = self.ema is None or 0 < self.ema <= 1
-        require("ema", self.ema, valid, "in (0, 1], or None")
-        valid = self.tau is None or 0 < self.tau < float("inf")
-        require("tau", self.tau, valid, "larger than 0, or None for the learning rate")
-        valid = self.n_new is None or self.n_new >= 1
-        require("n_new", self.n_new, valid, "at least 1, or None to estimate it")
+        require_range(self, "in (0, 1]", "ema", none="or None")
+        require_range(self, "larger than 0", "tau", none="or None for the learning rate")
+        require_range(self, "at least 1", "n_new", none="or None to estimate it")
         fits = self.replay_weight != "ratio" or self.increments == "classes"
         require("replay_weight", self.replay_weight, fits, "a form of λ where domains change")
 

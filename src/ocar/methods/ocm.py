@@ -35,7 +35,7 @@ from torch.nn import functional
 
 from ocar.methods.context import Context, with_inputs
 from ocar.methods.contrastive import load_module, mean_over_same, pair_losses, rotations, unit_rows
-from ocar.methods.copies import copy_modes_, copy_values_, fit_head_, floating_buffers
+from ocar.methods.copies import copy_modes_, copy_values_, fit_head_, floating_buffers, mark_units
 from ocar.methods.objective import Begun, Forward, Objective, Outcome, Step, sample_losses
 from ocar.methods.rotated import Rotated, RotatedSettings, same_class
 from ocar.models.check import copy_model
@@ -75,8 +75,7 @@ class MutualInformation(Rotated[OCMSettings]):
             batch.keep([*self.previous.parameters(), *self.previous.buffers(), self._old])
             copy_values_(self.previous.model, self.context.model)
             copy_values_(self.previous.projection, self.projection)
-            old = torch.tensor(self.stretches.units, dtype=torch.int64)
-            self._old.zero_().index_fill_(0, old.to(self._old.device), True)
+            self._old = mark_units(self._old, self.stretches.units, like=self.head.active)
         copy_modes_(self.previous.model, self.context.model)
         self.stretches.begin(batch.units)
         return ()

@@ -80,17 +80,10 @@ class OnProSettings(RotatedSettings):
 class Mixed(NamedTuple):
     """Mixtures of two samples each."""
 
-    x: Tensor
-    """Inputs of the model, ``(n, ...)``."""
-
-    first: Tensor
-    """Units of the first samples, ``(n,)``."""
-
-    second: Tensor
-    """Units of the second samples, ``(n,)``."""
-
-    share: Tensor
-    """λ, the share of the second samples, ``(n,)``."""
+    x: Tensor  #: Inputs of the model, ``(n, ...)``.
+    first: Tensor  #: Units of the first samples, ``(n,)``.
+    second: Tensor  #: Units of the second samples, ``(n,)``.
+    share: Tensor  #: λ, the share of the second samples, ``(n,)``.
 
     @property
     def labels(self) -> Tensor:

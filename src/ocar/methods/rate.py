@@ -80,12 +80,7 @@ class DivergenceRate:
             self.damping.copy_(self.used * growth)
 
     def follow_(self, product: Tensor, weight: Tensor) -> None:
-        """Take the first step on a batch into the mean.
-
-        Args:
-            product: gᵀ (F̄ + τI)⁻¹ g, a scalar.
-            weight: Of the batch in the mean.
-        """
+        """Take the first step on a batch into the mean; ``product`` is gᵀ (F̄ + τI)⁻¹ g."""
         self.predicted.copy_(self.used.square() * product / 2)
         moved = torch.lerp(self.mean, (self.predicted / self.used).log(), weight)
         self.mean.copy_(torch.where(moved.isfinite(), moved, self.mean))

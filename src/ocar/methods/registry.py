@@ -32,7 +32,7 @@ from ocar.methods.rar import RARSettings
 from ocar.methods.scr import SCRSettings
 from ocar.methods.settings import LearnerSettings
 from ocar.methods.transform import TransformSettings
-from ocar.registry import Registry
+from ocar.registry import Registry, unknown
 from ocar.streams.benchmarks import get_benchmark
 
 
@@ -40,14 +40,10 @@ from ocar.streams.benchmarks import get_benchmark
 class Method:
     """A named combination of an objective and a gradient transform."""
 
-    settings: type[LearnerSettings]
-    """Settings of the objective."""
-
+    settings: type[LearnerSettings]  #: Settings of the objective.
+    #: Settings of the gradient transform; None for plain SGD.
     transform: type[TransformSettings] | None = None
-    """Settings of the gradient transform; None for plain SGD."""
-
-    about: str = field(kw_only=True)
-    """What it does, in one sentence."""
+    about: str = field(kw_only=True)  #: What it does, in one sentence.
 
 
 TRANSFORMS: Registry[type[TransformSettings]] = Registry(
@@ -181,13 +177,10 @@ def preset_settings(benchmark: str, method: str) -> dict[str, Any]:
         ConfigError: There is no such preset.
     """
     if benchmark not in PRESETS:
-        raise ConfigError(f"Unknown preset {benchmark!r}. There are {', '.join(sorted(PRESETS))}.")
+        raise unknown("preset", benchmark, PRESETS)
     tuned = PRESETS[benchmark]
     if method not in tuned:
-        raise ConfigError(
-            f"Unknown method with a preset for {benchmark!r} {method!r}. There are "
-            f"{', '.join(sorted(tuned))}."
-        )
+        raise unknown(f"method with a preset for {benchmark!r}", method, tuned)
     return {**get_benchmark(benchmark).learner_settings(), **tuned[method]}
 
 

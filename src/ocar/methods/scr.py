@@ -102,8 +102,7 @@ class SCRSettings(LearnerSettings):
         require_range(self, "larger than 0", "temperature")
         require_range(self, "at least 1", "projection")
         require_range(self, "in (0, 1]", "means_rate")
-        valid = self.base_temperature is None or self.base_temperature > 0
-        require("base_temperature", self.base_temperature, valid, "larger than 0, or None")
+        require_range(self, "larger than 0", "base_temperature", none="or None")
         fits = self.prediction == "plain"
         require("prediction", self.prediction, fits, "'plain': class means follow the weights")
         self.strong  # noqa: B018 (its parts check themselves)

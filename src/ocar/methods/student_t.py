@@ -38,11 +38,7 @@ SMALLEST = 1e-4
 
 
 class ResidualScale:
-    """The scale σ of each output, followed online.
-
-    Args:
-        degrees_of_freedom: ν.
-        device: Where the model is.
+    """The scale σ of each output, followed online; ``degrees_of_freedom`` are ν.
 
     Attributes:
         values: None before the first batch, then ``(2, outputs)`` in float64: the number of batches

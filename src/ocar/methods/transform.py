@@ -27,8 +27,7 @@ class Transform(Part):
     def shape(self, classes: int) -> Hashable:
         """Whatever a recorded step depends on besides the shapes of its tensors.
 
-        Args:
-            classes: Classes that have a unit; 0 in regression.
+        ``classes`` counts those with a unit; 0 in regression.
         """
         return None
 
@@ -37,11 +36,9 @@ class Transform(Part):
         return table(model, {})
 
     def try_model(self, model: nn.Module, x: Inputs) -> None:
-        """Raise a ``ModelError`` if the model cannot be used; called before the first batch.
+        """Raise a ``ModelError`` if the model, in eval mode, cannot be used with some inputs.
 
-        Args:
-            model: The model, in eval mode.
-            x: Some of its inputs.
+        Called before the first batch.
         """
 
     def watch(self, step: Step) -> AbstractContextManager[object]:
@@ -90,14 +87,12 @@ class Transform(Part):
 class TransformSettings(ABC):
     """Settings of a transform, and how to make it."""
 
+    #: Whether it needs the model's outputs to be a predictive distribution.
     needs_predictions: ClassVar[bool] = False
-    """Whether it needs the model's outputs to be a predictive distribution."""
-
+    #: Why the transform works on one device only; empty if ranks can share it.
     one_device: ClassVar[str] = ""
-    """Why the transform works on one device only; empty if ranks can share it."""
-
+    #: Whether it chooses the learning rate if the method has none.
     chooses_lr: ClassVar[bool] = False
-    """Whether it chooses the learning rate if the method has none."""
 
     def __post_init__(self) -> None:
         require_options(self)

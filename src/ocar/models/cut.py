@@ -17,9 +17,7 @@ from ocar.errors import ModelError
 def cut(model: nn.Module, layer: str) -> tuple[fx.GraphModule, fx.GraphModule]:
     """The part of a network up to a layer, included, and the part that follows.
 
-    Args:
-        model: A network of one input.
-        layer: Name of the layer, as in ``model.named_modules()``.
+    The network has one input. The layer is named as in ``model.named_modules()``.
 
     Raises:
         ModelError: There is no such layer, or what follows also needs what came before.

@@ -122,13 +122,9 @@ class GrowingHead:
         *,
         seen: Iterable[int],
     ) -> None:
-        """Take over the capacity and the labels of a checkpoint, once the rest of it fits.
+        """Take over the capacity and the labels of a checkpoint, once its other weights fit.
 
-        Args:
-            model: The model that the head is part of.
-            weights: All weights in the checkpoint, by name.
-            classes: The label of each unit in use.
-            seen: Labels that have appeared.
+        ``classes`` has the label of each unit in use, ``seen`` those that have appeared.
 
         Raises:
             CheckpointError: The checkpoint is of another model.
@@ -155,11 +151,7 @@ class GrowingHead:
         """Try whether the outputs of a model are those of this layer, however many units it has.
 
         The layer's outputs are replaced by falling numbers, then by rising ones. The difference of
-        what comes out must fall, whatever else the model adds.
-
-        Args:
-            model: The model that the head is part of, in eval mode.
-            x: Inputs of the model.
+        what comes out must fall, whatever else the model, which is in eval mode, adds.
 
         Raises:
             ModelError: They are not, or the layer would have to grow and cannot.
@@ -222,12 +214,7 @@ class GrowingHead:
 
 
 def mask_logits(logits: Tensor, active: Tensor) -> Tensor:
-    """Logits in which unused units have −1000, so that their probability is exactly 0.
-
-    Args:
-        logits: Shape ``(n, capacity)``.
-        active: Which units stand for a class, ``(capacity,)`` of bool.
-    """
+    """Logits ``(n, capacity)`` in which unused units have −1000: their probability is exactly 0."""
     return torch.where(active, logits, MASKED)
 
 

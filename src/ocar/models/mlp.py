@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from ocar.errors import ConfigError
+from ocar.config import require, require_sizes
 
 
 class MLP(nn.Module):
@@ -26,11 +26,9 @@ class MLP(nn.Module):
     ) -> None:
         super().__init__()
         widths = (in_features, *hidden)
-        if not hidden or min(widths) < 1 or classes < 1:
-            raise ConfigError(
-                f"Invalid {in_features=}, hidden={tuple(hidden)}, {classes=}. "
-                "Must all be at least 1, with at least one hidden layer."
-            )
+        require_sizes(in_features=in_features, classes=classes)
+        valid = min(hidden, default=0) >= 1
+        require("hidden", tuple(hidden), valid, "at least one hidden layer of at least 1")
         self.hidden = nn.ModuleList(nn.Linear(a, b) for a, b in itertools.pairwise(widths))
         self.head = nn.Linear(widths[-1], classes)
 
@@ -57,8 +55,7 @@ class LinearModel(nn.Module):
 
     def __init__(self, in_features: int, *, outputs: int = 1) -> None:
         super().__init__()
-        if in_features < 1 or outputs < 1:
-            raise ConfigError(f"Invalid {in_features=}, {outputs=}. Must both be at least 1.")
+        require_sizes(in_features=in_features, outputs=outputs)
         self.head = nn.Linear(in_features, outputs)
 
     def features(self, x: torch.Tensor) -> torch.Tensor:

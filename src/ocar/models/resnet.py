@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ocar import accel
-from ocar.config import require
+from ocar.config import require, require_sizes
 
 _STAGES = ((1, 1), (2, 2), (4, 2), (8, 2))  # (multiple of the width, stride) of each stage
 _POOL = 4  # side of the average pooling of the slim network
@@ -124,7 +124,7 @@ class SlimResNet18(ResNet):
     ) -> None:
         last_side = (image_size + 7) // 8
         require("image_size", image_size, last_side >= _POOL, f"at least {8 * _POOL - 7}")
-        _require_positive(channels=channels, width=width, classes=classes)
+        require_sizes(channels=channels, width=width, classes=classes)
         super().__init__(
             Stem(
                 nn.Conv2d(channels, width, 3, padding=1, bias=False),
@@ -142,7 +142,7 @@ class ResNet18(ResNet):
     """The standard ImageNet ResNet-18, for images of about 224 pixels."""
 
     def __init__(self, *, channels: int = 3, classes: int = 16) -> None:
-        _require_positive(channels=channels, classes=classes)
+        require_sizes(channels=channels, classes=classes)
         width = 64
         super().__init__(
             Stem(
@@ -156,8 +156,3 @@ class ResNet18(ResNet):
             in_features=8 * width,
             classes=classes,
         )
-
-
-def _require_positive(**sizes: int) -> None:
-    for name, size in sizes.items():
-        require(name, size, size >= 1, "at least 1")

@@ -14,15 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from ocar.errors import ConfigError
+from ocar.config import require, require_sizes
 
 
 class Block(nn.Module):
     """Attention and a network of one hidden layer, each added to its input.
 
-    Args:
-        width: Features of a token.
-        heads: Heads of the attention; must divide the width.
+    ``width`` counts the features of a token; the heads of the attention must divide it.
     """
 
     def __init__(self, width: int, heads: int) -> None:
@@ -71,11 +69,9 @@ class TextTransformer(nn.Module):
         classes: int = 16,
     ) -> None:
         super().__init__()
-        if min(length, buckets, width, blocks, heads, classes) < 1 or width % heads:
-            raise ConfigError(
-                f"Invalid {length=}, {buckets=}, {width=}, {blocks=}, {heads=}, {classes=}. Must "
-                "all be at least 1, and the heads must divide the width."
-            )
+        require_sizes(length=length, buckets=buckets, width=width, blocks=blocks, classes=classes)
+        divides = heads >= 1 and width % heads == 0
+        require("heads", heads, divides, f"at least 1: the heads must divide the width, {width}")
         self.token = nn.Embedding(buckets, width, padding_idx=0)
         self.place = nn.Embedding(length, width)
         self.blocks = nn.ModuleList(Block(width, heads) for _ in range(blocks))

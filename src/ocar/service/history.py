@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from ocar.config import require
-from ocar.errors import CheckpointError, ConfigError, DataError
+from ocar.errors import CheckpointError, ConfigError
 from ocar.files import read_file, sync_folder, write_whole
 from ocar.learner import Learner
 from ocar.service import journal
@@ -37,22 +37,13 @@ class Saved(NamedTuple):
 
 
 class History:
-    """The checkpoints in a folder that its user has locked.
+    """The checkpoints in a folder that its user has locked; ``most`` of them, at least 2, are kept.
 
     What an interrupted rollback or repair has left is removed.
-
-    Args:
-        folder: Where they are.
-        most: How many are kept, at least 2.
     """
 
     def __init__(self, folder: Path, *, most: int) -> None:
         require("history", most, most >= NEEDED, f"at least {NEEDED}")
-        if not find(folder) and (old := folder / "learner.safetensors").exists():
-            raise DataError(
-                f"{folder} is of an older version. End that version by SIGTERM, and begin a new "
-                f"folder with its checkpoint: ocar serve {old} --state NEW-FOLDER"
-            )
         self.folder, self._most = folder, most
         self.generation, _ = journal.files(folder)
         _unlink(folder, _left_over(find(folder), self.generation))
@@ -108,12 +99,7 @@ def find_whole(folder: Path, batches: int) -> Saved:
 
 
 def roll_back(folder: Path, saved: Saved) -> None:
-    """Go back to a whole checkpoint: all that was learned and accepted after it is dropped.
-
-    Args:
-        folder: Of a service; its user has locked it.
-        saved: One of its checkpoints.
-    """
+    """Go back to a whole checkpoint: all that was learned and accepted after it is dropped."""
     begin_generation(folder, [saved])
     generation = journal.roll_back(folder, to=saved.batches)
     _unlink(folder, _left_over(find(folder), generation))

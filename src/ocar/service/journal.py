@@ -113,15 +113,9 @@ class Journal:
         return known.number
 
     def append(self, x: Inputs, y: Tensor, *, key: str = "") -> int:
-        """Write a batch; when this returns it is on the disk.
+        """Write a batch; when this returns its number it is on the disk.
 
-        Args:
-            x: Samples, ``(n, ...)``.
-            y: Labels, ``(n,)``.
-            key: What the client calls it; see :meth:`known`.
-
-        Returns:
-            Its number.
+        ``key`` is what the client calls it, see :meth:`known`.
 
         Raises:
             OSError: The batch is not in the journal or, if :attr:`failure` is set, may be.
@@ -219,21 +213,14 @@ class Journal:
 class Repaired(NamedTuple):
     """What :func:`repair` did."""
 
-    kept: int
-    """How many batches after the checkpoint are in the new journal."""
-    lost: list[int]
-    """Numbers of the batches that could not be read."""
+    kept: int  #: How many batches after the checkpoint are in the new journal.
+    lost: list[int]  #: Numbers of the batches that could not be read.
 
 
 def roll_back(folder: Path, *, to: int) -> int:
-    """Begin a new journal after an earlier batch; the keys of later batches are forgotten.
+    """Begin a new journal after batch ``to``; the keys of later batches are forgotten.
 
-    Args:
-        folder: Where the journal is; nobody else writes there.
-        to: Number of the last batch that stays.
-
-    Returns:
-        The new generation.
+    Nobody else writes into the folder. Returns the new generation.
     """
     generation, found = files(folder)
     keys: dict[str, Known] = {}
@@ -257,10 +244,7 @@ def repair(folder: Path, *, after: int) -> Repaired:
     """Begin a new journal with all batches after the checkpoint that can be read.
 
     They move up: their numbers are consecutive again. The old files stay and are not read any more.
-
-    Args:
-        folder: Where the journal is; nobody else writes there.
-        after: Number of the last batch in the checkpoint.
+    Nobody else writes into the folder. ``after`` is the last batch in the checkpoint.
     """
     generation, old = files(folder)
     found: dict[int, Record] = {}
@@ -292,15 +276,9 @@ def repair(folder: Path, *, after: int) -> Repaired:
 
 def files(folder: Path) -> tuple[int, list[tuple[Path, int]]]:
     """The newest generation; its files and their first batches, in order."""
-    pattern = re.compile(r"journal-(?:(\d{3,})-)?(\d{12})")
+    pattern = re.compile(r"journal-(\d{3,})-(\d{12})")
     names = {path: pattern.fullmatch(path.name) for path in folder.iterdir()}
-    found = sorted((int(m[1] or -1), int(m[2]), path) for path, m in names.items() if m)
-    old = [path for generation, _, path in found if generation < 0 and path.stat().st_size]
-    if old:
-        raise DataError(
-            f"{old[0]} is of an older version, which has to learn its batches: start that version "
-            "once more, end it by SIGTERM, and remove the file."
-        )
+    found = sorted((int(m[1]), int(m[2]), path) for path, m in names.items() if m)
     newest = max([0, *(generation for generation, _, _ in found)])
     return newest, [(path, first) for generation, first, path in found if generation == newest]
 

@@ -15,10 +15,7 @@ def repair(folder: Path) -> Repaired:
     """Go on without the batches of a damaged journal that cannot be read.
 
     All others are kept and move up: their numbers are consecutive again. The old files of the
-    journal stay, and are not read any more.
-
-    Args:
-        folder: The folder of a service that does not run.
+    journal stay, and are not read any more. The service must not run.
 
     Raises:
         RunError: Another process works in the folder.

@@ -12,11 +12,7 @@ from ocar.structure import Inputs
 
 
 class Score:
-    """Accuracy of the last samples; in regression their mean absolute error.
-
-    Args:
-        window: How many samples count.
-    """
+    """Accuracy of the last ``window`` samples; in regression their mean absolute error."""
 
     def __init__(self, window: int) -> None:
         self._scores: deque[float] = deque(maxlen=window)

@@ -52,10 +52,8 @@ class Refused(OcarError):
 class Accepted(NamedTuple):
     """A batch that is on the disk, and is or will be learned."""
 
-    number: int
-    """How many batches have been learned once it has."""
-    repeated: bool
-    """Whether it had been accepted before, with the same key."""
+    number: int  #: How many batches have been learned once it has.
+    repeated: bool  #: Whether it had been accepted before, with the same key.
 
 
 class Service:

@@ -18,7 +18,7 @@ from ocar.config import require_one_of
 from ocar.datasets import Arrays
 from ocar.datasets.texts import WordLlamaEmbedding
 from ocar.errors import ConfigError
-from ocar.registry import load_plugins, unknown
+from ocar.registry import Registry
 from ocar.streams.arrays import ArrayStream
 from ocar.streams.convex import ConvexStream
 from ocar.streams.indexed import IndexedStream, View
@@ -269,17 +269,13 @@ _ALL = (
     ),
 )
 
-BENCHMARKS: dict[str, Benchmark] = {benchmark.name: benchmark for benchmark in _ALL}
+BENCHMARKS: Registry[Benchmark] = Registry("benchmark", {one.name: one for one in _ALL})
 """The benchmarks by name; others may be added."""
 
 
 def get_benchmark(name: str) -> Benchmark:
     """The benchmark called ``name``; the error for an unknown one lists all names."""
-    if name not in BENCHMARKS:
-        load_plugins()
-    if name not in BENCHMARKS:
-        raise unknown("benchmark", name, BENCHMARKS)
-    return BENCHMARKS[name]
+    return BENCHMARKS.find(name)
 
 
 def make_stream(

@@ -17,7 +17,7 @@ import math
 import torch
 from torch import Tensor
 
-from ocar.errors import ConfigError
+from ocar.config import require, require_sizes
 from ocar.rng import make_generator
 from ocar.streams.arrays import ArrayStream, TaskArrays
 
@@ -53,11 +53,8 @@ class ConvexStream(ArrayStream):
         blurry: float = 0.0,
         device: torch.device | str = "cpu",
     ) -> None:
-        if min(tasks, features, samples) < 1 or noise < 0:
-            raise ConfigError(
-                f"Invalid {tasks=}, {features=}, {samples=}, {noise=}. Must be at least 1, and "
-                "the noise at least 0."
-            )
+        require_sizes(tasks=tasks, features=features, samples=samples)
+        require("noise", noise, noise >= 0, "at least 0")
         made = [
             _make_task(make_generator(data_seed, f"convex/{task}"), features, samples, noise)
             for task in range(tasks)

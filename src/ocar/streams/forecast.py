@@ -17,6 +17,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
+from ocar.config import require_sizes
 from ocar.errors import ConfigError, DataError
 from ocar.streams.base import Labelled
 
@@ -69,9 +70,7 @@ class ForecastStream(Sequence[ForecastBatch]):
                 f"series is {values.dtype} of shape {tuple(values.shape)}. "
                 "Must be floating point (time, columns)."
             )
-        for name, number in (("window", window), ("horizon", horizon), ("every", every)):
-            if number < 1:
-                raise ConfigError(f"Invalid {name}={number}. Must be at least 1.")
+        require_sizes(window=window, horizon=horizon, every=every)
         if len(values) < window + horizon:
             raise DataError(
                 f"series has {len(values)} values a column. Must have at least {window + horizon}: "

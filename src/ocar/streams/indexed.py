@@ -43,9 +43,7 @@ class Source:
 class Samples:
     """The rows of several sources, numbered through.
 
-    Args:
-        sources: At least one; all of one sample shape and type, that of ``like``.
-        like: Another source.
+    All samples have one shape and type, that of the source ``like`` if it is given.
     """
 
     def __init__(self, sources: Sequence[Source], *, like: Source | None = None) -> None:

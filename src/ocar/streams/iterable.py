@@ -210,9 +210,7 @@ class IterableStream(PositionedStream):
 def as_labelled(pair: Any, where: str = "The batch") -> Labelled:
     """Samples and labels as tensors of equal length; labels as int64.
 
-    Args:
-        pair: Samples and labels.
-        where: What it is called in an error.
+    An error calls the pair ``where``.
 
     Raises:
         InputError: It is no pair of tensors or arrays.

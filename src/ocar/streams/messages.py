@@ -7,10 +7,12 @@ saved together resume exactly: each message is learned once.
 
 from __future__ import annotations
 
+import itertools
 import math
 import queue
 import time
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 from ocar.config import require
@@ -84,15 +86,10 @@ class MessageReader(Reader):
                     "These messages cannot be read from a place on: their source cannot seek."
                 )
             self._seek(place)
-        samples: list[tuple[Any, Any]] = []
-        while (message := self._receive()) is not None:
-            samples.append(self._sample(message))
-            after[message.partition] = message.offset + 1
-            if len(samples) == self.batch_size:
-                yield collate(samples), dict(after)
-                samples = []
-        if samples:
-            yield collate(samples), dict(after)
+        samples = ((self._sample(one), one) for one in iter(self._receive, None))
+        while batch := list(itertools.islice(samples, self.batch_size)):
+            after |= {one.partition: one.offset + 1 for _, one in batch}
+            yield collate([sample for sample, _ in batch]), dict(after)
 
     def commit(self, place: Place) -> None:
         """Tell the source that all before a place is learned and saved."""
@@ -162,9 +159,6 @@ def read_confluent(
                 raise DataError(f"Kafka: {error}")
         return None
 
-    def receive() -> Message | None:
-        return _wait(poll, timeout)
-
     def parts(place: Place) -> dict[str, Any]:
         return {n: kafka.TopicPartition(*_parse(n), offset) for n, offset in place.items()}
 
@@ -180,6 +174,7 @@ def read_confluent(
     def commit(place: Place) -> None:
         consumer.commit(offsets=list(parts(place).values()), asynchronous=False)
 
+    receive = partial(_wait, poll, timeout)
     return MessageReader(receive, decode, batch_size=batch_size, seek=seek, commit=commit)
 
 
@@ -196,9 +191,6 @@ def read_kafka_python(
         for record in (record for records in found.values() for record in records):
             return Message(record.value, _name(record.topic, record.partition), record.offset)
         return None
-
-    def receive() -> Message | None:
-        return _wait(poll, timeout)
 
     def seek(place: Place) -> None:
         parts = {TopicPartition(*_parse(name)): offset for name, offset in place.items()}
@@ -220,6 +212,7 @@ def read_kafka_python(
         }
         consumer.commit(offsets)
 
+    receive = partial(_wait, poll, timeout)
     return MessageReader(receive, decode, batch_size=batch_size, seek=seek, commit=commit)
 
 

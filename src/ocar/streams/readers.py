@@ -109,17 +109,12 @@ class RecordReader(Reader):
     def read(self, place: Place | None = None) -> Iterator[tuple[tuple[Any, Any], Place]]:
         """See :meth:`Reader.read`. The place is the number of the next row."""
         row = read_place(place, "row")
-        samples: list[tuple[Any, Any]] = []
-        first = ""
-        for where, record in self.named(row):
-            first = first if samples else where
-            samples.append(self._sample(record, where))  # now: its file may be closed later
-            row += 1
-            if len(samples) == self.batch_size:
-                yield collate(samples, f"{first} to {where}: "), {"row": row}
-                samples = []
-        if samples:
-            yield collate(samples, f"{first} and on: "), {"row": row}
+        # A sample is made at once: its file may be closed later.
+        samples = ((self._sample(record, where), where) for where, record in self.named(row))
+        while batch := list(itertools.islice(samples, self.batch_size)):
+            pairs, names = zip(*batch, strict=True)
+            row += len(batch)
+            yield collate(pairs, f"{names[0]} to {names[-1]}: "), {"row": row}
 
     def _sample(self, record: Any, where: str) -> tuple[Any, Any]:
         if not isinstance(record, Mapping):

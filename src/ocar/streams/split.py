@@ -131,12 +131,8 @@ def _parts(
 ) -> list[Part]:
     """The samples of each task, labelled by appearance; none without data.
 
-    Args:
-        data: The data.
-        part: ``"train"``, ``"validation"`` or ``"test"``.
-        originals: The data set's own labels, ascending, ``(classes,)``.
-        order: Which of them comes first, second, ..., ``(classes,)``.
-        tasks: Number of tasks.
+    ``originals`` are the data set's own labels, ascending, ``(classes,)``; ``order`` says which of
+    them comes first, second, ...
     """
     source = data.source(part)
     if source is None:

@@ -19,11 +19,7 @@ COLUMNS = 80
 
 
 class Line:
-    """The line; nothing is written unless standard error is a terminal.
-
-    Args:
-        shown: Whether to write at all.
-    """
+    """The line; nothing is written unless it is ``shown`` and standard error is a terminal."""
 
     def __init__(self, *, shown: bool) -> None:
         self.shown = shown and sys.stderr.isatty()

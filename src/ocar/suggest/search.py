@@ -22,7 +22,7 @@ from ocar.evaluate.measure import hits, squared_error
 from ocar.learner import Learner
 from ocar.methods.spaces import Choice, Range, Space
 from ocar.rng import derive_seed
-from ocar.state import all_finite
+from ocar.state import not_finite
 from ocar.streams.base import Labelled, concatenate
 from ocar.suggest.plan import PREFIXES, Plan
 from ocar.suggest.recorded import Recorded
@@ -166,7 +166,7 @@ class Search:
                 f"{self.recorded.one_in} is. The stream is too short."
             )
         # A guard hides that steps were not finite, and the highest logit that all are NaN.
-        diverged = learner.guarded.not_finite or not all_finite(learner.model.state_dict())
+        diverged = learner.guarded.not_finite or not_finite(learner.model.state_dict())
         mean = sum(found) / len(found)
         return math.nan if diverged or not math.isfinite(mean) else mean
 

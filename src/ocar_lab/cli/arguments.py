@@ -281,6 +281,8 @@ def _written_type(kind: Any) -> Any:
     """The part of a type whose values can be written on a command line; None if there is none."""
     if typing.get_origin(kind) in (types.UnionType, typing.Union):
         parts = [part for part in typing.get_args(kind) if _can_be_flag(part)]
+        if set(parts) == {bool, type(None)}:
+            return bool  # --name and --no-name; None is the flag that is not given
         return typing.Union[tuple(parts)] if set(parts) - {type(None)} else None  # noqa: UP007
     return kind if _can_be_flag(kind) else None
 

@@ -7,6 +7,7 @@ several commands may have made the seeds of one configuration.
 from __future__ import annotations
 
 import shlex
+import typing
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -43,6 +44,8 @@ def run_command(
     settings: Mapping[str, Any] = given["settings"]
     if any(isinstance(value, Mapping) for value in settings.values()):
         return None
+    if any(value is None and _is_switch(given["method"], name) for name, value in settings.items()):
+        return None
     words = ["ocar", "run", config["benchmark"], given["method"], *flag_words("seeds", seeds)]
     if given["transform"] is not None:
         words += flag_words("transform", given["transform"])
@@ -66,6 +69,13 @@ def run_command(
     if threads is not None and config["device"] == "cpu":
         words += flag_words("threads", threads)
     return shlex.join(words)
+
+
+def _is_switch(method: str, name: str) -> bool:
+    """Whether a setting is a pair of flags, --name and --no-name: None is then neither of them."""
+    from ocar.methods.registry import METHODS  # imports PyTorch, which takes seconds
+
+    return bool(typing.get_type_hints(METHODS.find(method).settings).get(name) == (bool | None))
 
 
 def shell_line(words: Sequence[str]) -> str:

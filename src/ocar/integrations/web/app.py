@@ -35,49 +35,41 @@ Opener = Callable[[Callable[[float], None]], Service]
 class Question(BaseModel):
     """What to predict."""
 
-    x: Any
-    """Samples: a list of nested or flat lists of numbers."""
+    x: Any  #: Samples: a list of nested or flat lists of numbers.
 
 
 class Answer(BaseModel):
     """What one model predicts."""
 
+    #: The most probable class of each sample; empty in regression and before the first batch.
     labels: list[int]
-    """The most probable class of each sample; empty in regression and before the first batch."""
-    logits: list[list[float]]
-    """A row for each sample; in regression the predicted numbers."""
-    classes: list[int]
-    """The class of each column."""
-    batches: int
-    """How many batches the model that answers has learned."""
+    logits: list[list[float]]  #: A row for each sample; in regression the predicted numbers.
+    classes: list[int]  #: The class of each column.
+    batches: int  #: How many batches the model that answers has learned.
 
 
 class Lesson(BaseModel):
     """A batch to learn from."""
 
     x: Any
-    y: Any
-    """A label for each sample, or the numbers to predict."""
+    y: Any  #: A label for each sample, or the numbers to predict.
+    #: The client's name for the batch, such as a UUID. A client that got no answer sends the batch
+    #: again with the same key, and it is learned once.
     key: Annotated[str, Field(pattern=r"^[!-~]{0,64}$")] = ""
-    """The client's name for the batch, such as a UUID. A client that got no answer sends the batch
-    again with the same key, and it is learned once."""
-    number: int | None = None
-    """The number that the batch must get, or it is refused with 409."""
+    number: int | None = None  #: The number that the batch must get, or it is refused with 409.
 
 
 class Acknowledged(BaseModel):
     """The batch is on disk and will be learned; answers with ``batches ≥ number`` know it."""
 
     number: int
-    repeated: bool
-    """Whether it had been acknowledged before, under the same key."""
+    repeated: bool  #: Whether it had been acknowledged before, under the same key.
 
 
 class Target(BaseModel):
     """Where to go back to."""
 
-    batches: Annotated[int, Field(ge=0, strict=True)]
-    """One of ``GET /checkpoints``."""
+    batches: Annotated[int, Field(ge=0, strict=True)]  #: One of ``GET /checkpoints``.
 
 
 class Removal(BaseModel):

@@ -22,12 +22,7 @@ _CLIENTS = 4096
 
 
 class Rate:
-    """A token bucket for each client: so many requests a second, that many at once.
-
-    Args:
-        rate: Requests a second; 0 for no limit.
-        clock: Gives seconds.
-    """
+    """A token bucket a client: ``rate`` requests a second, that many at once; 0 for no limit."""
 
     def __init__(self, rate: float, clock: Callable[[], float] = time.monotonic) -> None:
         self.rate, self._most, self._clock = rate, max(1.0, rate), clock

@@ -33,11 +33,7 @@ _EVENTS = ("not_finite", "out_of_scale", "shortened", "copies")
 
 
 class Metrics:
-    """The metrics of one application.
-
-    Args:
-        service: Gives the service, or None while it starts.
-    """
+    """The metrics of one application; ``service`` gives None while the service starts."""
 
     def __init__(self, service: Callable[[], Service | None]) -> None:
         registry = CollectorRegistry()
@@ -67,13 +63,7 @@ class Metrics:
 
 
 class Measured:
-    """Middleware that counts requests and their time.
-
-    Args:
-        app: The application.
-        metrics: Where they are counted.
-        paths: Paths that have a number of their own; all others are one.
-    """
+    """Middleware that counts requests and their time, by ``paths``; all others are one."""
 
     def __init__(self, app: ASGIApp, *, metrics: Metrics, paths: Collection[str]) -> None:
         self.app, self._metrics, self._paths = app, metrics, frozenset(paths)
