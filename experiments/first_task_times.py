@@ -6,20 +6,25 @@
 
 A process pays for its start: libraries are loaded, kernels compiled, memory is asked for. So each
 process first learns the task into a folder that is thrown away. The processes import their
-libraries together, and learn one after another.
+libraries together, and learn one after another. They need none of the ``ocar`` command's packages.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
+from collections import deque
 from dataclasses import replace
 from multiprocessing import get_context
 from multiprocessing.synchronize import Event
 from pathlib import Path
 
-from ocar_lab.experiment import RunConfig, run
+from ocar.events import Finished
+from ocar_lab.cli import CUDA_DEFAULTS
+from ocar_lab.experiment import RunConfig
+from ocar_lab.experiment.loop import run_events
 from ocar_lab.paper.times import BENCHMARK
 from ocar_lab.published import FIRST_TASK_SECONDS
 from ocar_lab.runs import is_finished
@@ -31,12 +36,12 @@ def measure(config: RunConfig, seeds: list[int], out: Path, begin: Event) -> Non
     configs = [replace(config, seed=seed) for seed in seeds]
     if any(not is_finished(out / own.folder()) for own in configs):
         with tempfile.TemporaryDirectory() as folder:
-            run(configs[0], out=folder)
+            deque(run_events(configs[0], out=folder), maxlen=0)
     for own in configs:
-        summary = run(own, out=out).summary
-        assert summary is not None
-        seconds = summary.first_task_seconds
-        print(f"{own.name} seed {own.seed}: {seconds:.2f} s", flush=True)
+        ended = [event for event in run_events(own, out=out) if isinstance(event, Finished)]
+        seconds = ended[0].summary.first_task_seconds if ended else None
+        text = "already finished" if seconds is None else f"{seconds:.2f} s"
+        print(f"{own.name} seed {own.seed}: {text}", flush=True)
 
 
 def main() -> int:
@@ -48,6 +53,8 @@ def main() -> int:
     parser.add_argument("--seeds", nargs="+", type=int, default=[0])
     parser.add_argument("--out", type=Path, default=Path("runs/times"))
     given = parser.parse_args()
+    for name, value in CUDA_DEFAULTS.items():
+        os.environ.setdefault(name, value)
     configs = [
         RunConfig(
             benchmark=BENCHMARK,

@@ -4,9 +4,9 @@
 
 It draws ``docs/_static/accuracy-over-time.png``. Left: accuracy on the first two digits of
 Split-MNIST while eight others come, from ``ocar paper landscape --benchmark split-mnist``. Right:
-accuracy on everything so far of Split-CIFAR100, from ``ocar paper curves --benchmark
-split-cifar100``. The file carries the sum of the numbers that it was drawn from, and a test
-compares it with those that are stored.
+accuracy on everything so far of Split-CIFAR100 on the paper's splits, from ``ocar paper curves
+--benchmark split-cifar100 --out results/figures/slow``. The file carries the sum of the numbers
+that it was drawn from, and a test compares it with those that are stored.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def read_numbers() -> dict[str, Any]:
     """What is drawn, by benchmark and method."""
     mnist, cifar = (
         json.loads((FIGURES / f"{name}.json").read_text(encoding="utf-8"))["parts"]
-        for name in ("landscape-split-mnist", "curves-split-cifar100")
+        for name in ("landscape-split-mnist", "slow/curves-split-cifar100")
     )
     return {
         "split-mnist": {
@@ -80,13 +80,13 @@ def draw(numbers: Mapping[str, Any]) -> Any:
         )
         right.fill_between(cifar["times"], low, high, color=colour, alpha=0.2, linewidth=0)
         right.plot(cifar["times"], _per_cent(cifar["mean"]), color=colour, ls=line, lw=1.2)
-    er, iid = numbers["split-mnist"]["er"], numbers["split-cifar100"]["er"]
+    er, cifar = numbers["split-mnist"]["er"], numbers["split-cifar100"]["er"]
     mark_boundaries(left, [er["times"][place] for place in er["boundaries"][:-1]])
-    mark_boundaries(right, range(1, iid["tasks"]))
+    mark_boundaries(right, range(1, cifar["tasks"]))
     _label(left, "The first two digits, while eight others come", "batches of Split-MNIST")
     _label(right, "All classes so far, 100 in the end", "tasks of Split-CIFAR100")
     left.set(ylabel="accuracy (%)", ylim=(0, 102), xlim=(0, er["times"][-1]))
-    right.set(xlim=(0, iid["tasks"]), xticks=range(0, iid["tasks"] + 1, 5))
+    right.set(xlim=(0, cifar["tasks"]), xticks=range(0, cifar["tasks"] + 1, 5))
     left.legend(loc="lower left", fontsize=9)
     return figure
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import statistics
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tables import plus_minus, table
+from tables import plus_minus, spread, table
 
 from ocar.streams.benchmarks import BENCHMARKS
 from ocar_lab.cli import main
@@ -104,10 +103,7 @@ def comparison_table(benchmark: str) -> str:
     rows = []
     for method in dict.fromkeys(run["method"] for run in runs):
         mine = [run for run in runs if run["method"] == method]
-        values = {
-            metric: [100 * run[metric] for run in mine] for metric in ("acc", "aaa", "wc_acc")
-        }
-        cells = [plus_minus(statistics.fmean(v), statistics.stdev(v)) for v in values.values()]
+        cells = [spread([100 * run[name] for run in mine]) for name in ("acc", "aaa", "wc_acc")]
         rows.append([method.upper(), str(len(mine)), *cells])
     return table(["method", "seeds", "Acc", "AAA", "WC-Acc"], rows, numbers=4)
 

@@ -7,7 +7,7 @@ import statistics
 from typing import Any
 
 from result_pages import RESULTS
-from tables import table
+from tables import spread, table
 
 
 def series_tables() -> str:
@@ -48,9 +48,7 @@ def _mean(row: dict[str, Any], key: str) -> float:
 
 
 def _cell(row: dict[str, Any], key: str) -> str:
-    values = _values(row, key)
-    mean = f"{statistics.fmean(values):.3f}"
-    return f"{mean} ± {statistics.pstdev(values):.3f}" if len(values) > 1 else mean
+    return spread(_values(row, key), digits=3)
 
 
 def _ms(row: dict[str, Any]) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from result_pages import RESULTS
-from tables import plus_minus, table
+from tables import plus_minus, spread, table
 
 from ocar_lab.published import published
 from ocar_lab.runs import Result
@@ -109,7 +108,7 @@ def _validated() -> dict[str, str]:
     path = RESULTS / "settings" / "slow-split-tinyimagenet-validation.json"
     seeds = json.loads(path.read_text(encoding="utf-8"))["rows"]
     values = {metric: [100 * row[metric] for row in seeds] for metric in ("aaa", "wc_acc")}
-    return {m: plus_minus(statistics.fmean(v), statistics.stdev(v)) for m, v in values.items()}
+    return {metric: spread(numbers) for metric, numbers in values.items()}
 
 
 def parts_table(results: Sequence[Result]) -> str:
@@ -149,5 +148,4 @@ def slow_table(results: Sequence[Result]) -> str:
 def _cell(result: Result, metric: str) -> str:
     values = [getattr(run.summary, metric) for run in result.runs]
     known = [100 * value for value in values if value is not None]
-    spread = statistics.stdev(known) if len(known) > 1 else None
-    return plus_minus(statistics.fmean(known), spread) if known else ""
+    return spread(known) if known else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence
 
 
@@ -21,9 +22,15 @@ def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("\n", " ")
 
 
-def plus_minus(mean: float, std: float | None) -> str:
+def plus_minus(mean: float, std: float | None, digits: int = 1) -> str:
     """Mean ± standard deviation, if there is one."""
-    return f"{mean:.1f}" if std is None else f"{mean:.1f} ± {std:.1f}"
+    return f"{mean:.{digits}f}" if std is None else f"{mean:.{digits}f} ± {std:.{digits}f}"
+
+
+def spread(values: Sequence[float], digits: int = 1) -> str:
+    """Mean ± sample standard deviation (ddof 1); one value has no deviation."""
+    std = statistics.stdev(values) if len(values) > 1 else None
+    return plus_minus(statistics.fmean(values), std, digits)
 
 
 def value(given: object) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pictures import write_picture
-from tables import plus_minus, table
+from tables import spread, table
 
 from ocar_lab.drawing import BLUE, GREEN, LEGEND, RED, clean, mark_boundaries, new_figure
 
@@ -82,10 +82,10 @@ def _cell(row: Mapping[str, Any] | None, name: str, best: bool) -> str:
     """A mean and its deviation, with one digit of a per cent or three of an error."""
     if row is None:
         return ""
-    mean, std = _mean(row), statistics.stdev(row["scores"])
-    if mean > DIVERGED:
+    if _mean(row) > DIVERGED:
         return "diverged"
-    shown = f"{mean:.3f} ± {std:.3f}" if name in REGRESSION else plus_minus(100 * mean, 100 * std)
+    scores = row["scores"]
+    shown = spread(scores, 3) if name in REGRESSION else spread([100 * s for s in scores])
     return f"**{shown}**" if best else shown
 
 

@@ -7,6 +7,7 @@ import re
 import statistics
 from pathlib import Path
 
+import numpy as np
 import pytest
 from docs_pages import DOCS, ROOT
 from PIL import Image
@@ -62,3 +63,15 @@ def test_numbers_in_the_text_are_stored(page: str) -> None:
     said = re.findall(r"\d+\.\d %|0\.\d{3}", text)
     assert said
     assert set(said) <= stored
+
+
+def test_deviations_of_time_series_are_of_samples() -> None:
+    from series_pages import series_tables
+
+    stored = json.loads((ROOT / "results" / "gallery" / "series.json").read_text(encoding="utf-8"))
+    page = series_tables()
+    for about in stored.values():
+        for row in about["rows"].values():
+            values = [run["mase"] for run in row["runs"]]
+            if len(values) > 1:
+                assert f"| {np.mean(values):.3f} ± {np.std(values, ddof=1):.3f} |" in page

@@ -62,11 +62,11 @@ def test_the_table_has_paper_ours_difference_claims_and_commands(
 def test_every_claim_is_checked(results: Path, capsys: Captured) -> None:
     assert main(["paper", "check", "--results", str(results)]) == 0
     said = lines(capsys)
-    where = "split-cifar100: ocar and ocar-ace above every baseline in"
-    over = "(published splits, seed 0)"  # the only one of OCAR
-    assert f"{where} AAA {over} does not hold ocar 40.0, er 45.6; 11 missing" in said  # of 12
-    assert f"{where} WC-Acc {over} open ocar 25.0, er 11.5; 11 missing" in said
-    assert "split-tinyimagenet: er above ocar-der++, which fails, in Acc open 2 missing" in said
+    at = said.index("split-cifar100 (published splits, seed 0)")  # the only one of OCAR
+    where = "ocar and ocar-ace above every baseline in"
+    assert said[at + 2] == f"{where} AAA does not hold ocar 40.0, er 45.6; 11 missing"  # of 12
+    assert said[at + 3] == f"{where} WC-Acc open ocar 25.0, er 11.5; 11 missing"
+    assert "er above ocar-der++, which fails, in Acc open 2 missing" in said
     assert "ocar paper table1 --make --benchmark split-tinyimagenet" in said
     assert "ocar run clear er --seeds 0 1 2 3 4 --lr LR" in said
     assert "ocar run convex ngd --seeds 0 1 2 3 4" in said
@@ -88,11 +88,32 @@ def test_a_claim_says_whether_chance_explains_it(tmp_path: Path, capsys: Capture
         write_kept(tmp_path, "convex", label, seeds)
     assert main(["paper", "check", "--results", str(tmp_path)]) == 0
     said = lines(capsys)
-    over = "(seeds 0 1 2)"
-    assert f"convex: ocar below er, ewc, ngd in L_p {over} holds * ocar 3.1, ngd 5.1" in said
-    assert f"convex: ngd below ewc in L_p {over} holds * ngd 5.1, ewc 9.2" in said
-    assert f"convex: ewc below ngd in L_s {over} does not hold ewc 10.0, ngd 10.0" in said
+    assert "convex (seeds 0 1 2)" in said
+    assert "ocar below er, ewc, ngd in L_p holds * ocar 3.1, ngd 5.1" in said
+    assert "ngd below ewc in L_p holds * ngd 5.1, ewc 9.2" in said
+    assert "ewc below ngd in L_s does not hold ewc 10.0, ngd 10.0" in said
     assert not any(line.startswith("ocar run convex") and "0 1 2 " in line for line in said)
+
+
+def test_other_splits_and_settings_are_named_and_made_again(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    before = {"fisher": "sketched(4)", "splits": "own"}
+    seeds = {seed: {"aaa": 0.4, "wc_acc": 0.2, "acc": 0.3, "probe": 0.4} for seed in range(5)}
+    write_kept(tmp_path, "split-cifar100", "ocar", seeds, changed=before)
+    write_kept(tmp_path, "split-cifar100", "er", seeds, changed={"splits": "own"})
+    write_kept(tmp_path, "split-cifar100", "lpr", seeds)
+    write_kept(tmp_path, "pacs", "ocar", seeds, changed={"fisher": "sketched(4)"})
+    assert main(["paper", "table1", "--results", str(tmp_path)]) == 0
+    said = lines(capsys)
+    assert sum(line.startswith("ours, 5 seeds, own splits") for line in said) == 2
+    assert sum(line.startswith("ours, 5 seeds") for line in said) == 3
+    assert main(["paper", "check", "--results", str(tmp_path)]) == 0
+    said = lines(capsys)
+    at = said.index("split-cifar100 (own splits, seeds 0 1 2 3 4)")
+    assert "Not of the present preset: ocar (fisher=sketched(4))." in said[at:]
+    assert main(["paper", "clear", "--results", str(tmp_path)]) == 0
+    assert "ocar run pacs ocar --seeds 0 1 2 3 4" in lines(capsys)
 
 
 @pytest.mark.parametrize(("whole", "state"), [(100.0, "holds"), (300.0, "does not hold")])
@@ -161,6 +182,13 @@ def test_times_say_of_what_device_they_are(tmp_path: Path, capsys: Captured) -> 
     assert said[1] == "method paper (V100) ours (A GPU) paper / ER ours / ER seeds"
     assert "ocar 38 5.0 2.7 2.5 1" in said
     assert "scr 131 9.4" in said
+    assert not any("present preset" in line for line in said)
+    slow = {"max_tasks": 1, "every": "task", "fisher": "sketched(4)"}
+    write_kept(tmp_path, "split-cifar100", "mir", {0: {"first_task_seconds": 6.0}}, changed=slow)
+    assert main(["paper", "times", "--results", str(tmp_path)]) == 0
+    said = lines(capsys)
+    assert "Not of the present preset: mir (fisher=sketched(4))." in said
+    assert any(line.startswith("ocar run split-cifar100 mir --seeds 0 --max-t") for line in said)
     assert main(["paper", "table3", "--results", str(tmp_path), "--json"]) == 0
     rows = {row["method"]: row for row in json.loads(capsys.readouterr().out)["rows"]}
     assert rows["ocar"]["ratio"] == pytest.approx(2.5)
@@ -189,7 +217,7 @@ def test_make_does_the_missing_runs_and_counts_them(
 
     checked: list[str] = []
     monkeypatch.setattr("ocar_lab.cli.running.do_runs", pretend)
-    monkeypatch.setattr(paper_tables, "_require_data", lambda name, root: checked.append(name))
+    monkeypatch.setattr(paper_tables, "require_data", lambda name, root: checked.append(name))
     make = ["paper", "table1", "--results", str(results), "--make", "--runs", f"{tmp_path}/made"]
     make += ["--methods", "er-ace", "er", "--device", "cpu"]
     assert main([*make, "--seeds", "4"]) == 0, capsys.readouterr().err
@@ -203,7 +231,7 @@ def test_make_does_the_missing_runs_and_counts_them(
     assert main([*make[:-5], *half, "--device", "cpu"]) == 0
     assert "agem is left out: no value was published for lr.\n" in capsys.readouterr().err
     assert [job.config.label for job in jobs[5:]] == ["mir"]
-    assert checked == ["cifar100", "tiny-imagenet"]
+    assert checked == ["split-cifar100", "split-tinyimagenet"]
 
 
 def test_make_begins_with_whole_data_only(
@@ -233,7 +261,7 @@ def test_a_run_that_failed_is_said_below_the_table(
 ) -> None:
     monkeypatch.chdir(results)
     monkeypatch.setattr("ocar_lab.cli.running.do_runs", lambda jobs, **_: 1)
-    monkeypatch.setattr(paper_tables, "_require_data", lambda name, root: None)
+    monkeypatch.setattr(paper_tables, "require_data", lambda name, root: None)
     assert main(["paper", "table1", "--results", ".", "--make", "--device", "cpu"]) == 1
     said = capsys.readouterr()
     assert "28.2 ± 1.0" in said.out

@@ -10,6 +10,7 @@ import pytest
 
 from ocar.errors import RunError
 from ocar_lab.paper.figures.store import Wanted, gather, read_document
+from ocar_lab.runs.provenance import source_revision
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +38,7 @@ def test_a_file_goes_on_and_starts_again_where_settings_changed(tmp_path: Path) 
     with pytest.raises(KeyboardInterrupt):
         gather(path, wanted, Part, make)
     assert list(read_document(path)["parts"]) == ["a"]
+    assert read_document(path)["written by"]["git"] == source_revision()
     made.append("again")
     parts = gather(path, wanted, Part, make)
     assert made == ["a", "again", "b"]

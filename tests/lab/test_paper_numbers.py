@@ -208,7 +208,7 @@ def test_an_earlier_preset_stands_in_and_is_named(tmp_path: Path) -> None:
     metrics = {seed: {"acc": 0.3} for seed in range(5)}
     earlier = {"factor_scale": "none", "head_size": "classes"}
     old = kept(tmp_path, "split-cifar100", "ocar", metrics, changed=earlier)
-    note = "With an earlier preset: ocar (factor_scale=none, head_size=classes)."
+    note = "Not of the present preset: ocar (factor_scale=none, head_size=classes)."
     for runs, settings in (
         (old, earlier),
         ([*old, *kept(tmp_path, "split-cifar100", "ocar", {0: {"acc": 0.4}})], {}),

@@ -159,7 +159,7 @@ def show_table(name: str, arguments: list[str], *, debug: bool) -> int:
 
     if isinstance(options, CheckOptions):
         checked = claims.check_all(runs)
-        document, shown = sheets.claims_document(checked), [sheets.claims_sheet(checked)]
+        document, shown = sheets.claims_document(checked), sheets.claims_sheets(checked)
     elif isinstance(options, TimesOptions):
         table = times.times_table(runs)
         document, shown = sheets.times_document(table), [sheets.times_sheet(table)]
@@ -199,7 +199,7 @@ def _make(options: Table1Options, *, again: str, debug: bool) -> int:
     if not count:
         sys.stderr.write("Nothing to make.\n")
         return 0
-    _require_data(DATA[options.benchmark], options.data_root)
+    require_data(options.benchmark, options.data_root)
     common = {"device": options.device, "data_root": options.data_root}
     workers, config = choose_workers(common, workers=options.workers, jobs=count)
     words = ["--out", str(options.runs)]
@@ -213,8 +213,12 @@ def _make(options: Table1Options, *, again: str, debug: bool) -> int:
     return do_runs(jobs, workers=workers, again=again, debug=debug, suggest=False)
 
 
-def _require_data(name: str, root: Path | None) -> None:
-    """Raise unless a data set is whole: a sample gives numbers too, but not the paper's."""
+def require_data(benchmark: str, root: Path | None) -> None:
+    """Raise unless the data set of a half of Table 1 is whole.
+
+    A sample gives numbers too, but not the paper's.
+    """
+    name = DATA[benchmark]
     (found,) = datasets.status(root or datasets.data_root(), names=(name,))
     if not found.whole:
         state = f"{found.where} is not all of it. {found.problem}" if found.present else "missing."

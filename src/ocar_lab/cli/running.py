@@ -29,10 +29,12 @@ def do_runs(
     Returns:
         0 if every run is finished, else 1.
     """
-    width = max(len(job.config.label) for job in jobs)
-    labels = [f"{job.config.label:{width}} seed {job.config.seed}" for job in jobs]
+    names = _names(jobs)
+    width = max(map(len, names))
+    pairs = zip(names, jobs, strict=True)
+    labels = [f"{name:{width}} seed {job.config.seed}" for name, job in pairs]
     finished, announced, suggested = 0, False, not suggest
-    left = TimeLeft([job.config.label for job in jobs], workers=workers.count)
+    left = TimeLeft(names, workers=workers.count)
     with RunDisplay(labels, left) as display, StopRequest() as stop:
         for message in run_many(jobs, workers=workers, stop=stop):
             left.follow(message)
@@ -54,6 +56,20 @@ def do_runs(
     if stop():
         sys.stderr.write(f"Stopped. The same command resumes:\n  {again}\n")
     return 0 if finished == len(jobs) else 1
+
+
+def _names(jobs: Sequence[Job]) -> list[str]:
+    """The method of each run; the benchmark and the hash too, where several share a label."""
+    configs = [job.config for job in jobs]
+    several = len({config.benchmark for config in configs}) > 1
+    names = [f"{c.benchmark} {c.label}" if several else c.label for c in configs]
+    hashes: dict[str, set[str]] = {}
+    for name, config in zip(names, configs, strict=True):
+        hashes.setdefault(name, set()).add(config.hash())
+    return [
+        f"{name} {config.hash()}" if len(hashes[name]) > 1 else name
+        for name, config in zip(names, configs, strict=True)
+    ]
 
 
 def stored(jobs: Sequence[Job]) -> list[Run]:

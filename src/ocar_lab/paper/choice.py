@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 from ocar.methods.presets import PRESETS
 from ocar.streams.split import Splits
 from ocar_lab.runs import Group
 from ocar_lab.runs.table import PROTOCOL, estimates_fisher
 from ocar_lab.runs.versions import earlier_settings
+
+
+def stale_settings(changed: Mapping[str, Any]) -> set[str]:
+    """Settings by which runs of a published method are not of the present preset."""
+    return changed.keys() & {"fisher", *earlier_settings(changed)}
 
 
 def choose(

@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ocar_lab.paper.choice import stale_settings
 from ocar_lab.paper.claims import Checked
 from ocar_lab.paper.commands import Command
 from ocar_lab.paper.tables import DEFINITION, Cell, PaperTable, Row
 from ocar_lab.paper.times import TimesTable
-from ocar_lab.paper.verdict import Claim, Verdict
+from ocar_lab.paper.verdict import Claim, Verdict, changed_settings
 from ocar_lab.runs import Spread
 from ocar_lab.runs.paired import listed
-from ocar_lab.runs.texts import TITLES, Sheet, describe, seeds_text
-from ocar_lab.runs.versions import earlier_settings
+from ocar_lab.runs.texts import TITLES, Sheet, describe, seeds_text, settings_text
 
 FAR, PAPER_ALONE = "!", "°"
 """Marks of a difference: beyond two standard deviations, and in the paper's deviation alone."""
 
 CLEAR = "*"
 """Marks a claim that chance does not explain, or its opposite."""
+
+NOT_PRESENT = "Not of the present preset"
 
 LEGEND = (
     "difference: (ours - paper) / sqrt(s_paper² + s_ours²), in standard deviations; "
@@ -55,7 +57,8 @@ def _lines(row: Row, metrics: Sequence[str]) -> list[tuple[str, ...]]:
         lines.append(("paper", *texts))
     if any(cell.ours for cell in cells):
         seeds = f"{len(row.seeds)} seed{'s' if len(row.seeds) > 1 else ''}"
-        lines.append((f"ours, {seeds}", *(_ours_text(cell.ours) for cell in cells)))
+        own = ", own splits" if "splits" in row.settings else ""
+        lines.append((f"ours, {seeds}{own}", *(_ours_text(cell.ours) for cell in cells)))
     if any(cell.deviations is not None for cell in cells):
         lines.append(("difference", *map(_difference_text, cells)))
     first, *others = lines or [("none", *("" for _ in cells))]
@@ -100,34 +103,58 @@ def claim_text(claim: Claim) -> str:
     return f"{leaders} {relation} {claim.others_named} in {TITLES[claim.metric]}"
 
 
-def claims_sheet(checked: Checked) -> Sheet:
-    """Every claim of the paper: whether it holds, and the numbers that decide it."""
-    states = [verdict.state for own in checked.verdicts.values() for verdict in own]
+def claims_sheets(checked: Checked) -> list[Sheet]:
+    """Every claim of the paper, one table for each subject, splits and seeds.
+
+    A row says whether the claim holds, and the numbers that decide it.
+    """
+    together: dict[str, list[Verdict]] = {}
+    for about, verdicts in checked.verdicts.items():
+        for verdict in verdicts:
+            together.setdefault(f"{about}{_splits_text(verdict)}", []).append(verdict)
+    sheets = [
+        Sheet(
+            title=title,
+            header=("claim of the paper", "here", "the closest"),
+            rows=tuple(
+                (
+                    claim_text(v.claim),
+                    f"{v.state}{f' {CLEAR}' if v.clear else ''}",
+                    "; ".join(filter(None, (_closest(v), _missing(v)))),
+                )
+                for v in own
+            ),
+            notes=_changed_notes(own),
+        )
+        for title, own in together.items()
+    ]
+    states = [verdict.state for own in together.values() for verdict in own]
     counts = "; ".join(f"{state}: {states.count(state)}" for state in dict.fromkeys(states))
-    made = [f"ocar paper table1 --make --benchmark {name}" for name in checked.made]
-    lines = [*made, *(command.line for command in checked.commands)]
-    return Sheet(
-        title="The claims of the paper's text in our numbers",
-        header=("claim", "here", "the closest"),
-        rows=tuple(
-            (
-                f"{about}: {claim_text(v.claim)}{_splits_text(v)}",
-                f"{v.state}{f' {CLEAR}' if v.clear else ''}",
-                "; ".join(filter(None, (_closest(v), _missing(v)))),
-            )
-            for about, own in checked.verdicts.items()
-            for v in own
-        ),
-        notes=(
-            f"{counts}. A claim is open if nothing is against it and some methods have no number.",
-            f"{CLEAR} the 95 % interval of the difference of the closest two, paired by seed, "
-            "excludes 0. Without it another order may be chance.",
-            "Means are compared on the same splits, published or own, where fewer are missing, and "
-            "over the seeds that all methods have.",
-            *_command_notes(lines, checked.commands),
-        ),
-        commands=tuple(lines),
+    lines = _check_commands(checked)
+    notes = (
+        f"{counts}. A claim is open if nothing is against it and some methods have no number.",
+        f"{CLEAR} the 95 % interval of the difference of the closest two, paired by seed, "
+        "excludes 0. Without it another order may be chance.",
+        "Means are compared on the same splits, published or own, where fewer are missing, and "
+        "over the seeds that all methods have.",
+        "A baseline is a method for which the paper printed the metric. It has no Probed of lpr, "
+        "onpro and ocm.",
+        *_command_notes(lines, checked.commands),
     )
+    last = sheets[-1]
+    sheets[-1] = dataclasses.replace(last, notes=(*last.notes, *notes), commands=lines)
+    return sheets
+
+
+def _check_commands(checked: Checked) -> tuple[str, ...]:
+    made = (f"ocar paper table1 --make --benchmark {name}" for name in checked.made)
+    return (*made, *(command.line for command in checked.commands))
+
+
+def _changed_notes(verdicts: Sequence[Verdict]) -> tuple[str, ...]:
+    """The methods whose runs do not have the present preset, each once."""
+    changed = {name: own for verdict in verdicts for name, own in verdict.changed.items()}
+    return _settings_note(NOT_PRESENT, changed)
 
 
 def _splits_text(verdict: Verdict) -> str:
@@ -152,7 +179,7 @@ def claims_document(checked: Checked) -> dict[str, Any]:
     """The claims for JSON."""
     return {
         "claims": {about: [*map(_verdict, own)] for about, own in checked.verdicts.items()},
-        "missing": claims_sheet(checked).commands,
+        "missing": _check_commands(checked),
     }
 
 
@@ -174,9 +201,12 @@ def verdict_text(verdict: Verdict, *, of: str | None = None) -> str:
 
 
 def _choice_notes(rows: Sequence[Row]) -> list[str]:
-    earlier = [row for row in rows if earlier_settings(row.settings)]
-    ours = [row for row in rows if _chosen(row.settings)]
-    roots = [row for row in rows if "fisher" in row.settings and row not in ours]
+    ours: dict[str, dict[str, object]] = {}
+    stale: dict[str, dict[str, object]] = {}
+    for method, own in changed_settings({row.method: row.settings for row in rows}).items():
+        for name, value in own.items():
+            side = stale if name in stale_settings(own) else ours
+            side.setdefault(method, {})[name] = value
     elsewhere = [row.method for row in rows if "splits" in row.settings]
     left_out = [group for row in rows for group in row.left_out]
     others = [
@@ -186,33 +216,22 @@ def _choice_notes(rows: Sequence[Row]) -> list[str]:
     ]
     parts = sum(group.is_part for group in left_out)
     notes = {
-        f"No settings were published for these; ours are: {_settings(ours, _named)}.": ours,
-        f"With another Fisher than the default: {_settings(roots, _named)}.": roots,
-        f"With an earlier preset: {_settings(earlier, earlier_settings)}.": earlier,
         "On other class orders and validation data than the published (splits=own): "
         f"{', '.join(elsewhere)}.": elsewhere,
         "Left out, because they have other settings or splits than the published, or fewer seeds: "
         f"{'; '.join(others)}.": others,
         f"Left out, because they saw part of the stream: {parts} configuration(s).": parts,
     }
-    return [text for text, about in notes.items() if about]
+    return [
+        *_settings_note("No settings were published for these; ours are", ours),
+        *_settings_note(NOT_PRESENT, stale),
+        *(text for text, about in notes.items() if about),
+    ]
 
 
-def _settings(rows: Sequence[Row], named: Callable[[Mapping[str, object]], Collection[str]]) -> str:
-    given = {
-        r.method: ", ".join(f"{n}={v}" for n, v in r.settings.items() if n in named(r.settings))
-        for r in rows
-    }
-    return ", ".join(f"{method} ({text})" for method, text in given.items())
-
-
-def _named(settings: Mapping[str, object]) -> set[str]:
-    """The settings of a row that no other note names."""
-    return settings.keys() - {"splits", *earlier_settings(settings)}
-
-
-def _chosen(settings: Mapping[str, object]) -> set[str]:
-    return _named(settings) - {"fisher"}
+def _settings_note(what: str, changed: Mapping[str, Mapping[str, object]]) -> tuple[str, ...]:
+    texts = [f"{method} ({settings_text(own)})" for method, own in changed.items()]
+    return (f"{what}: {', '.join(texts)}.",) if texts else ()
 
 
 def _command_notes(listed: Sequence[object], commands: Sequence[Command]) -> list[str]:
@@ -228,6 +247,9 @@ def times_sheet(table: TimesTable) -> Sheet:
         "The row der++ is the paper's DER.",
         verdict_text(table.verdict),
         "The claim is from the paper's text; in its table MIR takes 31 s and OCAR 38 s.",
+        *_changed_notes([table.verdict]),
+        "A process pays for its start. experiments/first_task_times.py measures each method in its "
+        "own process, after a warm-up.",
     ]
     if table.other_devices:
         notes.append(f"Left out: runs on {', '.join(table.other_devices)}.")

@@ -10,14 +10,13 @@ from typing import get_args
 
 from ocar.errors import ConfigError
 from ocar.streams.split import Splits
-from ocar_lab.paper.choice import choose
+from ocar_lab.paper.choice import choose, stale_settings
 from ocar_lab.paper.commands import Command, make_command
-from ocar_lab.paper.verdict import Claim, Verdict, check
+from ocar_lab.paper.verdict import Claim, Verdict, changed_settings, check
 from ocar_lab.published import METRICS, PUBLISHED, SEEDS, SPLITS, Published, published
 from ocar_lab.runs import Group, Measured, Spread, groups
 from ocar_lab.runs.paired import mean_interval
 from ocar_lab.runs.texts import ABSOLUTE
-from ocar_lab.runs.versions import earlier_settings
 
 TABLE1 = ("split-cifar100", "split-tinyimagenet")
 """The two halves of Table 1."""
@@ -228,7 +227,10 @@ def _verdict(
         one = check(claim, {n: fmean(own[s] for s in seeds) for n, own in numbers.items() if seeds})
         closest = [[numbers[name][seed] for seed in seeds] for name in one.closest or ()]
         interval = mean_interval([a - b for a, b in zip(*closest, strict=True)])
-        found.append(replace(one, splits=splits, seeds=tuple(seeds), interval=interval))
+        changed = changed_settings({row.method: row.settings for row in named.values()})
+        found.append(
+            replace(one, splits=splits, seeds=tuple(seeds), interval=interval, changed=changed)
+        )
     return min(found, key=lambda verdict: (len(verdict.missing), verdict.splits != "published"))
 
 
@@ -269,10 +271,9 @@ def _command(benchmark: str, row: Row, claimed: Collection[tuple[str, str]]) -> 
     ``claimed`` are the methods and metrics of claims.
     """
     cells, settings = row.cells.items(), dict(row.settings)
-    usual = {"splits", *earlier_settings(settings)}
-    elsewhere = not usual.isdisjoint(settings)  # then all seeds are to be run anew
-    if elsewhere:
-        settings = {n: v for n, v in settings.items() if n not in {"fisher", *usual}}
+    stale = {"splits", *stale_settings(settings)}
+    elsewhere = not stale.isdisjoint(settings)  # then all seeds are to be run anew
+    settings = {n: v for n, v in settings.items() if n not in stale}
     asked = [(n, cell) for n, cell in cells if cell.paper or (row.method, n) in claimed]
     missing = [name for name, cell in asked if cell.ours is None]
     again = bool(missing) or elsewhere

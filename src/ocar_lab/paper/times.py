@@ -7,11 +7,11 @@ are all of one device, the one with the most methods, and of runs that had it to
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ocar_lab.paper.choice import choose
 from ocar_lab.paper.commands import Command, make_command
-from ocar_lab.paper.verdict import Claim, Verdict, check
+from ocar_lab.paper.verdict import Claim, Verdict, changed_settings, check
 from ocar_lab.published import FIRST_TASK_SECONDS
 from ocar_lab.runs import Group, Measured, Spread, groups
 
@@ -54,17 +54,19 @@ class TimesTable:
     other_devices: tuple[str, ...]  # devices that were left out
     rows: tuple[TimeRow, ...]  # in the paper's order
     verdict: Verdict  # on the claim that OCAR takes less time than MIR, SCR and LPR
-    commands: tuple[Command, ...]  # how to make what is missing
+    commands: tuple[Command, ...]  # how to make what is missing or has other settings
 
 
 def times_table(runs: Sequence[Measured]) -> TimesTable:
     """The table of training times."""
     there = [r for r in runs if r.benchmark == BENCHMARK and r.summary is not None and r.alone]
     devices = dict.fromkeys(run.device for run in there)
-    found = {d: _seconds(groups(run for run in there if run.device == d)) for d in devices}
-    found = {device: seconds for device, seconds in found.items() if seconds}
+    found = {d: _chosen(groups(run for run in there if run.device == d)) for d in devices}
+    found = {device: own for device, own in found.items() if own}
     device = max(found, key=lambda name: len(found[name]), default=None)
-    ours = {} if device is None else found[device]
+    chosen = {} if device is None else found[device]
+    ours = {method: group.metrics[METRIC] for method, group in chosen.items()}
+    changed = changed_settings({m: g.changed for m, g in chosen.items()}, allowed=ALLOWED)
     er, printed_er = ours.get(REFERENCE), FIRST_TASK_SECONDS[REFERENCE]
     rows = tuple(
         TimeRow(
@@ -80,20 +82,20 @@ def times_table(runs: Sequence[Measured]) -> TimesTable:
         device=device,
         other_devices=tuple(name for name in found if name != device),
         rows=rows,
-        verdict=check(CLAIM, {method: own.mean for method, own in ours.items()}),
+        verdict=replace(check(CLAIM, {m: own.mean for m, own in ours.items()}), changed=changed),
         commands=tuple(
             make_command(BENCHMARK, row.method, metrics=[METRIC], seeds=[0], flags=FLAGS)
             for row in rows
-            if row.ours is None
+            if row.ours is None or row.method in changed
         ),
     )
 
 
-def _seconds(together: Sequence[Group]) -> dict[str, Spread]:
-    """The seconds of each method that has any."""
+def _chosen(together: Sequence[Group]) -> dict[str, Group]:
+    """The configuration of each method that has the seconds."""
     found = {}
     for method in FIRST_TASK_SECONDS:
         group, _ = choose(together, BENCHMARK, method, metrics=[METRIC], allowed=ALLOWED)
         if group is not None and METRIC in group.metrics:
-            found[method] = group.metrics[METRIC]
+            found[method] = group
     return found

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from ocar.streams.split import Splits
@@ -33,6 +33,8 @@ class Verdict:
     splits: Splits | None = None  # of all numbers, where there are several kinds
     seeds: tuple[int, ...] = ()  # of all numbers, where they come from runs
     interval: Interval | None = None  # 95 %, of the closest leader less the other, by seed
+    #: Settings that differ from the present preset, by method, of those where some do.
+    changed: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
 
     @property
     def closest(self) -> tuple[str, str] | None:
@@ -51,6 +53,18 @@ class Verdict:
     def clear(self) -> bool:
         """Whether the interval excludes 0."""
         return self.interval is not None and not self.interval.low <= 0 <= self.interval.high
+
+
+def changed_settings(
+    given: Mapping[str, Mapping[str, object]], *, allowed: Collection[str] = ()
+) -> dict[str, dict[str, object]]:
+    """Settings by method, of the methods that have any but the splits and those ``allowed``."""
+    found = {}
+    for method, settings in given.items():
+        names = settings.keys() - {"splits", *allowed}
+        if names:
+            found[method] = {name: value for name, value in settings.items() if name in names}
+    return found
 
 
 def check(claim: Claim, values: Mapping[str, float]) -> Verdict:

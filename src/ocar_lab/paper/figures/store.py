@@ -9,7 +9,7 @@ made, so an interrupted figure goes on. A part is made again if its settings hav
         "format": "ocar-figure",
         "version": 1,
         "command": "ocar paper landscape --benchmark split-digits",
-        "written by": {"versions": {...}, "device": {...}},
+        "written by": {"versions": {...}, "device": {...}, "git": {...}},
         "settings": {...},
         "parts": {"er": {"settings": {...}, "numbers": {...}}, "ocar": {...}},
     }
@@ -30,7 +30,7 @@ import torch
 from ocar.errors import RunError
 from ocar.files import write_whole
 from ocar_lab.runs.folder import read_json
-from ocar_lab.runs.provenance import describe_device, versions
+from ocar_lab.runs.provenance import describe_device, source_revision, versions
 
 P = TypeVar("P")
 
@@ -73,7 +73,11 @@ def gather(
             "format": FORMAT,
             "version": VERSION,
             "command": command,
-            "written by": {"versions": versions(), "device": describe_device(torch.device("cpu"))},
+            "written by": {
+                "versions": versions(),
+                "device": describe_device(torch.device("cpu")),
+                "git": source_revision(),
+            },
             "settings": settings,
             "parts": parts,
         }
