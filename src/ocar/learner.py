@@ -34,7 +34,7 @@ from ocar.rng import make_generator
 from ocar.saved import Listener
 from ocar.steps import Steps
 from ocar.structure import Given, Inputs
-from ocar.synchronized import Lock, drawing, synchronized
+from ocar.synchronized import Lock, drawing, outside_inference_mode, synchronized
 from ocar.undo import Undo
 
 
@@ -74,6 +74,7 @@ class Learner(Predicting):
         draws: Replaces PyTorch's global generators while the learner works.
     """
 
+    @outside_inference_mode()
     def __init__(
         self,
         model: nn.Module,
