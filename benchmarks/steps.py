@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.results import Ratio, Result, Skipped, Target, compare
-from benchmarks.setup import Setup, slim_learner, stream_batch
+from benchmarks.setup import BATCH, Setup, noise, slim_learner, stream_batch
 from benchmarks.timing import take_turns
 from ocar.guard import Guard
 
@@ -45,21 +45,35 @@ def measure_steps(setup: Setup) -> Iterator[Result]:
 
 
 def measure_slow(setup: Setup) -> Iterator[Result]:
-    """OCAR with slow weights that teach and predict over OCAR, at the most classes."""
+    """OCAR with slow weights that teach and predict over OCAR, and with a prediction a batch."""
     classes = max(CLASSES)
+    asked, _ = noise(BATCH, classes=classes, device=setup.device)
+    plain, slow, predicting = (
+        slim_learner(method, classes=classes, setup=setup)
+        for method in ("ocar", "ocar-slow", "ocar-slow")
+    )
     sides = {
-        method.upper(): stream_batch(
-            slim_learner(method, classes=classes, setup=setup), classes=classes
-        )
-        for method in ("ocar", "ocar-slow")
+        "OCAR": stream_batch(plain, classes=classes),
+        "OCAR-SLOW": stream_batch(slow, classes=classes),
     }
+    learn = stream_batch(predicting, classes=classes)
+    sides["OCAR-SLOW, predicting"] = lambda: (learn(), predicting.predict(asked))
+    times = take_turns(sides, setup)
+    note = f"{setup.network}, {classes} classes"
     yield compare(
         "slow weights",
-        take_turns(sides, setup),
+        times,
         "OCAR-SLOW",
         "OCAR",
-        note=f"{setup.network}, {classes} classes",
+        note=note,
         target=Target(relation="at most", value=1.5) if setup.usual and setup.on_gpu else None,
+    )
+    yield compare(
+        "a prediction after each batch",
+        times,
+        "OCAR-SLOW, predicting",
+        "OCAR-SLOW",
+        note=f"{note}, memory {slow.memory.capacity}",
     )
 
 

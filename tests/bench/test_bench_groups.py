@@ -48,6 +48,13 @@ def test_steps() -> None:
     assert (last.above, last.below) == ("OCAR at 100 classes", "OCAR at 5 classes")
 
 
+def test_slow_weights() -> None:
+    results = found("slow")
+    assert list(results) == ["slow weights", "a prediction after each batch"]
+    for result in results.values():
+        check_ratio(result)
+
+
 def test_saving(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("OCAR_DATA", str(tmp_path))
     first, *others = found("saving").values()
