@@ -13,9 +13,9 @@ Only predictions use this head; the learned one learns as without it. It is solv
 prediction is asked after a batch, which takes a forward pass over the memory. An
 :class:`ocar.Serving` asks each time it publishes: ``every`` makes that rarer.
 
-The learned head predicts where W would mean something else: the model calls its head several times,
-with several rows a sample, or changes its outputs, by a factor or by another order of the rows. It
-also predicts where W is not finite.
+W cannot replace the learned head if the model calls its head several times or with several rows a
+sample, or changes what the head returns: by a factor, or by another order of the rows. Then the
+learned head predicts. It also does where W is not finite.
 """
 
 from __future__ import annotations

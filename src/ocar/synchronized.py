@@ -103,7 +103,7 @@ D = TypeVar("D", bound=_Drawing)
 
 @contextmanager
 def outside_inference_mode() -> Iterator[None]:
-    """Inside it tensors are made that may be changed later, whatever mode the caller is in."""
+    """Leave ``torch.inference_mode``, whose tensors cannot be changed later; without gradients."""
     if not torch.is_inference_mode_enabled():
         yield
         return
