@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Self
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from ocar.models import (
     TextTransformer,
     make_model,
 )
+from ocar.models.modes import evaluating
 
 SHAPES = {
     "mlp": (1, 28, 28),
@@ -157,6 +159,17 @@ def test_default_device_does_not_matter() -> None:
     with torch.device("meta"):
         model = make_model("mlp", image_shape=(1, 2, 2))
     assert head_of(model).weight.device.type == "cpu"
+
+
+def test_an_interrupt_leaves_no_module_in_eval_mode() -> None:
+    class Interrupted(nn.Linear):
+        def train(self, mode: bool = True) -> Self:
+            raise KeyboardInterrupt
+
+    model = nn.Sequential(nn.Linear(3, 4), Interrupted(4, 2))
+    with pytest.raises(KeyboardInterrupt), evaluating(model):
+        pass
+    assert all(module.training for module in model.modules())
 
 
 def test_errors_name_what_is_allowed() -> None:

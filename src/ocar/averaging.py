@@ -107,7 +107,11 @@ class SlowWeights:
         """Take saved slow weights; a ``CheckpointError`` if they are of another model."""
         followed = self._followed(values)
         check_names("slow weights", values, followed)
-        self.values = {name: _precise(t).copy_(values[name]) for name, t in followed.items()}
+        # Predictions on a GPU copy from the same tensors again and again.
+        self.values = {name: self.values.get(name, _precise(t)) for name, t in followed.items()}
+        self.fit()  # the head may have grown
+        for name, slow in self.values.items():
+            slow.copy_(values[name])
 
 
 def _precise(tensor: Tensor) -> Tensor:

@@ -12,6 +12,10 @@ class). λ is ``DAMPING`` times the mean of A's diagonal. The logits are W f / `
 Only predictions use this head; the learned one learns as without it. It is solved for anew when a
 prediction is asked after a batch, which takes a forward pass over the memory. An
 :class:`ocar.Serving` asks each time it publishes: ``every`` makes that rarer.
+
+W cannot replace the learned head if the model calls its head several times or with several rows a
+sample, or changes what the head returns: by a factor, or by another order of the rows. Then the
+learned head predicts. It also does where W is not finite.
 """
 
 from __future__ import annotations
@@ -29,6 +33,8 @@ from ocar.errors import ConfigError, ModelError
 from ocar.methods.context import Context, with_inputs
 from ocar.methods.objective import Objective
 from ocar.models.head import GrowingHead
+from ocar.models.modes import uncompiled
+from ocar.structure import Inputs
 
 DAMPING = 0.1
 """λ over the mean of A's diagonal, selected on split-digits, as the temperature is, see
@@ -40,6 +46,10 @@ TEMPERATURE = 0.1
 CHUNK = 1000
 """Samples of the memory that go through the model at once."""
 
+TOLERANCE = 1e-3
+"""Largest difference between log probabilities of the model and of its head, as a share of the
+largest logit and at least of 1. With 16-bit weights it is four units of rounding."""
+
 
 class ClosedFormHead:
     """Weight and bias of the head for predictions, solved for on the memory.
@@ -47,8 +57,7 @@ class ClosedFormHead:
     Args:
         context: The parts of a learner.
         head: Its output layer.
-        needed: Whether an output layer with several rows a sample is an error. Otherwise the
-            learned head predicts then.
+        needed: Whether a model that cannot have it is an error.
 
     Attributes:
         values: Weight and bias by their names in the model. They stay the same tensors until the
@@ -57,8 +66,9 @@ class ClosedFormHead:
 
     def __init__(self, context: Context, head: GrowingHead, *, needed: bool) -> None:
         self._context, self._head, self._needed = context, head, needed
+        self._parameters = list(context.model.parameters())
         self.values: dict[str, Tensor] = {}
-        self._made_of: tuple[int, int, int] | None = None  # batches, samples seen, units
+        self._made_of: object = None  # batches, samples seen, versions of the weights
         recorded = context.record and context.shared is None
         self._graph = accel.Graph(self._solve, device=context.device, enabled=recorded)
 
@@ -89,23 +99,38 @@ class ClosedFormHead:
             raise ConfigError(f"Invalid closed_form_head=True. Must be None or False: {why}.")
         return None if why or head is None else cls(context, head, needed=bool(wanted))
 
+    def try_model(self, x: Inputs) -> None:
+        """Raise a ``ModelError`` if the head is needed, and the model cannot have it."""
+        if self._needed and not bool(self._features(x)[1]):
+            raise ModelError(
+                f"The model changes the outputs of its output layer {self._head.name!r}, or their "
+                "order. Must return them as they are for closed_form_head=True."
+            )
+
+    def _learned(self) -> list[Tensor]:
+        """Weight and bias of the learned head."""
+        layer = self._head.layer
+        return [p for p in (layer.weight, layer.bias) if p is not None]
+
     def renew(self, batches: int) -> None:
         """Solve, unless nothing has changed since. The model must be in eval mode.
 
         ``batches`` says how many stream batches were given to the learner.
         """
-        memory, layer = self._context.memory, self._head.layer
-        now = batches, memory.seen, layer.out_features
+        memory = self._context.memory
+        # Others than the learner may change the weights too, such as load_state_dict.
+        now = batches, memory.seen, [p._version for p in self._parameters]
         if self._made_of == now:
             return
         names = {id(p): name for name, p in self._context.model.named_parameters()}
-        learned = {names[id(p)]: p.detach() for p in (layer.weight, layer.bias) if p is not None}
+        learned = {names[id(p)]: p.detach() for p in self._learned()}
         if [t.shape for t in self.values.values()] != [t.shape for t in learned.values()]:
-            self.values = {name: torch.empty_like(t) for name, t in learned.items()}
             self._graph.forget()
+            self.values = {name: torch.empty_like(t) for name, t in learned.items()}
         # While the memory fills up, each solution has a shape of its own.
         solve_all = self._graph if len(memory) == memory.capacity else self._solve
-        solved = solve_all(memory.slots) if len(memory) else ()
+        with torch.autocast(self._context.device.type, enabled=False):
+            solved = solve_all(memory.slots) if len(memory) else ()
         for value, found in zip(self.values.values(), solved or learned.values(), strict=True):
             value.copy_(found)
         self._made_of = now
@@ -113,26 +138,45 @@ class ClosedFormHead:
     def _solve(self, slots: Tensor) -> tuple[Tensor, ...]:
         """Weight and bias, for the samples in all slots; nothing for the learned head."""
         memory, layer = self._context.memory, self._head.layer
-        features, labels = [], []
+        features, labels, same = [], [], []
         for part in slots.split(CHUNK):
             batch = memory.gather(part, check=False)
-            x = self._context.normalize(batch.x)
-            found, _ = with_inputs(layer, self._context.forward, x)
-            if found.dim() != 2 or len(found) != len(part):
-                if not self._needed:
-                    return ()
-                raise ModelError(
-                    f"The output layer took inputs of {tuple(found.shape)} for {len(part)} "
-                    "samples. Must be one row (n, d) a sample for closed_form_head=True."
-                )
+            try:
+                found, as_they_are = self._features(self._context.normalize(batch.x))
+            except ModelError:
+                return ()
             features.append(found)
             labels.append(batch.y)
+            same.append(as_they_are)
         rows = torch.cat(features)
         rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
         if layer.bias is not None:
             rows = functional.pad(rows, (0, 1), value=1.0)
         weights = solve(rows, torch.cat(labels), units=self._head.capacity) / TEMPERATURE
-        return (weights,) if layer.bias is None else (weights[:, :-1], weights[:, -1])
+        weights = weights.to(layer.weight.dtype)
+        good = torch.stack(same).all() & weights.isfinite().all()
+        solved = (weights,) if layer.bias is None else (weights[:, :-1], weights[:, -1])
+        pairs = zip(solved, self._learned(), strict=True)
+        return tuple(torch.where(good, new, learned) for new, learned in pairs)
+
+    def _features(self, x: Inputs) -> tuple[Tensor, Tensor]:
+        """The inputs of the head, and whether the model returns its outputs, a scalar of bool.
+
+        Raises:
+            ModelError: It is not called once, with one row a sample.
+        """
+        layer = self._head.layer
+        with uncompiled(self._context.model):
+            features, outputs = with_inputs(layer, self._context.forward, x)
+        if features.shape != (len(x), layer.in_features):
+            raise ModelError(
+                f"The output layer took inputs of {tuple(features.shape)} for {len(x)} samples. "
+                "Must be one row (n, d) a sample for closed_form_head=True."
+            )
+        own = functional.linear(features, layer.weight, layer.bias)
+        apart = (outputs.log_softmax(1) - own.log_softmax(1)).abs().max()
+        share = max(TOLERANCE, 4 * torch.finfo(own.dtype).eps)
+        return features, apart <= share * own.abs().max().clamp_min(1)
 
     def forget(self) -> None:
         """Solve anew for the next prediction, and drop what was recorded on a GPU."""

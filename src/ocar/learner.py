@@ -34,7 +34,7 @@ from ocar.rng import make_generator
 from ocar.saved import Listener
 from ocar.steps import Steps
 from ocar.structure import Given, Inputs
-from ocar.synchronized import Lock, drawing, synchronized
+from ocar.synchronized import Lock, drawing, outside_inference_mode, synchronized
 from ocar.undo import Undo
 
 
@@ -74,6 +74,7 @@ class Learner(Predicting):
         draws: Replaces PyTorch's global generators while the learner works.
     """
 
+    @outside_inference_mode()
     def __init__(
         self,
         model: nn.Module,
@@ -133,7 +134,6 @@ class Learner(Predicting):
         self.transform = (
             Transform() if transform is None else transform.make(self.context, self.objective)
         )
-        self.intake.trial = self.transform.try_model
         own_code = (settings.normalize, settings.augment, self.memory, self.objective)
         self.draws = accel.OwnDraws(
             [make_generator(settings.seed, "model", d) for d in accel.host_and(self.device)],
@@ -157,6 +157,7 @@ class Learner(Predicting):
         self.closed_form = ClosedFormHead.make(
             settings.closed_form_head, self.context, self.objective
         )
+        self.intake.trial = self._try_model
         self._stateful: dict[str, Any] = {  # by the prefix of their tensors
             "memory": self.memory,
             "objective": self.objective,
@@ -384,6 +385,12 @@ class Learner(Predicting):
         self.transform.check()
         if self._guard.check():
             self.memory.reconcile()  # the host has counted a batch that the device then refused
+
+    def _try_model(self, model: nn.Module, x: Inputs) -> None:
+        """Raise a ``ModelError`` if a part of the learner cannot use the model."""
+        self.transform.try_model(model, x)
+        if self.closed_form is not None:
+            self.closed_form.try_model(x)
 
     def _forget_recordings(self) -> None:
         """Drop what was recorded on a GPU, because tensors that it uses were replaced."""

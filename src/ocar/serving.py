@@ -25,7 +25,7 @@ from ocar.models.check import copy_model
 from ocar.prediction import require_classes
 from ocar.standardize import InputScale, RunningScale
 from ocar.structure import Given, Inputs, as_inputs, call, call_each, named_tensors
-from ocar.synchronized import Lock
+from ocar.synchronized import Lock, outside_inference_mode
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -93,6 +93,7 @@ class Serving:
         every: Stream batches after which the weights are copied, at least 1.
     """
 
+    @outside_inference_mode()
     def __init__(self, learner: Learner, *, every: int = 1) -> None:
         require("every", every, every >= 1, "at least 1")
         self.learner = learner
@@ -135,6 +136,7 @@ class Serving:
         if behind >= self.every:
             self.publish()
 
+    @outside_inference_mode()
     @torch.no_grad()
     def publish(self) -> None:
         """Let the present learner answer, whatever ``every`` says."""

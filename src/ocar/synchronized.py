@@ -14,8 +14,8 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Concatenate, ParamSpec, Protocol, TypeVar
 
 import torch
@@ -101,12 +101,22 @@ L = TypeVar("L", bound=_Locked)
 D = TypeVar("D", bound=_Drawing)
 
 
+@contextmanager
+def outside_inference_mode() -> Iterator[None]:
+    """Leave ``torch.inference_mode``, whose tensors cannot be changed later; without gradients."""
+    if not torch.is_inference_mode_enabled():
+        yield
+        return
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
 def synchronized(method: Callable[Concatenate[L, P], R]) -> Callable[Concatenate[L, P], R]:
     """Let a method hold the lock of its object."""
 
     @functools.wraps(method)
     def holding(self: L, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self.lock:
+        with self.lock, outside_inference_mode():
             return method(self, *args, **kwargs)
 
     return holding

@@ -13,7 +13,7 @@ from cases import Case, convnet, pictures
 from tolerances import EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
-from toys import RAW, mlp, seeded, vectors
+from toys import RAW, assert_same, everything, mlp, seeded, vectors
 
 import ocar
 from ocar import closed_form
@@ -124,27 +124,125 @@ class Rows(nn.Module):
         return rows.mean(1)
 
 
-def test_a_head_that_sees_several_rows_a_sample_is_refused() -> None:
-    learner = ocar.ER(seeded(Rows), lr=0.1, **CLOSED)
+class Twice(nn.Module):
+    """It calls its head twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(x) + self.head(x.flip(1))
+
+
+class SortsRows(Twice):
+    """Its head sees the samples by length, as recurrent layers want them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        order = x[:, 0].argsort()
+        return self.head(x[order])[order.argsort()]
+
+
+class Scales(Twice):
+    """It changes the outputs of its head."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return 3 * self.head(x)
+
+
+CANNOT = {
+    Rows: r"inputs of \(7, 2, 3\) for 7 samples. Must be one row",
+    Twice: "called 2 times",
+    SortsRows: "changes the outputs of its output layer 'head', or their order",
+    Scales: "changes the outputs",
+}
+
+
+@pytest.mark.parametrize("model", CANNOT)
+def test_a_model_that_cannot_have_it_is_refused_before_it_learns(model: type[nn.Module]) -> None:
+    learner = ocar.ER(seeded(model), lr=0.1, **CLOSED)
+    before = everything(learner)
     x, y = next(iter(vectors(1, [0, 1])))
-    learner.learn(x, y)
-    with pytest.raises(ModelError, match=r"inputs of \(10, 2, 3\) for 10 samples. Must be one row"):
-        learner.predict(x)
+    with pytest.raises(ModelError, match=CANNOT[model]):
+        learner.learn(x, y)
+    assert_same(everything(learner), before)
 
 
-@pytest.mark.parametrize("model", [Rows, lambda: mlp(4)])
+@pytest.mark.parametrize("model", [*CANNOT, lambda: mlp(4)])
 def test_by_default_ocar_slow_has_it_where_it_is_possible(model: Any) -> None:
-    possible = model is not Rows
+    possible = model not in CANNOT
     closed, without = (
         ocar.make_learner("ocar-slow", seeded(model), memory=30, **RAW, **given)
         for given in ({}, {"closed_form_head": False})
     )
+    serving = ocar.Serving(closed)
     for x, y in vectors(4, [0, 1, 2]):
         for learner in (closed, without):
             learner.learn(x, y)
     assert torch.equal(closed.predict(x), without.predict(x)) != possible
-    serving = ocar.Serving(closed)
     assert_close(serving.predict(x).logits, closed.predict(x))
+
+
+def test_log_probabilities_are_outputs_of_the_head() -> None:
+    plain, logs = mlp(2), nn.Sequential(mlp(2), nn.LogSoftmax(1))
+    learners = [ocar.ER(model, lr=0.1, classes=[0, 1], **CLOSED) for model in (plain, logs)]
+    for x, y in vectors(3, [0, 1]):
+        for learner in learners:
+            learner.learn(x, y)
+    probabilities, same = (learner.predict_proba(x) for learner in learners)
+    assert_close(same, probabilities)
+
+
+def test_where_a_sample_has_infinite_features_the_learned_head_predicts() -> None:
+    class Exp(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x.exp()
+
+    model = seeded(lambda: nn.Sequential(nn.Linear(6, 8), Exp(), nn.Linear(8, 4)))
+    learner = ocar.ER(model, lr=1e-3, guard=None, **CLOSED)
+    for x, y in vectors(2, [0, 1, 2]):
+        learner.learn(x / 10, y)
+    with torch.no_grad():
+        learned = model.eval()(x / 10)[:, :3]
+    assert not torch.allclose(learner.predict(x / 10), learned)
+    learner.remember(1000 * x[:1], y[:1])
+    assert_close(learner.predict(x / 10), learned)
+    learner.forget(1000 * x[:1])
+    assert not torch.allclose(learner.predict(x / 10), learned)
+
+
+def test_it_is_the_same_in_inference_mode_and_under_autocast() -> None:
+    """Whoever asks first, in whatever mode."""
+    learner, same = (ocar.ER(mlp(2), lr=0.1, **CLOSED) for _ in range(2))
+    for x, y in vectors(6, [0, 1, 2]):
+        for each in (learner, same):
+            each.learn(x, y)
+        with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16):
+            learner.predict(x)
+        assert torch.equal(learner.predict(x), same.predict(x))
+
+
+def test_it_follows_weights_that_others_change() -> None:
+    learner, other = (ocar.ER(mlp(), lr=0.1, **CLOSED) for _ in range(2))
+    for x, y in vectors(3, [0, 1, 2]):
+        learner.learn(x, y)
+        other.learn(x + 1, y)
+    learner.predict(x)
+    learner.model.load_state_dict(other.model.state_dict())
+    assert_close(learner.predict(x), copy.deepcopy(learner).predict(x))
+
+
+def test_a_compiled_model_has_it_too() -> None:
+    written, compiled = (
+        ocar.ER(model, lr=0.1, **CLOSED)
+        for model in (mlp(4), torch.compile(mlp(4), backend="eager"))
+    )
+    for x, y in vectors(3, [0, 1, 2]):
+        for learner in (written, compiled):
+            learner.learn(x, y)
+            with torch.no_grad():
+                learner.model.eval()(x)  # compiled without hooks
+        assert_close(compiled.predict(x), written.predict(x))
 
 
 def test_by_default_a_regression_goes_without() -> None:

@@ -9,6 +9,8 @@ import os
 import pickle
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
 
 import pytest
 import torch
@@ -85,6 +87,33 @@ def test_a_model_that_cannot_be_copied_is_named() -> None:
     for do in (copy.deepcopy, ocar.Serving):
         with pytest.raises(ModelError, match="Stubborn cannot be copied: No"):
             do(learner)
+
+
+IN_ANY_MODE: dict[str, Callable] = {
+    "forgotten": lambda learner, path, model: learner.forget(label=1) and learner,
+    "loaded": lambda learner, path, model: learner.save(path) or ocar.load(path, model),
+    "copied": lambda learner, path, model: copy.deepcopy(learner),
+    "made": lambda learner, path, model: Case("ocar-slow").make(model),
+    "exported": lambda learner, path, model: learner.export(path) == 0 and learner,
+}
+
+
+@pytest.mark.parametrize("done", IN_ANY_MODE)
+def test_a_learner_goes_on_after_calls_in_inference_mode(done: str, tmp_path: Path) -> None:
+    states, answers = [], []
+    for mode in (nullcontext(), torch.inference_mode()):
+        learner, model = Case("ocar-slow").make(mlp()), mlp()
+        for x, y in BATCHES[:3]:
+            learner.learn(x, y)
+        with mode:
+            learner.predict(x)
+            learner = IN_ANY_MODE[done](learner, tmp_path / "file.pt2", model)
+            serving = ocar.Serving(learner)
+        learner.learn(*BATCHES[3])
+        states.append(everything(learner))
+        answers.append(serving.predict(x).logits)
+    assert_same(*states)
+    assert torch.equal(*answers)
 
 
 # --- forks ---------------------------------------------------------------------------------------

@@ -195,6 +195,17 @@ def test_layers_may_be_frozen_and_unfrozen_while_the_slow_weights_follow(tmp_pat
         assert_close(other.slow.values["0.weight"], (before + 3 * after) / 4)
 
 
+def test_a_restored_state_is_in_the_same_tensors() -> None:
+    """Those that repeated predictions on a GPU copy from."""
+    learner = ocar.make_learner("ocar-slow", normed(), memory=20, **RAW)
+    for x, y in stream():
+        learner.learn(x, y)
+    tensors = learner.weights()
+    learner.forget(label=1)
+    for before, after in zip(tensors, learner.weights(), strict=True):
+        assert {n: id(t) for n, t in before.items()} == {n: id(t) for n, t in after.items()}
+
+
 def test_small_moves_of_a_model_in_bfloat16_are_not_rounded_away() -> None:
     model = mlp().bfloat16()
     given = {"lr": 0.1, "memory": 20, "slow_rate": 0.004, "slow_warmup": 0, **BOTH, **RAW}

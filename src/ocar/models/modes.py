@@ -15,8 +15,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 def evaluating(model: nn.Module) -> Iterator[None]:
     """The model in eval mode and without gradients; afterwards as before."""
     training = [module for module in model.modules() if module.training]
-    model.eval()
     try:
+        model.eval()
         with torch.no_grad():
             yield
     finally:
