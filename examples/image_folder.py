@@ -36,6 +36,7 @@ from ocar.streams import ArrayStream, DomainIncremental, TaskArrays, TaskStream
 SETTINGS: dict[str, dict[str, Any]] = {
     "er": {"lr": 0.03},
     "ocar": {},
+    "ocar-slow": {},
 }
 """OCAR needs none. The rate of ER is the best of a few on the cartoons of PACS: choose your own."""
 
@@ -139,6 +140,10 @@ def save(folder: Path, learner: ocar.Learner, classes: Sequence[str], size: int)
 
 def ask(folder: Path, images: Sequence[Path]) -> None:
     """Tell what a saved learner sees in some images."""
+    if not (folder / "about.json").is_file():
+        raise SystemExit(f"There is no saved learner in {folder}. --save T writes T/er and T/ocar.")
+    if not images:
+        raise SystemExit(f"Give images after --ask {folder}.")
     about = json.loads((folder / "about.json").read_text(encoding="utf-8"))
     learner = ocar.load(folder / "learner", make_network(0))
     x = torch.stack([read_image(path, about["size"]) for path in images])

@@ -86,6 +86,8 @@ def main() -> None:
     parser.add_argument("--name", default="", help="begin of the keys; by default the file's name")
     given = parser.parse_args()
     path = None if given.file == "-" else Path(given.file)
+    if path is not None and not path.exists():
+        parser.error(f"there is no file {path}")
     position = None if path is None else path.with_name(f"{path.name}.position")
     first = int(position.read_text()) if position is not None and position.exists() else 0
     name = given.name or ("stdin" if path is None else path.name)

@@ -131,6 +131,9 @@ def test_what_is_saved_answers_as_what_was_trained(
     answers = [line.split(": ")[1].split()[0] for line in capsys.readouterr().out.splitlines()]
     right = [a == path.parent.name for a, path in zip(answers, images, strict=True)]
     assert f"at the end: {sum(right) / len(right):.1%}" in said
+    for asked, refused in ((trained, "no saved learner in"), (trained / "er", "Give images after")):
+        with pytest.raises(SystemExit, match=refused):
+            call_script(example, monkeypatch, "--ask", str(asked))
 
 
 def test_what_is_no_image_is_named(

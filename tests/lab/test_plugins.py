@@ -111,6 +111,14 @@ def test_installed_plugins_need_no_flag(
         registry.load_plugins.cache_clear()
 
 
+def test_a_command_that_is_suggested_names_the_plugins(plugin: str, capsys: Captured) -> None:
+    call = ["run", "my-digits", "mine", "--plugin", plugin]
+    assert main(call) == 2
+    assert f"search: ocar tune my-digits mine --plugin {plugin}\n" in capsys.readouterr().err
+    assert main([*call, "--pattience", "1"]) == 2
+    assert f"See: ocar run my-digits mine --help --plugin {plugin}\n" in capsys.readouterr().err
+
+
 def test_a_configuration_imports_its_plugins(plugin: str) -> None:
     values = {"benchmark": "my-digits", "method": "mine", "settings": {"lr": 0.1}}
     assert RunConfig(**values, plugins=[plugin]).plugins == (plugin,)  # type: ignore[arg-type]

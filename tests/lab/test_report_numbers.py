@@ -179,7 +179,7 @@ def test_a_run_that_goes_on_counts_only_boundaries_it_is_past(tmp_path: Path) ->
     rng = np.random.default_rng(0)
     run = write_run(tmp_path, history(rng, [5, 5, 1]), finished=False)
     section = make_report([run], title="", created="").sections[0]
-    assert "1 of 1 runs are not finished (1 stopped)" in section.warnings[0]
+    assert "Not finished: 1 of 1 runs (1 stopped)" in section.warnings[0]
     drawn = {figure.key: figure for figure in section.figures}
     assert drawn["gap"].choices[0].lines[0].x[-1] == 5
     assert drawn["drop"].choices[0].lines[0].x == (2,)

@@ -112,7 +112,7 @@ def test_it_opens_and_draws_every_figure(opened: Any) -> None:
     assert opened.locator("#loss-0 .plot svg.main-svg").count() > 0
     assert opened.locator("#loss-0 .scatterlayer .trace").count() == 1
     assert opened.locator("#heat-1 .heatmaplayer image").count() == 1
-    assert "1 of 6 runs are not finished (1 stopped)" in opened.locator(".note").inner_text()
+    assert "Not finished: 1 of 6 runs (1 stopped)" in opened.locator(".note").inner_text()
     assert opened.locator("#section-1 details pre").first.inner_text() == ""  # closed
 
 

@@ -69,6 +69,20 @@ def test_the_best_of_each_metric_is_marked_whichever_way_is_better(tmp_path: Pat
     assert best_texts(section(tmp_path / "one", er=ER).tables[0]) == {}
 
 
+@pytest.mark.parametrize(("exact", "best"), [(9.0, ["ocar"]), (11.0, None)])
+def test_a_lower_bound_of_the_recovery_is_not_the_best(
+    tmp_path: Path, exact: float, best: list[str] | None
+) -> None:
+    for label, recovery, recovered in (("er", 10.0, 0.5), ("ocar", exact, 1.0)):
+        metrics = {"acc": 0.5, "recovery": recovery, "recovered": recovered}
+        write_kept(tmp_path, "split-digits", label, {0: metrics})
+    runs, errors = read_all(tmp_path)
+    table = make_report(runs, title="", created="").sections[0].tables[1]
+    assert not errors
+    assert best_texts(table).get("Recovery") == best
+    assert best_texts(table)["Recovered"] == ["ocar"]
+
+
 def test_the_reference_with_all_classes_at_once_does_not_compete(tmp_path: Path) -> None:
     iid = {"er-iid": {0: 0.9, 1: 0.9}}
     found = section(tmp_path, er=ER, ocar=OCAR, **iid)

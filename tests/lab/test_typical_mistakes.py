@@ -22,7 +22,7 @@ RUN = "run split-digits er"
 
 COMMANDS = {
     "rnu split-digits er": "Unknown command 'rnu'. Did you mean 'run'?",
-    "run split-digits": "A benchmark and a method are needed: ocar run BENCHMARK METHOD",
+    "run split-digits": "[METHOD ...]. Lists: ocar benchmarks, ocar methods.",
     "run er split-digits": "The benchmark comes first: split-digits er",
     "run split-digits split-mnist": "'split-mnist' is a benchmark, not a method.",
     "run split-digit er": "Unknown benchmark 'split-digit'. Did you mean 'split-digits'?",
@@ -41,6 +41,7 @@ COMMANDS = {
     f"{RUN} --seeds 0,1": "Invalid --seeds 0,1. Must be whole numbers, separated by spaces.",
     f"{RUN} --seeds 1 1": "Invalid seeds=(1, 1). Must be one or more different numbers.",
     f"{RUN} --seeds": "Invalid seeds=(). Must be one or more different numbers.",
+    f"{RUN} --closed-form-head maybe": "Invalid --closed-form-head maybe. Must be True or False.",
     f"{RUN} --every often": "Invalid --every often. Must be a whole number, or task.",
     f"{RUN} --defaults": "er has no default for lr. Give --lr 0.05, or leave out --defaults.",
     f"{RUN} --preset nothing": "Invalid preset: nothing does not exist. ocar tune writes one.",
@@ -109,6 +110,39 @@ def test_each_choice_of_a_comparison_says_its_folder_and_works(
     for name, choice in zip(names, choices, strict=True):
         assert f"kept/split-digits/er-{name.removeprefix('kept:')}.json)" in choice
     assert main(["compare", *names]) == 0
+
+
+def test_a_configuration_that_is_alone_is_chosen_by_its_name(here: Path, capsys: Captured) -> None:
+    write_kept(here / "kept", "split-digits", "ocar", {0: {"acc": 0.6}})
+    assert main(["compare", "kept:mir", "kept:er"]) == 2
+    assert "kept:ocar (split-digits ocar, kept/split-digits/ocar-" in capsys.readouterr().err
+    assert main(["compare", "kept/split-digits:ocar", "kept:ocar"]) == 0
+
+
+def test_a_removed_working_directory_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured
+) -> None:
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert main(["methods"]) == 1
+    assert capsys.readouterr().err.startswith("ocar: The working directory was removed. ")
+
+
+def test_a_damaged_run_hides_no_other_run(here: Path, capsys: Captured) -> None:
+    quick = ["run", "split-digits", "er", "--every", "task", "--no-probe", "--device", "cpu"]
+    quick += ["--max-batches", "3", "--workers", "1", "--seeds", "0", "1"]
+    assert main(quick) == 0
+    (damaged,) = here.glob("runs/*/*/*/seed-0/config.json")
+    damaged.write_text("{")
+    capsys.readouterr()
+    assert main(quick) == 1
+    captured = capsys.readouterr()
+    assert captured.err.count("config.json cannot be read") == 1
+    assert "Restore the file, or move it away." in captured.err
+    assert captured.out.splitlines()[-1].startswith("er (max_batches=3, every=task)      1")
+    damaged.unlink()
+    assert main(quick) == 0
 
 
 def test_data_that_are_missing_are_named_with_where_to_get_them(

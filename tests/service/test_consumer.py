@@ -34,6 +34,14 @@ def feed(client: Client, monkeypatch: pytest.MonkeyPatch, *words: Any) -> None:
     call_script(consumer, monkeypatch, *map(str, words), "--url", url, "--batch", "3")
 
 
+def test_a_file_that_is_missing_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        call_script(consumer, monkeypatch, str(tmp_path / "gone.jsonl"))
+    assert f"there is no file {tmp_path / 'gone.jsonl'}\n" in capsys.readouterr().err
+
+
 def test_it_goes_on_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

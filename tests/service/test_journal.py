@@ -327,11 +327,12 @@ def test_the_repair_command(tmp_path: Path) -> None:
     assert same(read(tmp_path), list(range(1, 30)))
 
 
-def test_a_repair_that_cannot_be_done_says_why(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("words", [("repair",), ("checkpoints",), ("rollback", "4")])
+def test_a_folder_that_is_missing_is_named(
+    words: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["service", "repair", str(tmp_path / "gone")])
-    with pytest.raises(SystemExit, match=r"^ocar: .*gone cannot be locked"):
+    monkeypatch.setattr(sys, "argv", ["service", words[0], str(tmp_path / "gone"), *words[1:]])
+    with pytest.raises(SystemExit, match=r"^ocar: There is no folder .*gone\. ocar serve says"):
         main()
 
 

@@ -32,6 +32,8 @@ def main() -> None:
         if name == "rollback":
             own.add_argument("batches", type=int, help="batches in the checkpoint")
     given = parser.parse_args()
+    if not given.folder.is_dir():
+        sys.exit(f"ocar: There is no folder {given.folder}. ocar serve says where its state is.")
     try:
         _run(given)
     except (OcarError, OSError) as error:

@@ -13,6 +13,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from pathlib import Path
 
 from ocar.errors import ConfigError, OcarError
 from ocar.files import printable
@@ -75,6 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     given = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in given
     try:
+        _require_working_directory()
         arguments = take_plugins([word for word in given if word != "--debug"])
         return _dispatch(arguments, debug=debug)
     except SystemExit as ending:  # tyro ends so after its help
@@ -91,6 +93,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         said = printable(_say(error, debug=debug), lines=True)
         print(f"ocar: {said}", file=sys.stderr)  # noqa: T201
         return WRONG_CALL if isinstance(error, ConfigError) else FAILED
+
+
+def _require_working_directory() -> None:
+    """Raise if it was removed: libraries below PyTorch would end the process."""
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        raise OcarError("The working directory was removed. Change to another one.") from None
 
 
 def _dispatch(arguments: list[str], *, debug: bool) -> int:

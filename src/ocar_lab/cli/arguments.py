@@ -170,7 +170,8 @@ def parse_groups(
             or _missing(kind, text)
             or text.replace("Unrecognized options:", "Unexpected argument")
         )
-        raise ConfigError(f"{said} See: {command} --help") from None
+        help_line = " ".join([command, "--help", *plugin_words()])
+        raise ConfigError(f"{said} See: {help_line}") from None
     found = {name: given.pop(name, {}) for name in groups}
     return kind(**given), found
 
@@ -228,6 +229,7 @@ def require_folder(flag: str, path: Path) -> None:
 
 
 WORDS: dict[Any, str] = {
+    bool: "True or False",
     int: "a whole number",
     float: "a number",
     tuple[int, ...]: "whole numbers, separated by spaces",

@@ -87,10 +87,12 @@ def select(text: str) -> tuple[list[Measured], list[str]]:
 
 
 def _choice(group: Group, runs: Sequence[Measured]) -> str:
-    """The hash that selects a configuration, and in words what it is and where."""
+    """The word that selects a configuration, and what it is and where."""
     first = next(run.path for run in runs if run.key == group.key)
     folder = first if first.is_file() else first.parent  # that of all its seeds
-    return f"{group.hash} ({group.benchmark} {describe(group)}, {folder})"
+    alike = sum(_matches(group.label, other) for other in groups(runs))
+    word = group.label if alike == 1 else group.hash
+    return f"{word} ({group.benchmark} {describe(group)}, {folder})"
 
 
 def _matches(word: str, group: Group) -> bool:

@@ -63,7 +63,9 @@ def parse_call(
     if len(names) < 2 or (one_method and len(names) > 2):
         parse_groups(kind, rest, command=usage, groups=groups)  # the help, or another mistake
         needed = "one method" if one_method else "a method"
-        raise ConfigError(f"A benchmark and {needed} are needed: {usage}")
+        raise ConfigError(
+            f"A benchmark and {needed} are needed: {usage}. Lists: ocar benchmarks, ocar methods."
+        )
     benchmark, *methods = names
     check_names(benchmark, methods)
     transform = _find_transform(rest)

@@ -10,7 +10,7 @@ from ocar_lab.cli.stopping import StopRequest
 from ocar_lab.cli.time_left import TimeLeft
 from ocar_lab.experiment import Ended, Job, Progress, run_many
 from ocar_lab.experiment.executors import Workers
-from ocar_lab.runs import Run, read_run
+from ocar_lab.runs import Run, read_folders
 from ocar_lab.runs.folder import CONFIG
 
 
@@ -73,6 +73,6 @@ def _names(jobs: Sequence[Job]) -> list[str]:
 
 
 def stored(jobs: Sequence[Job]) -> list[Run]:
-    """The runs of some jobs, as far as they have begun."""
+    """The runs of some jobs that have begun, without those whose folder is damaged."""
     folders = [job.out / job.config.folder() for job in jobs]
-    return [read_run(folder) for folder in folders if (folder / CONFIG).exists()]
+    return read_folders([folder for folder in folders if (folder / CONFIG).exists()])[0]

@@ -191,8 +191,9 @@ class RunConfig(MethodConfig):
     def _missing(self, names: tuple[str, ...]) -> MissingSettingError:
         """The error for settings that neither the benchmark nor the method has a value for."""
         flags = [f"--{name.replace('_', '-')} {EXAMPLES.get(name, 'VALUE')}" for name in names]
-        with_transform = "" if self.transform is None else f" --transform {self.transform}"
-        search = f"search: ocar tune {self.benchmark} {self.method}{with_transform}"
+        more = [] if self.transform is None else ["--transform", self.transform]
+        more += [word for plugin in self.plugins for word in ("--plugin", plugin)]
+        search = f"search: {' '.join(['ocar tune', self.benchmark, self.method, *more])}"
         selected = self.defaults and self.name in PRESETS.get(self.benchmark, {})
         return MissingSettingError(
             f"{self.name} has no default for {' and '.join(names)}"

@@ -200,8 +200,8 @@ def _unfinished(here: Sequence[Group]) -> list[str]:
         return []
     counted = ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
     return [
-        f"{len(states)} of {total} runs are not finished ({counted}). They are not in the tables. "
-        "In the figures their lines end early; a mean is over the seeds that have got so far."
+        f"Not finished: {len(states)} of {total} runs ({counted}). The tables leave out unfinished "
+        "runs. In the figures their lines end early; a mean is over the seeds that have got so far."
     ]
 
 

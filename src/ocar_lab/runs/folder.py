@@ -290,7 +290,10 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         value = printable_values(json.loads(read_file(path, most=MOST_JSON)))
     except json.JSONDecodeError as error:
-        raise RunError(f"{path} cannot be read: it is no JSON, or damaged ({error}).") from error
+        raise RunError(
+            f"{path} cannot be read: it is no JSON, or damaged ({error}). Restore the file, or "
+            "move it away."
+        ) from error
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(f"{path} cannot be read: {error}") from error
     if not isinstance(value, dict):

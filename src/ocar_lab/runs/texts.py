@@ -156,7 +156,10 @@ def comparable(together: Sequence[Group]) -> list[Group]:
 
 
 def best_groups(name: str, together: Sequence[Group]) -> set[int]:
-    """Places of the groups with the best mean of a metric, as shown; none for fewer than two."""
+    """Places of the groups with the best mean of a metric, as shown; none for fewer than two.
+
+    A lower bound is not the best: the mean may be larger.
+    """
     compared = comparable(together)
     shown = {
         place: round(group.metrics[name].mean, 1 if name in ABSOLUTE else 3)
@@ -168,7 +171,9 @@ def best_groups(name: str, together: Sequence[Group]) -> set[int]:
     if len(shown) < 2:
         return set()
     best = (max if name in HIGHER_IS_BETTER else min)(shown.values())
-    return {place for place, mean in shown.items() if mean == best}
+    places = {place for place, mean in shown.items() if mean == best}
+    bounded = any(metric_text(name, together[place].metrics).startswith("≥") for place in places)
+    return set() if bounded else places
 
 
 def spread_text(name: str, value: Spread) -> str:
