@@ -7,7 +7,6 @@ layers.
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -67,7 +66,6 @@ class LayerCurvature(Curvature):
         super().__post_init__()
 
     def _start(self) -> None:
-        self._batched = True
         self._locations: dict[str, int] = {}
         super()._start()
         self._recorder = Recorder(self.layers, self.model)
@@ -140,7 +138,7 @@ class LayerCurvature(Curvature):
         for column in range(2):
             seeds[column, rows.start + column] = pattern
         coupled = any(isinstance(m, _BatchNorm) and m.training for m in self.model.modules())
-        gradients = self._pull_back(outputs, seeds)
+        gradients = self._recorder.pull_back(outputs, seeds)
         self._samples.find(records, gradients, samples, coupled=coupled)
 
     def _recorded(
@@ -193,7 +191,7 @@ class LayerCurvature(Curvature):
             block.estimate_inputs({name: early[name] for name in block.layers if name in early})
 
         gradients, *_ = accel.parallel(
-            lambda: self._pull_back(outputs, columns),
+            lambda: self._recorder.pull_back(outputs, columns),
             *(partial(estimate_inputs, block) for block in self.blocks),
         )
         if not gradients:
@@ -220,22 +218,6 @@ class LayerCurvature(Curvature):
             for block in self.blocks:
                 block.restart_head(count != self._head.active)
             self._head.active.copy_(count)
-
-    def _pull_back(self, outputs: Tensor, columns: Tensor) -> dict[str, list[Tensor]]:
-        if not self._batched:
-            return self._recorder.pull_back(outputs, columns, batched=False)
-        try:
-            return self._recorder.pull_back(outputs, columns)
-        except RuntimeError as error:
-            # If one after another fails too, batching was not the reason.
-            gradients = self._recorder.pull_back(outputs, columns, batched=False)
-            self._batched = False
-            warnings.warn(
-                "The backward pass of this model cannot be batched; the columns of the Fisher are "
-                f"computed one after another, which is slower: {error}",
-                stacklevel=4,
-            )
-            return gradients
 
     def tensors(self) -> list[Tensor]:
         """Averages, counts, and the number of active outputs."""
