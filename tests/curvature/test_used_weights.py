@@ -312,6 +312,20 @@ def test_a_weight_that_is_used_in_another_way_keeps_its_gradient_and_is_named(ca
         assert any(torch.equal(parameter.grad, grad) for grad in plain.values())
 
 
+def test_a_use_in_train_mode_is_seen_after_a_trial_in_eval_mode():
+    def run(m: Net, x: Tensor) -> Tensor:
+        hidden = m.body(x)
+        return m.head(torch.tanh(hidden + x @ m.body.weight.T if m.training else hidden)).mean(1)
+
+    model, x = linear(run), sequences()
+    kfac = KFAC(model.eval(), **OPTIONS)
+    kfac.try_recording(x)
+    model.train()
+    with pytest.warns(UserWarning, match=r"No curvature for 1 layer.*: body \(Linear\)\."):
+        observe(kfac, x)
+    assert kfac._unseen == {"body"}
+
+
 def test_layers_of_different_kinds_that_share_a_weight_are_refused():
     model = nn.Sequential(nn.Conv1d(4, 4, 1), nn.ConvTranspose1d(4, 4, 1), nn.Linear(3, 2))
     model[1].weight = model[0].weight

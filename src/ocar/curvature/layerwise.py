@@ -126,6 +126,7 @@ class LayerCurvature(Curvature):
             if isinstance(layer := self.layers[name], MatrixLayer):
                 self._locations[name] = sum(layer.locations(one.x, one.use) for one in seen.uses)
         recorder.clear()
+        recorder.watch()  # in train mode the model may use its weights otherwise
 
     def _find_samples(self, outputs: Tensor, rows: slice) -> None:
         """Find where layers have the samples, which are some rows of the outputs."""

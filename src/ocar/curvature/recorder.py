@@ -59,7 +59,8 @@ class Recorder:
         self.pull = PullBack()
         self.records: dict[str, list[Record]] = {}
         self._followed = _followed(layers)
-        self._watched = {n: own for n, own in layers.items() if n not in self._followed}
+        self._watched: dict[str, Layer] = {}
+        self.watch()
         self._functions: Functions | None = None
         self._started: dict[str, int] = {}  # records of a layer before its present call
         self._plain: Counter[str] = Counter()  # records of calls that compute nothing else
@@ -132,6 +133,10 @@ class Recorder:
     def _drop_last(self, name: str, output: Tensor) -> None:
         node = get_gradient_edge(output).node
         self.records[name] = [one for one in self.records[name] if one.edge.node is not node]
+
+    def watch(self) -> None:
+        """Let the next recording watch all functions, as the first one does."""
+        self._watched = {n: own for n, own in self.layers.items() if n not in self._followed}
 
     def clear(self) -> None:
         """Drop the records, and with them the graph."""
