@@ -127,7 +127,10 @@ class Recorder:
         if not output.requires_grad:
             self._without.append(name)
             return
-        record = Record(x.detach(), get_gradient_edge(output), use)
+        x = x.detach()
+        if x.is_floating_point() and x.dtype != output.dtype:
+            x = x.to(output.dtype)  # autocast multiplied a copy, and x may change in place
+        record = Record(x, get_gradient_edge(output), use)
         self.records.setdefault(name, []).append(record)
 
     def _drop_last(self, name: str, output: Tensor) -> None:
