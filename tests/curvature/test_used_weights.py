@@ -269,6 +269,14 @@ LOST = {
         sequences,
         "body (Linear)",
     ),
+    "a vector": (
+        lambda: linear(
+            lambda m, x: m.head(torch.tanh(x * m.body(m.code))).mean(1),
+            code=nn.Parameter(torch.randn(4), requires_grad=False),
+        ),
+        sequences,
+        "body (Linear)",
+    ),
     "a function of the weight": (lambda: after(Standardized(2, 3, 3), 18), images, "0 (Stand"),
     "one more use": (lambda: after(Decayed(4, 3), 9), sequences, "0 (Decayed)"),
     "bias apart": (lambda: after(BiasApart(4, 3), 9), sequences, "0 (BiasApart)"),

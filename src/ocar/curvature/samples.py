@@ -81,6 +81,8 @@ class Samples:
             return True
         if layer.is_added:
             return not all(self._options(layer, one, samples) for one in records)
+        if not all(layer.sample_dims(one.x, one.use) for one in records):
+            return True  # a vector, from which weights are made
         if not all(
             one.x.is_floating_point() or self._options(layer, one, samples) for one in records
         ):
