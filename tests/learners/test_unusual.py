@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrizations
 from toys import RAW, assert_same, everything, mlp, seeded, vectors
 from zoo.parts import Net, head, stream
 
@@ -228,6 +229,23 @@ def test_an_activation_at_the_front_may_work_in_place() -> None:
         for x, y in vectors(4, [0, 1, 2]):
             learner.learn(x, y)
     assert_same(everything(one), everything(other))
+
+
+@ALL
+@pytest.mark.filterwarnings("ignore:No curvature for")
+def test_a_refused_batch_leaves_the_buffers_of_a_computed_weight_alone(method: str) -> None:
+    """To read a weight under ``spectral_norm`` in train mode changes its vectors."""
+
+    def model() -> nn.Module:
+        layer = parametrizations.spectral_norm(nn.Linear(6, 8))
+        return nn.Sequential(layer, nn.Tanh(), nn.Linear(8, 4))
+
+    learner = make(method, seeded(model))
+    learner.learn(X, Y)
+    before = everything(learner)
+    with pytest.raises(InputError, match="Labels must be at least 0"):
+        learner.learn(X, -1 - Y)
+    assert_same(everything(learner), before)
 
 
 @ALL
