@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -246,6 +247,24 @@ def test_a_refused_batch_leaves_the_buffers_of_a_computed_weight_alone(method: s
     with pytest.raises(InputError, match="Labels must be at least 0"):
         learner.learn(X, -1 - Y)
     assert_same(everything(learner), before)
+
+
+@ALL
+def test_a_model_that_keeps_a_tensor_of_its_last_forward_pass_is_copied(method: str) -> None:
+    def run(m: Any, x: Tensor) -> Tensor:
+        outputs: Tensor = m.inner(x)
+        m.seen = outputs + 1
+        return outputs
+
+    learner = make(method, Net(run, inner=mlp()))
+    learner.learn(X, Y)
+    seen = learner.model.seen = learner.model.inner(X) + 1
+    copied = copy.deepcopy(learner)
+    assert torch.equal(copied.model.seen, seen)
+    assert learner.model.seen is seen
+    for one in (learner, copied):
+        one.learn(X, Y)
+    assert_same(everything(copied), everything(learner))
 
 
 @ALL
