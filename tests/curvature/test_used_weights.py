@@ -334,6 +334,18 @@ def test_a_use_in_train_mode_is_seen_after_a_trial_in_eval_mode():
     assert kfac._unseen == {"body"}
 
 
+def test_rows_where_two_samples_are_by_chance_are_not_taken_for_samples():
+    """Thirty-five nodes of one graph: a sample asks for one, and its row may be in its place."""
+    model = linear(
+        lambda m, x: m.head(torch.tanh(m.body(m.nodes))[x]),
+        nodes=nn.Parameter(torch.randn(35, 4), requires_grad=False),
+    )
+    kfac = KFAC(model, **OPTIONS)
+    with pytest.warns(UserWarning, match=r"No curvature for 1 layer.*: body \(Linear\)\."):
+        observe(kfac, torch.tensor([0, 5, 1, 1, 1, 1, 1]))
+    assert kfac._unseen == {"body"}
+
+
 def test_layers_of_different_kinds_that_share_a_weight_are_refused():
     model = nn.Sequential(nn.Conv1d(4, 4, 1), nn.ConvTranspose1d(4, 4, 1), nn.Linear(3, 2))
     model[1].weight = model[0].weight

@@ -32,6 +32,8 @@ from ocar.structure import Inputs, call
 
 Weighting = Literal["gradients", "both"]
 
+_TRIED = 5  # samples whose gradients show their places; of few, some are there by chance
+
 
 @dataclass(eq=False, repr=False)
 class LayerCurvature(Curvature):
@@ -134,9 +136,10 @@ class LayerCurvature(Curvature):
         unknown = samples > 1 and outputs.requires_grad and not self._samples.known(records)
         if not unknown or accel.is_recording():
             return
-        seeds = torch.zeros_like(outputs).expand(2, *outputs.shape).clone()
+        count = min(_TRIED, samples)
+        seeds = torch.zeros_like(outputs).expand(count, *outputs.shape).clone()
         pattern = torch.arange(outputs.shape[1], device=outputs.device).cos().to(seeds)
-        for column in range(2):
+        for column in range(count):
             seeds[column, rows.start + column] = pattern
         coupled = any(isinstance(m, _BatchNorm) and m.training for m in self.model.modules())
         gradients = self._recorder.pull_back(outputs, seeds)

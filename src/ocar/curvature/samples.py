@@ -2,7 +2,7 @@
 
 Layers may see the samples in any dimension, such as the second of ``(time, n, features)``, or
 several rows a sample in one dimension, such as ``(n · tokens, features)``. Shapes alone are often
-ambiguous. So the gradients of two samples are pulled back once: each must be zero at the others.
+ambiguous. So the gradients of a few samples are pulled back once: each must be zero at the others.
 """
 
 from __future__ import annotations
