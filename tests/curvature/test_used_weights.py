@@ -346,6 +346,19 @@ def test_rows_where_two_samples_are_by_chance_are_not_taken_for_samples():
     assert kfac._unseen == {"body"}
 
 
+def test_relative_positions_are_not_taken_for_samples_in_a_batch_of_their_size():
+    model = linear(
+        lambda m, x: m.head((m.bias(m.places)[..., 0].softmax(-1) @ torch.tanh(m.body(x))).mean(1)),
+        bias=nn.Embedding(7, 1),
+        places=nn.Parameter(torch.arange(16).view(4, 4) % 7, requires_grad=False),
+    )
+    kfac = KFAC(model, **OPTIONS)
+    with pytest.warns(UserWarning, match=r"No curvature for 1 layer.*: bias \(Embedding\)\."):
+        observe(kfac, torch.randn(3, 4, 4))
+    observe(kfac, torch.randn(4, 4, 4))
+    assert kfac._unseen == {"bias"}
+
+
 def test_layers_of_different_kinds_that_share_a_weight_are_refused():
     model = nn.Sequential(nn.Conv1d(4, 4, 1), nn.ConvTranspose1d(4, 4, 1), nn.Linear(3, 2))
     model[1].weight = model[0].weight

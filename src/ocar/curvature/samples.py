@@ -59,7 +59,9 @@ class Samples:
                 layer = self._layers[name]
                 x, g = layer.arranged(record.x, g, record.use)
                 options = places(x.shape, samples, layer.sample_dims(x, record.use))
-                if not options:
+                if not options:  # then it has none by chance in another batch either
+                    if layer.is_added or not x.is_floating_point():
+                        self._spread.add(name)
                     continue
                 shares = [_share(place, g, samples) for place in options]
                 best = options[shares.index(max(shares))]
