@@ -103,7 +103,7 @@ def write_model(
 
     Raises:
         ConfigError: The file has another suffix.
-        ModelError: The model cannot be traced.
+        ModelError: The model cannot be traced or written.
         NumericalError: It predicts something else; nothing was written.
     """
     kinds = {".pt2": (_by_torch, _run_torch), ".onnx": (_by_onnx, _run_onnx)}
@@ -112,8 +112,12 @@ def write_model(
     pack, unpack = kinds[path.suffix]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of the exporters, about themselves
-        data = pack(_trace(model, x), list(parts_of(x)), dict(values))
-        run = unpack(data)
+        program = _trace(model, x)
+        try:
+            data = pack(program, list(parts_of(x)), dict(values))
+            run = unpack(data)
+        except (NotImplementedError, RuntimeError) as error:
+            raise ModelError(f"The model cannot be written as {path.suffix}: {error}") from error
     difference = 0.0
     for rows in (x, x[:1]):  # also another number of samples than in the trace
         expected = predict(rows).cpu()

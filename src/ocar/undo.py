@@ -79,7 +79,9 @@ class Undo:
         self._modules = modules
         self._parameters = list(dict.fromkeys(parameters))
         self._buffered = [m for m in modules if m._buffers]
-        self._linear = [m for m in modules if isinstance(m, nn.Linear)]
+        self._linear = [  # not where the weight is computed, which may change buffers
+            m for m in modules if isinstance(m, nn.Linear) and "weight" in m._parameters
+        ]
         self._next_hook = 0
         self._times: list[int] = []
         self._before: list[dict[str, Any]] = []

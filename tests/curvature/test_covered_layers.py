@@ -110,7 +110,7 @@ class Branches(nn.Module):
 def test_layers_that_the_outputs_do_not_depend_on_keep_their_gradient_and_are_named(batched):
     model, x = Branches(), torch.randn(4, 5)
     kfac = make(model, head="head")
-    kfac._batched = batched
+    kfac._recorder.pull.batched = batched
     with pytest.warns(UserWarning, match="No curvature") as caught:
         observe(kfac, x)
     assert [str(w.message) for w in caught] == [

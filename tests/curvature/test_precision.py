@@ -66,6 +66,34 @@ def test_autocast_keeps_factors_in_single_precision(inside):
     assert 0 < float(max(errors)) < BFLOAT16
 
 
+class Residual(nn.Module):
+    """Adds to the input of a layer, in place or not: autocast has multiplied a rounded copy."""
+
+    def __init__(self, *, in_place: bool) -> None:
+        super().__init__()
+        self.body, self.head, self.in_place = nn.Linear(5, 5), nn.Linear(5, 3), in_place
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = x + 1
+        added = torch.tanh(self.body(hidden))
+        hidden = hidden.add_(added) if self.in_place else hidden + added
+        return self.head(hidden)
+
+
+def test_an_input_that_changes_in_place_is_recorded_as_autocast_multiplied_it():
+    found, x = [], torch.randn(8, 5).float()
+    for in_place in (False, True):
+        torch.manual_seed(0)
+        kfac = KFAC(Residual(in_place=in_place).float(), damping=0.01, ema=1.0, fisher="exact")
+        with torch.autocast("cpu", torch.bfloat16):
+            observe(kfac, x)
+        found.append(averages(kfac))
+    rows = nn.functional.pad((x + 1).bfloat16().float(), (0, 1), value=1.0)
+    assert_close(found[0]["body.A"][0], rows.T @ rows / 8, **SINGLE)
+    for name, expected in found[0].items():
+        assert torch.equal(found[1][name], expected)
+
+
 class Mixed(nn.Module):
     """A body in single precision and a head in double."""
 

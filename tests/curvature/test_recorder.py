@@ -8,13 +8,13 @@ import warnings
 import pytest
 import reference
 import torch
-from checks import assert_factors
+from checks import assert_factors, average
 from nets import batch_norm_net, cross_entropy_gradients, mlp, observe, set_gradients
 from tolerances import EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from ocar.curvature import KFAC
+from ocar.curvature import EKFAC, KFAC, DenseFisher
 from ocar.curvature.layers import make_layer
 from ocar.curvature.recorder import Recorder, pull_back
 from ocar.errors import ModelError
@@ -241,6 +241,41 @@ def test_columns_that_cannot_be_batched_are_pulled_back_one_by_one():
         observe(kfac, x)  # no second warning
 
 
+class Distances(nn.Module):
+    """PyTorch batches the backward pass of the distances wrongly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(5, 4), nn.Linear(3, 3)
+        self.centres = nn.Buffer(torch.randn(3, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.cdist(self.body(x), self.centres))
+
+
+@pytest.mark.parametrize("kind", [EKFAC, DenseFisher])
+def test_columns_that_are_batched_wrongly_are_pulled_back_one_by_one(kind):
+    model, x = Distances(), torch.randn(4, 5)
+    curvature = kind(model, damping=0.1, ema=1.0, fisher="exact(independent)")
+    with pytest.warns(UserWarning, match="cannot be batched; .*: PyTorch computes wrong gradients"):
+        observe(curvature, x)
+    observe(curvature, x)  # no second warning
+    expected = reference.full_fisher(model, x)
+    if kind is DenseFisher:
+        assert_close(curvature.average, expected, **EXACT)
+        return
+    moments = [average(curvature, name, "S")[0] for name in ("body", "head")]
+    found = torch.cat([part.flatten() for s in moments for part in (s[:, :-1], s[:, -1])])
+    assert_close(found, expected.diagonal(), **EXACT)
+
+
+def test_gradients_that_are_rounded_are_not_taken_for_wrong_ones():
+    model, x = batch_norm_net().bfloat16(), torch.randn(4, 2, 5, 5).bfloat16()
+    curvature = make(model)
+    observe(curvature, x)  # no warning, which would be an error
+    assert curvature._recorder.pull.batched
+
+
 def test_an_error_that_is_not_about_batching_is_not_taken_for_it():
     model, x = mlp(), torch.randn(4, 5)
     kfac = make(model)
@@ -250,7 +285,7 @@ def test_an_error_that_is_not_about_batching_is_not_taken_for_it():
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):
         kfac.update(outputs)
     observe(kfac, x)
-    assert kfac._batched
+    assert kfac._recorder.pull.batched
 
 
 @pytest.mark.parametrize("batched", [True, False])
@@ -262,7 +297,8 @@ def test_pull_back_is_a_vector_jacobian_product(batched):
         outputs = model(x)
     assert torch.equal(recorder.records["first"][0].x, x)
     columns = torch.randn(3, 4, 3)
-    gradients = recorder.pull_back(outputs, columns, batched=batched)
+    recorder.pull.batched = batched
+    gradients = recorder.pull_back(outputs, columns)
     hidden, jacobian = model[0](x), model[2].weight
     for c in range(3):
         expected = columns[c] @ jacobian * (1 - torch.tanh(hidden) ** 2)

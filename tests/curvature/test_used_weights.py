@@ -100,7 +100,7 @@ def test_output_gradients_times_inputs_are_the_gradient(case):
     with curvature.record():
         outputs = model(x)
     columns = torch.randn(1, *outputs.shape)
-    seen = curvature._recorded(len(x), curvature._pull_back(outputs, columns))
+    seen = curvature._recorded(len(x), curvature._recorder.pull_back(outputs, columns))
     model.zero_grad()
     (outputs * columns[0]).sum().backward()
     for name, layer in curvature.layers.items():
@@ -269,6 +269,14 @@ LOST = {
         sequences,
         "body (Linear)",
     ),
+    "a vector": (
+        lambda: linear(
+            lambda m, x: m.head(torch.tanh(x * m.body(m.code))).mean(1),
+            code=nn.Parameter(torch.randn(4), requires_grad=False),
+        ),
+        sequences,
+        "body (Linear)",
+    ),
     "a function of the weight": (lambda: after(Standardized(2, 3, 3), 18), images, "0 (Stand"),
     "one more use": (lambda: after(Decayed(4, 3), 9), sequences, "0 (Decayed)"),
     "bias apart": (lambda: after(BiasApart(4, 3), 9), sequences, "0 (BiasApart)"),
@@ -310,6 +318,45 @@ def test_a_weight_that_is_used_in_another_way_keeps_its_gradient_and_is_named(ca
     kfac.precondition_()
     for parameter in kfac.layers[name].parameters:
         assert any(torch.equal(parameter.grad, grad) for grad in plain.values())
+
+
+def test_a_use_in_train_mode_is_seen_after_a_trial_in_eval_mode():
+    def run(m: Net, x: Tensor) -> Tensor:
+        hidden = m.body(x)
+        return m.head(torch.tanh(hidden + x @ m.body.weight.T if m.training else hidden)).mean(1)
+
+    model, x = linear(run), sequences()
+    kfac = KFAC(model.eval(), **OPTIONS)
+    kfac.try_recording(x)
+    model.train()
+    with pytest.warns(UserWarning, match=r"No curvature for 1 layer.*: body \(Linear\)\."):
+        observe(kfac, x)
+    assert kfac._unseen == {"body"}
+
+
+def test_rows_where_two_samples_are_by_chance_are_not_taken_for_samples():
+    """Thirty-five nodes of one graph: a sample asks for one, and its row may be in its place."""
+    model = linear(
+        lambda m, x: m.head(torch.tanh(m.body(m.nodes))[x]),
+        nodes=nn.Parameter(torch.randn(35, 4), requires_grad=False),
+    )
+    kfac = KFAC(model, **OPTIONS)
+    with pytest.warns(UserWarning, match=r"No curvature for 1 layer.*: body \(Linear\)\."):
+        observe(kfac, torch.tensor([0, 5, 1, 1, 1, 1, 1]))
+    assert kfac._unseen == {"body"}
+
+
+def test_relative_positions_are_not_taken_for_samples_in_a_batch_of_their_size():
+    model = linear(
+        lambda m, x: m.head((m.bias(m.places)[..., 0].softmax(-1) @ torch.tanh(m.body(x))).mean(1)),
+        bias=nn.Embedding(7, 1),
+        places=nn.Parameter(torch.arange(16).view(4, 4) % 7, requires_grad=False),
+    )
+    kfac = KFAC(model, **OPTIONS)
+    with pytest.warns(UserWarning, match=r"No curvature for 1 layer.*: bias \(Embedding\)\."):
+        observe(kfac, torch.randn(3, 4, 4))
+    observe(kfac, torch.randn(4, 4, 4))
+    assert kfac._unseen == {"bias"}
 
 
 def test_layers_of_different_kinds_that_share_a_weight_are_refused():

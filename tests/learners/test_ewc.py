@@ -106,6 +106,31 @@ def test_a_regression_takes_the_penalised_step(structure, samples, penalty, ever
         assert_close(learner.transform.anchor, anchor, **EXACT)
 
 
+class Distances(nn.Module):
+    """Distances by ``torch.cdist``, whose batched backward pass is wrong, or written out."""
+
+    def __init__(self, *, written_out: bool) -> None:
+        super().__init__()
+        self.body, self.head, self.written_out = nn.Linear(6, 4), nn.Linear(3, 4), written_out
+        self.centres = nn.Buffer(torch.randn(3, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.body(x)
+        if self.written_out:
+            return self.head((hidden[:, None] - self.centres).square().sum(-1).sqrt())
+        return self.head(torch.cdist(hidden, self.centres))
+
+
+@pytest.mark.filterwarnings("ignore:The backward pass of this model cannot be batched")
+def test_the_fisher_is_right_where_the_backward_pass_cannot_be_batched() -> None:
+    models = [seeded(lambda own=own: Distances(written_out=own)).double() for own in (True, False)]
+    for model in models:
+        learner = make(model)
+        for x, y in vectors(4, [0, 1, 2]):
+            learner.learn(x.double(), y)
+    assert_close(*map(weights, models), **EXACT)
+
+
 def test_the_implicit_step_minimises_what_it_says() -> None:
     """⟨∇L, Δ⟩ + ‖Δ‖²/2α + λ/2 ΔᵀF̄Δ is smallest at the step, w* being where it starts."""
     model = linear()

@@ -139,6 +139,26 @@ def test_a_file_that_predicts_something_else_is_not_written(
     assert not list(tmp_path.iterdir())
 
 
+class InnerStep(nn.Module):
+    """A step of gradient descent in the forward pass: PyTorch traces it, and cannot save it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.head = nn.Linear(6, 4), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        slope = torch.func.grad(lambda weight: (x @ weight.mT).square().mean())
+        weight = self.body.weight - slope(self.body.weight)
+        return self.head(nn.functional.linear(x, weight))
+
+
+def test_a_model_that_is_traced_and_cannot_be_saved_is_said(tmp_path: Path) -> None:
+    learner = er(seeded(InnerStep), X, Y)
+    with pytest.raises(ModelError, match=r"The model cannot be written as \.pt2: .*storage"):
+        learner.export(tmp_path / "model.pt2")
+    assert not list(tmp_path.iterdir())
+
+
 def test_what_cannot_be_exported_is_said(tmp_path: Path) -> None:
     learner, x = MAKE["standardised"]()
     with pytest.raises(ConfigError, match=r"model\.bin.*Must end in \.pt2 or \.onnx"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrizations
 from toys import RAW, assert_same, everything, mlp, seeded, vectors
 from zoo.parts import Net, head, stream
 
@@ -228,6 +230,41 @@ def test_an_activation_at_the_front_may_work_in_place() -> None:
         for x, y in vectors(4, [0, 1, 2]):
             learner.learn(x, y)
     assert_same(everything(one), everything(other))
+
+
+@ALL
+@pytest.mark.filterwarnings("ignore:No curvature for")
+def test_a_refused_batch_leaves_the_buffers_of_a_computed_weight_alone(method: str) -> None:
+    """To read a weight under ``spectral_norm`` in train mode changes its vectors."""
+
+    def model() -> nn.Module:
+        layer = parametrizations.spectral_norm(nn.Linear(6, 8))
+        return nn.Sequential(layer, nn.Tanh(), nn.Linear(8, 4))
+
+    learner = make(method, seeded(model))
+    learner.learn(X, Y)
+    before = everything(learner)
+    with pytest.raises(InputError, match="Labels must be at least 0"):
+        learner.learn(X, -1 - Y)
+    assert_same(everything(learner), before)
+
+
+@ALL
+def test_a_model_that_keeps_a_tensor_of_its_last_forward_pass_is_copied(method: str) -> None:
+    def run(m: Any, x: Tensor) -> Tensor:
+        outputs: Tensor = m.inner(x)
+        m.seen = outputs + 1
+        return outputs
+
+    learner = make(method, Net(run, inner=mlp()))
+    learner.learn(X, Y)
+    seen = learner.model.seen = learner.model.inner(X) + 1
+    copied = copy.deepcopy(learner)
+    assert torch.equal(copied.model.seen, seen)
+    assert learner.model.seen is seen
+    for one in (learner, copied):
+        one.learn(X, Y)
+    assert_same(everything(copied), everything(learner))
 
 
 @ALL

@@ -14,7 +14,6 @@ from ocar.curvature.blocks import Blocks, Seen
 from ocar.curvature.curvature import Curvature
 from ocar.curvature.fisher import FisherRoot, separate
 from ocar.curvature.layers import Layer
-from ocar.curvature.recorder import pull_back
 from ocar.curvature.selection import Selection, no_parameters
 from ocar.errors import CheckpointError, ModelError
 
@@ -125,7 +124,9 @@ class DenseFisher(Curvature):
         columns, parameters = separate(columns), self._whole.parameters
         scores = [
             columns.new_zeros(len(columns), p.numel()) if g is None else g.flatten(1)
-            for p, g in zip(parameters, pull_back(outputs, parameters, columns), strict=True)
+            for p, g in zip(
+                parameters, self._recorder.pull(outputs, parameters, columns), strict=True
+            )
         ]
         return {"model": Seen(outputs.detach(), torch.cat(scores, dim=1), None)}
 

@@ -7,7 +7,6 @@ layers.
 
 from __future__ import annotations
 
-import warnings
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -32,6 +31,8 @@ from ocar.errors import CheckpointError, ConfigError, ModelError
 from ocar.structure import Inputs, call
 
 Weighting = Literal["gradients", "both"]
+
+_TRIED = 5  # samples whose gradients show their places; of few, some are there by chance
 
 
 @dataclass(eq=False, repr=False)
@@ -67,7 +68,6 @@ class LayerCurvature(Curvature):
         super().__post_init__()
 
     def _start(self) -> None:
-        self._batched = True
         self._locations: dict[str, int] = {}
         super()._start()
         self._recorder = Recorder(self.layers, self.model)
@@ -128,6 +128,7 @@ class LayerCurvature(Curvature):
             if isinstance(layer := self.layers[name], MatrixLayer):
                 self._locations[name] = sum(layer.locations(one.x, one.use) for one in seen.uses)
         recorder.clear()
+        recorder.watch()  # in train mode the model may use its weights otherwise
 
     def _find_samples(self, outputs: Tensor, rows: slice) -> None:
         """Find where layers have the samples, which are some rows of the outputs."""
@@ -135,12 +136,13 @@ class LayerCurvature(Curvature):
         unknown = samples > 1 and outputs.requires_grad and not self._samples.known(records)
         if not unknown or accel.is_recording():
             return
-        seeds = torch.zeros_like(outputs).expand(2, *outputs.shape).clone()
+        count = min(_TRIED, samples)
+        seeds = torch.zeros_like(outputs).expand(count, *outputs.shape).clone()
         pattern = torch.arange(outputs.shape[1], device=outputs.device).cos().to(seeds)
-        for column in range(2):
+        for column in range(count):
             seeds[column, rows.start + column] = pattern
         coupled = any(isinstance(m, _BatchNorm) and m.training for m in self.model.modules())
-        gradients = self._pull_back(outputs, seeds)
+        gradients = self._recorder.pull_back(outputs, seeds)
         self._samples.find(records, gradients, samples, coupled=coupled)
 
     def _recorded(
@@ -193,7 +195,7 @@ class LayerCurvature(Curvature):
             block.estimate_inputs({name: early[name] for name in block.layers if name in early})
 
         gradients, *_ = accel.parallel(
-            lambda: self._pull_back(outputs, columns),
+            lambda: self._recorder.pull_back(outputs, columns),
             *(partial(estimate_inputs, block) for block in self.blocks),
         )
         if not gradients:
@@ -220,22 +222,6 @@ class LayerCurvature(Curvature):
             for block in self.blocks:
                 block.restart_head(count != self._head.active)
             self._head.active.copy_(count)
-
-    def _pull_back(self, outputs: Tensor, columns: Tensor) -> dict[str, list[Tensor]]:
-        if not self._batched:
-            return self._recorder.pull_back(outputs, columns, batched=False)
-        try:
-            return self._recorder.pull_back(outputs, columns)
-        except RuntimeError as error:
-            # If one after another fails too, batching was not the reason.
-            gradients = self._recorder.pull_back(outputs, columns, batched=False)
-            self._batched = False
-            warnings.warn(
-                "The backward pass of this model cannot be batched; the columns of the Fisher are "
-                f"computed one after another, which is slower: {error}",
-                stacklevel=4,
-            )
-            return gradients
 
     def tensors(self) -> list[Tensor]:
         """Averages, counts, and the number of active outputs."""

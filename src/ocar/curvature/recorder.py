@@ -6,6 +6,7 @@ autograd graph, not its values. So an in-place activation after the layer does n
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -41,14 +42,17 @@ class Recorder:
 
     Attributes:
         records: What was recorded of each layer, in the order of the forward pass.
+        pull: Differentiates the outputs.
     """
 
     def __init__(self, layers: Mapping[str, Layer], model: nn.Module) -> None:
         self.layers = layers
         self.model = model
+        self.pull = PullBack()
         self.records: dict[str, list[Record]] = {}
         self._followed = _followed(layers)
-        self._watched = {n: own for n, own in layers.items() if n not in self._followed}
+        self._watched: dict[str, Layer] = {}
+        self.watch()
         self._functions: Functions | None = None
         self._started: dict[str, int] = {}  # records of a layer before its present call
         self._plain: Counter[str] = Counter()  # records of calls that compute nothing else
@@ -115,12 +119,19 @@ class Recorder:
         if not output.requires_grad:
             self._without.append(name)
             return
-        record = Record(x.detach(), get_gradient_edge(output), use)
+        x = x.detach()
+        if x.is_floating_point() and x.dtype != output.dtype:
+            x = x.to(output.dtype)  # autocast multiplied a copy, and x may change in place
+        record = Record(x, get_gradient_edge(output), use)
         self.records.setdefault(name, []).append(record)
 
     def _drop_last(self, name: str, output: Tensor) -> None:
         node = get_gradient_edge(output).node
         self.records[name] = [one for one in self.records[name] if one.edge.node is not node]
+
+    def watch(self) -> None:
+        """Let the next recording watch all functions, as the first one does."""
+        self._watched = {n: own for n, own in self.layers.items() if n not in self._followed}
 
     def clear(self) -> None:
         """Drop the records, and with them the graph."""
@@ -128,9 +139,7 @@ class Recorder:
         self._plain.clear()
         self._without.clear()
 
-    def pull_back(
-        self, outputs: Tensor, columns: Tensor, *, batched: bool = True
-    ) -> dict[str, list[Tensor]]:
+    def pull_back(self, outputs: Tensor, columns: Tensor) -> dict[str, list[Tensor]]:
         """:func:`pull_back` to each recorded output of the layers that the outputs depend on.
 
         Raises:
@@ -139,7 +148,7 @@ class Recorder:
         names = [name for name, records in self.records.items() for _ in records]
         edges = [one.edge for records in self.records.values() for one in records]
         with accel.inputs_only():
-            gradients = pull_back(outputs, edges, columns, batched=batched)
+            gradients = self.pull(outputs, edges, columns)
         found: dict[str, list[Tensor]] = {}
         for name, gradient in zip(names, gradients, strict=True):
             if gradient is not None:
@@ -166,9 +175,69 @@ def _followed(layers: Mapping[str, Layer]) -> dict[str, Layer]:
     return found | linear
 
 
+Points = Sequence[GradientEdge] | Sequence[Tensor]
+
+
+class PullBack:
+    """:func:`pull_back` with all columns in one backward pass, where that is right.
+
+    Some functions have no batched backward pass, and that of ``torch.cdist`` is wrong. So the first
+    call compares two columns with a backward pass for each.
+
+    Attributes:
+        batched: Whether there is one backward pass for all columns.
+    """
+
+    def __init__(self) -> None:
+        self.batched = True
+        self._compared = False
+
+    def __call__(self, outputs: Tensor, points: Points, columns: Tensor) -> list[Tensor | None]:
+        """See :func:`pull_back`."""
+        try:
+            if self.batched and not self._compared and not accel.is_recording():
+                self._compare(outputs, points)
+            return pull_back(outputs, points, columns, batched=self.batched)
+        except RuntimeError as error:
+            if not self.batched:
+                raise
+            # If one after another fails too, batching was not the reason.
+            gradients = pull_back(outputs, points, columns, batched=False)
+            self._stop(str(error))
+            return gradients
+
+    def _compare(self, outputs: Tensor, points: Points) -> None:
+        columns = torch.arange(2 * outputs.numel(), device=outputs.device, dtype=torch.float32)
+        columns = columns.cos().view(2, *outputs.shape)
+        both = (pull_back(outputs, points, columns, batched=batched) for batched in (True, False))
+        if _differ(*both):
+            self._stop("PyTorch computes wrong gradients if it batches them")
+        self._compared = True
+
+    def _stop(self, reason: str) -> None:
+        self.batched = False
+        warnings.warn(
+            "The backward pass of this model cannot be batched; the columns of the Fisher are "
+            f"computed one after another, which is slower: {reason}",
+            stacklevel=6,
+        )
+
+
+def _differ(some: Sequence[Tensor | None], others: Sequence[Tensor | None]) -> bool:
+    """Whether gradients differ by more than rounding."""
+    pairs = [(a, b) for a, b in zip(some, others, strict=True) if a is not None and b is not None]
+    sizes = [float(b.float().norm()) for _, b in pairs]
+    for (a, b), size in zip(pairs, sizes, strict=True):
+        eps = torch.finfo(a.dtype).eps
+        allowed = max(eps**0.25 * size, eps**0.5 * max(sizes))
+        if float((a - b).float().norm()) > allowed:  # not if it is NaN
+            return True
+    return False
+
+
 def pull_back(
     outputs: Tensor,
-    points: Sequence[GradientEdge] | Sequence[Tensor],
+    points: Points,
     columns: Tensor,
     *,
     batched: bool = True,

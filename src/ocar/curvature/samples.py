@@ -2,7 +2,7 @@
 
 Layers may see the samples in any dimension, such as the second of ``(time, n, features)``, or
 several rows a sample in one dimension, such as ``(n · tokens, features)``. Shapes alone are often
-ambiguous. So the gradients of two samples are pulled back once: each must be zero at the others.
+ambiguous. So the gradients of a few samples are pulled back once: each must be zero at the others.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class Samples:
                 layer = self._layers[name]
                 x, g = layer.arranged(record.x, g, record.use)
                 options = places(x.shape, samples, layer.sample_dims(x, record.use))
-                if not options:
+                if not options:  # then it has none by chance in another batch either
+                    if layer.is_added or not x.is_floating_point():
+                        self._spread.add(name)
                     continue
                 shares = [_share(place, g, samples) for place in options]
                 best = options[shares.index(max(shares))]
@@ -77,6 +79,8 @@ class Samples:
             return True
         if isinstance(layer, AddedLayer):
             return not all(self._options(layer, one, samples) for one in records)
+        if not all(layer.sample_dims(one.x, one.use) for one in records):
+            return True  # a vector, from which weights are made
         if not all(
             one.x.is_floating_point() or self._options(layer, one, samples) for one in records
         ):

@@ -40,7 +40,7 @@ from ocar.accel import linalg
 from ocar.config import require_range
 from ocar.curvature.dense import MAX_PARAMETERS
 from ocar.curvature.fisher import Categorical, Gaussian, Likelihood, parse_root, separate
-from ocar.curvature.recorder import Recorder, pull_back
+from ocar.curvature.recorder import PullBack, Recorder
 from ocar.errors import ModelError
 from ocar.methods.context import Context
 from ocar.methods.objective import Begun, Forward, Objective, Step
@@ -116,6 +116,7 @@ class EWCTransform(Transform):
         self._recent = self.anchor.new_zeros(shape if settings.accumulation == "sum" else 0)
         self._counts = torch.zeros(2, dtype=torch.float64, device=self.anchor.device)
         self._generator = make_generator(context.seed, "ewc", context.device)
+        self._pull = PullBack()
         self._joint = objective.joint
         self._shapes = [p.shape for p in self.parameters]
 
@@ -191,7 +192,7 @@ class EWCTransform(Transform):
         samples = outputs.shape[0]
         alone = separate(columns).unflatten(0, (-1, samples))[:, first:].flatten(0, 1)
         parameters = self.parameters
-        pulled = pull_back(outputs, parameters, alone)
+        pulled = self._pull(outputs, parameters, alone)
         scores = [
             p.new_zeros(len(alone), p.numel()) if g is None else g.flatten(1)
             for p, g in zip(parameters, pulled, strict=True)

@@ -170,8 +170,10 @@ def copy_model(model: nn.Module) -> nn.Module:
     Raises:
         ModelError: The model cannot be copied.
     """
-    try:
-        copied = copy.deepcopy(model)
+    attributes = (value for module in model.modules() for value in vars(module).values())
+    cached = (v for v in attributes if isinstance(v, Tensor) and not v.is_leaf)
+    try:  # what a forward pass left in an attribute has a graph, which cannot be copied
+        copied = copy.deepcopy(model, {id(value): value.detach().clone() for value in cached})
     except Exception as error:  # what a module's parts raise can be anything
         said = str(error).rstrip(".")
         raise ModelError(
