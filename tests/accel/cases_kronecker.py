@@ -15,6 +15,8 @@ from ocar.accel import FactorBuffer, LayerGradient, Pair, Rows, triangles
 
 NAN, INF = float("nan"), float("inf")
 TAU = 1e-2
+LARGEST_TILE = 64
+"""Rows of a tile of a Gram matrix, or a multiple of them."""
 
 
 # --- gram ---------------------------------------------------------------------------------------
@@ -65,8 +67,12 @@ def run_gram(operands: Sequence[Tensor], implementation: Implementation) -> list
     given = [implementation.given(t) for t in operands]
     scales = [1 / (number + 3) for number in range(len(given))]
     implementation["gram"]([partial(Tensor.clone, t) for t in given], scales, outs)
-    if implementation.name == "triton":  # half of each product is made
-        assert all(torch.equal(out, out.mT) for out in outs if bool(out.isfinite().all()))
+    if implementation.name == "triton":  # half of the tiles are made, the others are copies
+        for out in outs:
+            if out.isfinite().all():
+                tile = torch.arange(out.shape[-1], device=out.device) // LARGEST_TILE
+                apart = tile[:, None] != tile
+                assert torch.equal(out[..., apart], out.mT[..., apart])
     gaps = flat.clone()
     for out, size in zip(outs, sizes, strict=True):
         at = out.storage_offset()

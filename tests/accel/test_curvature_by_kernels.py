@@ -18,14 +18,18 @@ CLOSE = 1e-4
 
 
 class Branches(nn.Module):
-    """Convolutions of all kinds, one of them channels last."""
+    """Convolutions of all kinds, one of them channels last.
+
+    ``short`` has 8 inputs: with fewer, PyTorch 2.13 writes past the end of the gradient of a 1 × 1
+    convolution with stride 2 and images that are channels last, on processors without AVX-512.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, 4, 3, padding=1, bias=False)
-        self.odd = nn.Conv2d(4, 4, 3, padding=1, groups=2)  # has no kernel for its patches
-        self.wide = nn.Conv2d(4, 6, 3, stride=2, padding=1, bias=False)
-        self.short = nn.Conv2d(4, 6, 1, stride=2, bias=False)
+        self.odd = nn.Conv2d(4, 8, 3, padding=1, groups=2)  # has no kernel for its patches
+        self.wide = nn.Conv2d(8, 6, 3, stride=2, padding=1, bias=False)
+        self.short = nn.Conv2d(8, 6, 1, stride=2, bias=False)
         self.head = nn.Linear(6, 5)
         self.wide.weight.data = self.wide.weight.data.contiguous(memory_format=torch.channels_last)
 
