@@ -42,6 +42,7 @@ OTHERS = {
     "Split-TinyImageNet, Acc and probe of one seed": ("split-tinyimagenet", {"every": 10}),
     "PACS": ("pacs", {}),
     "Split-MNIST": ("split-mnist", {}),
+    "Split-MNIST, without settings": ("split-mnist", WITHOUT),
     "split-digits": ("split-digits", {}),
     "split-digits, without settings": ("split-digits", WITHOUT),
 }
