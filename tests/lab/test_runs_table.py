@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ import ocar_lab
 from ocar.errors import RunError
 from ocar.methods.registry import METHODS
 from ocar_lab.published import FIRST_TASK_SECONDS, PUBLISHED, published
-from ocar_lab.runs import find_runs, groups, read_run, rows
+from ocar_lab.runs import find_runs, groups, read_all, read_run, rows
 from ocar_lab.runs.folder import METRICS, STATUS
 
 
@@ -46,6 +47,20 @@ def test_the_numbers_are_those_that_the_lines_give(out: Path) -> None:
         ended = [a for a, e in zip(first, history, strict=True) if e["task"] == 0][-1]
         assert run.summary.forgetting == pytest.approx(ended - first[-1], abs=1e-12)
         assert run.summary.plasticity == last
+
+
+def test_a_copy_of_a_run_counts_once(out: Path, tmp_path: Path) -> None:
+    shutil.copytree(out, tmp_path / "copy")
+    once, none = read_all(out)
+    twice, errors = read_all(out, tmp_path)
+    assert none == []
+    finished = [run for run in once if run.summary is not None]
+    assert [run.path for run in twice if run.summary is not None] == [r.path for r in finished]
+    assert sorted(errors) == sorted(
+        f"{tmp_path / 'copy' / run.path.relative_to(out)} is left out: {run.path} has the same "
+        f"configuration and seed {run.seed}. Move one of them away."
+        for run in finished
+    )
 
 
 def test_runs_are_grouped_by_their_settings(out: Path) -> None:

@@ -116,12 +116,12 @@ def _is_running(content: object) -> bool:
 
 def _report(contents: Sequence[object], title: str) -> Report:
     """A report on what can be shown; what cannot be is among its errors."""
-    runs = together(
+    runs, twice = together(
         [one for one in contents if isinstance(one, Run)],
         [one for one in contents if isinstance(one, Result)],
     )
     studies = [one for one in contents if isinstance(one, StudyPart)]
-    errors = [one for one in contents if isinstance(one, str)]
+    errors = [*(one for one in contents if isinstance(one, str)), *twice]
 
     def made(some: Sequence[Measured]) -> Report:
         return make_report(some, title=title, created="", studies=studies, errors=errors)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ocar.errors import OcarError, RunError
 from ocar.files import printable
@@ -107,14 +107,29 @@ def read_all(*roots: Path) -> tuple[list[Measured], list[str]]:
     files = {path.resolve(): path for own in found for path in own.results}
     stored, errors = read_folders([*folders.values()])
     results, more = read_each(read_result, [*files.values()])
-    return together(stored, results), errors + more
+    runs, twice = together(stored, results)
+    return runs, errors + more + twice
 
 
-def together(stored: Sequence[Run], results: Sequence[Result]) -> list[Measured]:
-    """Stored and kept runs; one that is both counts once, as stored."""
-    finished = {(run.key, run.seed) for run in stored if run.summary is not None}
-    kept = [run for result in results for run in result.runs]
-    return [*stored, *(r for r in kept if (r.key, r.seed) not in finished)]
+def together(stored: Sequence[Run], results: Sequence[Result]) -> tuple[list[Measured], list[str]]:
+    """Stored and kept runs; one that is both counts once, as stored.
+
+    A finished run that is stored twice, such as a copy of its folder, counts once too: as two
+    seeds it would make the deviation smaller. The texts name the folders that are left out.
+    """
+    runs: list[Measured] = []
+    errors: list[str] = []
+    finished: dict[Any, Measured] = {}
+    for run in (*stored, *(run for result in results for run in result.runs)):
+        first = run if run.summary is None else finished.setdefault((run.key, run.seed), run)
+        if first is run:
+            runs.append(run)
+        elif isinstance(run, Run):
+            errors.append(
+                f"{printable(str(run.path))} is left out: {printable(str(first.path))} has the "
+                f"same configuration and seed {run.seed}. Move one of them away."
+            )
+    return runs, errors
 
 
 def read_each(read: Callable[[Path], T], paths: Sequence[Path]) -> tuple[list[T], list[str]]:
