@@ -56,7 +56,7 @@ class Samples:
                 x, g = layer.arranged(record.x, g, record.use)
                 options = places(x.shape, samples, layer.sample_dims(x, record.use))
                 if not options:  # then it has none by chance in another batch either
-                    if layer.is_added or not x.is_floating_point():
+                    if isinstance(layer, AddedLayer) or not x.is_floating_point():
                         self._spread.add(name)
                     continue
                 shares = [_share(place, g, samples) for place in options]
