@@ -27,7 +27,7 @@ from result_pages import (
 )
 from series_pages import series_cost, series_tables
 from serving_pages import load_table
-from slow_pages import heads_table, others_table, parts_table, slow_table
+from slow_pages import cost_table, heads_table, others_table, parts_table, slow_table
 from source_pages import method_files, operations_table
 from tabular_pages import tables_pieces
 
@@ -63,6 +63,7 @@ def write_generated(docs: Path) -> None:
             "operations.md": operations_table(),
             "slow-weights.md": slow_table(results),
             "slow-weights-others.md": others_table(results),
+            "slow-weights-cost.md": cost_table(),
             "slow-weights-heads.md": heads_table(results),
             "slow-weights-parts.md": parts_table(results),
             "pictures.md": pictures_table(),

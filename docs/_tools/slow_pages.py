@@ -135,6 +135,17 @@ def heads_table(results: Sequence[Result]) -> str:
     return table(["method and its head", "seeds", *METRICS.values()], rows, numbers=5)
 
 
+def cost_table() -> str:
+    """Seconds of a stream batch with each part over those of OCAR, on one CPU thread."""
+    document = json.loads((RESULTS / "bench" / "cpu-slow.json").read_text(encoding="utf-8"))
+    cells: dict[str, list[str]] = {}
+    for entry in document["results"]:
+        spread = f"{entry['smallest']:.2f} to {entry['largest']:.2f}"
+        cells.setdefault(entry["above"], []).append(f"{entry['ratio']:.2f} ({spread})")
+    rows = [[part, *own] for part, own in cells.items()]
+    return table(["over OCAR", "to learn", "to learn, then predict ten samples"], rows, numbers=2)
+
+
 def slow_table(results: Sequence[Result]) -> str:
     """One row for each part, from the kept runs on the published splits."""
     best = published("split-cifar100", "ocar-ace")
