@@ -34,8 +34,7 @@ class Options:
     """Small networks and two turns: whether it works, not how fast it is."""
 
     only: tuple[str, ...] = ()
-    """What to measure: steps, nngeometry, recorded, concurrent, mlp, serving, parts, floor, guard,
-    saving, wide. All by default."""
+    """What to measure, by name; a wrong name lists them. All by default."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where to measure; auto is the GPU if there is one."""
