@@ -41,7 +41,7 @@ COMMANDS = {
     f"{RUN} --seeds 0,1": "Invalid --seeds 0,1. Must be whole numbers, separated by spaces.",
     f"{RUN} --seeds 1 1": "Invalid seeds=(1, 1). Must be one or more different numbers.",
     f"{RUN} --seeds": "Invalid seeds=(). Must be one or more different numbers.",
-    f"{RUN} --closed-form-head maybe": "Invalid --closed-form-head maybe. Must be True or False.",
+    f"{RUN} --closed-form-head maybe": "Unexpected argument maybe",
     f"{RUN} --every often": "Invalid --every often. Must be a whole number, or task.",
     f"{RUN} --defaults": "er has no default for lr. Give --lr 0.05, or leave out --defaults.",
     f"{RUN} --preset nothing": "Invalid preset: nothing does not exist. ocar tune writes one.",

@@ -15,7 +15,6 @@ from torch.testing import assert_close
 from toys import RAW, assert_same, everything, images, mlp, never_wait, seeded, vectors
 
 import ocar
-from ocar import state
 from ocar.errors import CheckpointError, ConfigError
 from ocar.guard import Guard
 from ocar.learner import Learner
@@ -286,18 +285,11 @@ def test_a_restored_learner_goes_on_to_the_bit(method: str, tmp_path: Path) -> N
         assert torch.equal(other.predict(x), learner.predict(x))
 
 
-def test_a_checkpoint_that_is_older_than_this(tmp_path: Path) -> None:
-    """It has neither the setting nor the statistics."""
+def test_the_state_of_another_standardisation_is_refused() -> None:
     learner = learner_of("er", mlp(2), **REGRESSION, **RAW)
     stream = list(mixed_regression())
     learner.learn(*stream[0])
     tensors, values = learner.state()
-    del values["settings"]["standardize"]
-    state.save_state(tmp_path / "old", tensors, values)
-    loaded = ocar.load(tmp_path / "old", mlp(2))
-    for one in (learner, loaded):
-        one.learn(*stream[1])
-    assert_same(everything(loaded), everything(learner))
     other = learner_of("er", mlp(2), **REGRESSION)
     with pytest.raises(CheckpointError, match=r"no mean .* inputs.* with standardize=False"):
         other.load_state(tensors, values)

@@ -229,7 +229,6 @@ def require_folder(flag: str, path: Path) -> None:
 
 
 WORDS: dict[Any, str] = {
-    bool: "True or False",
     int: "a whole number",
     float: "a number",
     tuple[int, ...]: "whole numbers, separated by spaces",
