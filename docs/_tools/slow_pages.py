@@ -113,14 +113,18 @@ def _validated() -> dict[str, str]:
 
 
 def parts_table(results: Sequence[Result]) -> str:
-    """One row for each part, on split-digits."""
+    """One row for each part, on streams of vectors."""
     rows = []
-    for own, start in (({}, "OCAR"), (WITHOUT, "OCAR without settings")):
+    for benchmark, own, start in (
+        ("split-digits", {}, "split-digits, OCAR"),
+        ("split-digits", WITHOUT, "split-digits, OCAR without settings"),
+        ("split-mnist", {}, "Split-MNIST, OCAR"),
+    ):
         for title, (label, changed) in PARTS.items():
-            found = _find(results, "split-digits", label, {**changed, **own})
+            found = _find(results, benchmark, label, {**changed, **own})
             cells = (_cell(found, metric) for metric in METRICS)
             rows.append([title or start, str(len(found.runs)), *cells])
-    return table(["split-digits", "seeds", *METRICS.values()], rows, numbers=5)
+    return table(["", "seeds", *METRICS.values()], rows, numbers=5)
 
 
 def heads_table(results: Sequence[Result]) -> str:
