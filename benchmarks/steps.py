@@ -60,7 +60,7 @@ def measure_steps(setup: Setup) -> Iterator[Result]:
 def measure_slow(setup: Setup) -> Iterator[Result]:
     """OCAR with one part of ocar-slow after another, over OCAR: to learn, and to predict.
 
-    A prediction is of the ten samples that were just learned, so the closed-form head is solved
+    To predict is to ask for ten samples after each batch, so that the closed-form head is solved
     for each time.
     """
     classes = max(CLASSES)

@@ -144,8 +144,8 @@ def cost_table() -> str:
     document = json.loads((RESULTS / "bench" / "cpu-slow.json").read_text(encoding="utf-8"))
     cells: dict[str, list[str]] = {}
     for entry in document["results"]:
-        spread = f"{entry['smallest']:.2f} to {entry['largest']:.2f}"
-        cells.setdefault(entry["above"], []).append(f"{entry['ratio']:.2f} ({spread})")
+        turns = f"{entry['smallest']:.2f} to {entry['largest']:.2f}"
+        cells.setdefault(entry["above"], []).append(f"{entry['ratio']:.2f} ({turns})")
     rows = [[part, *own] for part, own in cells.items()]
     return table(["over OCAR", "to learn", "to learn, then predict ten samples"], rows, numbers=2)
 
