@@ -108,7 +108,8 @@ class SlowWeights:
         followed = self._followed(values)
         check_names("slow weights", values, followed)
         # Predictions on a GPU copy from the same tensors again and again.
-        self.values = {name: self.values.get(name, _precise(t)) for name, t in followed.items()}
+        own = self.values
+        self.values = {n: own[n] if n in own else _precise(t) for n, t in followed.items()}
         self.fit()  # the head may have grown
         for name, slow in self.values.items():
             slow.copy_(values[name])
