@@ -32,6 +32,7 @@ NETS = {
     "eval": lambda: (batch_norm_net().eval(), torch.randn(4, 2, 5, 5)),
 }
 EVERY_NET = pytest.mark.parametrize("net", NETS)
+EVERY_KIND = pytest.mark.parametrize("kind", ["factored", "exact"])
 OPTIONS = {
     "expand": {},
     "reduce": {"sharing": "reduce"},
@@ -77,6 +78,11 @@ def basis(curvature: EKFAC, name: str, key: str) -> Tensor:
     return stored + torch.eye(stored.shape[-1])
 
 
+def both_factors(curvature: EKFAC, name: str) -> tuple[Tensor, Tensor]:
+    """A and G."""
+    return average(curvature, name, "A"), average(curvature, name, "G")
+
+
 # --- second moments -----------------------------------------------------------------------------
 
 
@@ -113,20 +119,17 @@ def test_the_moments_of_a_masked_head() -> None:
 
 
 @EVERY_NET
-def test_the_first_estimate_is_that_of_kfac(net: str) -> None:
-    """(G ⊗ A + τI)⁻¹ ∇: a first basis of axes would see no correlations."""
+@EVERY_KIND
+def test_the_first_estimate_is_that_of_kfac(net: str, kind: str) -> None:
+    """A first basis of axes would see no correlations."""
     model, x = NETS[net]()
-    curvature = make(model, basis_every=50)
+    curvature = make(model, basis_every=50, damping_kind=kind)
     observe(curvature, x)
     set_gradients(model)
     expected = {}
     for name in matrix_names(curvature):
-        factors = zip(average(curvature, name, "G"), average(curvature, name, "A"), strict=True)
-        gradient = layer_gradient(model.get_submodule(name))
-        damped = [torch.kron(g, a) for g, a in factors]
-        damped = [matrix + DAMPING * torch.eye(len(matrix)) for matrix in damped]
-        pairs = zip(damped, gradient, strict=True)
-        expected[name] = torch.stack([torch.linalg.solve(m, g.flatten()) for m, g in pairs])
+        factors, layer = both_factors(curvature, name), model.get_submodule(name)
+        expected[name] = reference.preconditioned(layer, factors, DAMPING, kind=kind)
     curvature.precondition_()
     for name, gradient in expected.items():
         found = layer_gradient(model.get_submodule(name))
@@ -154,11 +157,12 @@ def test_the_basis_is_that_of_the_factors(net: str) -> None:
 
 
 @EVERY_NET
+@EVERY_KIND
 @pytest.mark.parametrize("sharing", ["expand", "reduce"])
-def test_gradients_are_divided_in_the_eigenbasis(net: str, sharing: str) -> None:
-    """U((Uᵀ g) / (S + τ)) with the dense Fisher for S."""
+def test_gradients_are_divided_in_the_eigenbasis(net: str, kind: str, sharing: str) -> None:
+    """U((Uᵀ g) / (S + D)) with the dense Fisher for S, and for D what damping adds to K-FAC."""
     model, x = NETS[net]()
-    curvature = make(model, sharing=sharing)
+    curvature = make(model, sharing=sharing, damping_kind=kind)
     for batch in (x, x + 0.1):
         observe(curvature, batch)
     set_gradients(model)
@@ -166,9 +170,13 @@ def test_gradients_are_divided_in_the_eigenbasis(net: str, sharing: str) -> None
     for name in matrix_names(curvature):
         gradient, groups = layer_gradient(model.get_submodule(name)), []
         fishers = group_fishers(curvature, x + 0.1, name)
-        for fisher, u, g in zip(fishers, bases(curvature, name), gradient, strict=True):
-            s = (u.mT @ fisher @ u).diagonal()
-            groups.append((u @ ((u.mT @ g.flatten()) / (s + DAMPING))).view_as(g))
+        parts = zip(
+            fishers, bases(curvature, name), *both_factors(curvature, name), gradient, strict=True
+        )
+        for fisher, u, a, g, one in parts:
+            added = reference.damped_block(a, g, DAMPING, kind=kind) - torch.kron(g, a)
+            damped = (u.mT @ (fisher + added) @ u).diagonal()
+            groups.append((u @ ((u.mT @ one.flatten()) / damped)).view_as(one))
         expected[name] = torch.stack(groups)
     curvature.precondition_()
     for name, gradient in expected.items():
@@ -332,7 +340,7 @@ def grow(head: nn.Linear, outputs: int) -> None:
 def test_the_head_grows() -> None:
     """New outputs start with eigenvectors along their axes; moments start again."""
     model, x = mlp((5, 4, 3)), torch.randn(4, 5)
-    curvature = make(model, basis_every=4, ema=0.5)
+    curvature = make(model, basis_every=4, ema=0.5, damping_kind="exact")
     for step in range(5):
         observe(curvature, x + 0.1 * step)
     before = basis(curvature, "2", "UG")

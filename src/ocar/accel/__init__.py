@@ -50,6 +50,7 @@ from ocar.accel.gram import gram
 from ocar.accel.graph import Graph, release_memory
 from ocar.accel.kronecker import (
     LayerGradient,
+    damping_levels,
     inverse_tensors,
     invert,
     mix_and_damp,
@@ -121,6 +122,7 @@ __all__ = [
     "batched_backward",
     "choose_device",
     "commit_or_rollback",
+    "damping_levels",
     "divergence",
     "from_weight_matrix",
     "frozen_statistics",

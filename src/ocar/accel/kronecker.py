@@ -101,7 +101,21 @@ def _levels(
         buffer.average(name).diagonal(dim1=-2, dim2=-1).sum(-1) / dims[buffer.index(name)]
         for name in pair.names
     )
-    mean_a = mean_a.unflatten(0, (-1, pair.parts)).mean(1)  # no part has a π of its own
+    return damping_levels(mean_a, mean_g, pair.parts, damping)
+
+
+def damping_levels(
+    mean_a: Tensor, mean_g: Tensor, parts: int, damping: Tensor | float
+) -> tuple[Tensor, Tensor]:
+    """What is added to the diagonals of A and G, (π√τ, √τ/π) with π² = mean of A / mean of G.
+
+    Args:
+        mean_a: Means of the diagonals of A, ``(groups · parts,)``; no part has a π of its own.
+        mean_g: Those of G, ``(groups,)``. Where one of both is zero π is 1.
+        parts: Parts that the inputs are split into.
+        damping: τ.
+    """
+    mean_a = mean_a.unflatten(0, (-1, parts)).mean(1)
     balanced = (mean_a > 0) & (mean_g > 0)
     squared = torch.where(balanced, mean_a / mean_g, 1.0)
     return (squared * damping).sqrt().to(mean_a), (damping / squared).sqrt().to(mean_a)

@@ -8,7 +8,14 @@ K-FAC approximates the curvature by products of eigenvalues. E-KFAC measures it,
 
 which is never further from the Fisher in the Frobenius norm, and divides by it:
 
-    ∇ ← U_G ((U_Gᵀ ∇ U_A) / (S + τ)) U_Aᵀ.
+    ∇ ← U_G ((U_Gᵀ ∇ U_A) / (S + D)) U_Aᵀ.
+
+The damping D is what damping each factor adds in K-FAC,
+
+    D = (λ_G + √τ/π)(λ_A + π√τ)ᵀ − λ_G λ_Aᵀ,
+
+with the diagonals λ of A and G in the basis. So both take the same settings. τ alone,
+``damping_kind="exact"``, damps far less, and steps are longer.
 
 An eigendecomposition is expensive, and any orthogonal basis is valid. So the basis is renewed only
 every ``basis_every`` batches. After a renewal S starts with the products of eigenvalues, as in
@@ -23,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -41,15 +48,15 @@ class EigenBlocks(FactorBlocks):
     """A and G for the basis, and the second moments S in it.
 
     The buffer holds the basis as UA and UG minus the identity, so that zeros are the identity.
-    ``every`` counts the batches between two bases.
+    ``every`` counts the batches between two bases; ``factored`` says how S is damped.
     """
 
     about = "Kronecker eigenbasis"
     stored = ("UA", "UG")
 
-    def __init__(self, *others: Any, every: int, **options: Any) -> None:
+    def __init__(self, *others: Any, every: int, factored: bool, **options: Any) -> None:
         super().__init__(*others, **options)
-        self.every = every
+        self.every, self.factored = every, factored
 
     def statistics(self, layer: MatrixLayer) -> dict[str, tuple[int, ...]]:
         """A, G, S of shape ``(groups, d_out, d_in)``, and the basis."""
@@ -109,18 +116,38 @@ class EigenBlocks(FactorBlocks):
             self._renew_bases(first)
 
     def prepare(self, damping: Tensor | float) -> Tensor:
-        """The denominators S + τ."""
-        return self._damp_averages(damping)
+        """The denominators S + D."""
+        none = self._damp_averages(damping)
+        for name in self.ready if self.factored else ():
+            self._denominators(name).add_(self._between(name, damping))
+        return none
+
+    def _denominators(self, name: str) -> Tensor:
+        return self.buffer.view(self.buffer.derived["damped"], f"{name}.S")
+
+    def _between(self, name: str, damping: Tensor | float) -> Tensor:
+        """D − τ."""
+        layer, averages = self.layers[name], (self.buffer.average(f"{name}.{key}") for key in "AG")
+        pairs = zip(averages, self.basis(name), strict=True)
+        values_a, values_g = ((average @ u * u).sum(-2) for average, u in pairs)
+        is_head = self.head is not None and name == self.head.name
+        outputs = self.head.active if is_head else layer.d_out
+        means = values_a.mean(-1), values_g.sum(-1) / outputs
+        levels = accel.damping_levels(*means, layer.parts, damping)
+        of_a, of_g = (level[:, None, None] for level in levels)
+        return of_g * values_a.unsqueeze(-2) + of_a * values_g.unsqueeze(-1)
 
     def precondition_(self) -> None:
         """Divide the gradients in the eigenbasis."""
         for name in self.ready:
-            denominator = self.buffer.view(self.buffer.derived["damped"], f"{name}.S")
-            divide_in_basis_(self.layers[name], *self.basis(name), denominator)
+            divide_in_basis_(self.layers[name], *self.basis(name), self._denominators(name))
 
     def eigenvalues(self, layer: MatrixLayer, damping: float) -> Tensor:
         """The damped second moments."""
-        return (self.buffer.average(f"{layer.name}.S") + damping).flatten().sort().values
+        damped = self.buffer.average(f"{layer.name}.S") + damping
+        if self.factored:
+            damped = damped + self._between(layer.name, damping)
+        return damped.flatten().sort().values
 
     def _saved(self, name: str, average: Tensor, *, back: bool = False) -> Tensor:
         layer, _, key = name.rpartition(".")
@@ -135,6 +162,9 @@ class EigenBlocks(FactorBlocks):
 class EKFAC(LayerCurvature):
     """Preconditions gradients with a damped, averaged E-KFAC approximation of the Fisher."""
 
+    damping_kind: Literal["factored", "exact"] = field(default="factored", kw_only=True)
+    """``"factored"`` damps as K-FAC does, ``"exact"`` adds τ."""
+
     basis_every: int = field(default=50, kw_only=True)
     """Batches between two eigenbases; at first they are renewed after 2, 4, 8, ... batches."""
 
@@ -145,5 +175,6 @@ class EKFAC(LayerCurvature):
 
     def kinds(self) -> Mapping[type[Layer], Any]:
         """Second moments in the eigenbasis, small matrices, a diagonal."""
-        eigen = partial(EigenBlocks, every=self.basis_every)
+        factored = self.damping_kind == "factored"
+        eigen = partial(EigenBlocks, every=self.basis_every, factored=factored)
         return {MatrixLayer: eigen, NormLayer: UnitBlocks, DiagonalLayer: DiagonalBlocks}

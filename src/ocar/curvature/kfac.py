@@ -152,11 +152,9 @@ class KroneckerBlocks(FactorBlocks):
     def eigenvalues(self, layer: MatrixLayer, damping: float) -> Tensor:
         """Products of the eigenvalues of A and G, each damped."""
         values_a, values_g = self.factor_eigenvalues(layer)
-        mean_a, mean_g = values_a.sum(-1) / layer.d_in, values_g.mean(-1)
-        mean_a = mean_a.unflatten(0, (-1, layer.parts)).mean(1)
-        balanced = (mean_a > 0) & (mean_g > 0)
-        pi = torch.where(balanced, mean_a / mean_g, 1.0).sqrt().unsqueeze(-1)
-        values_a, values_g = values_a + pi * damping**0.5, values_g + damping**0.5 / pi
+        means = values_a.mean(-1), values_g.mean(-1)
+        of_a, of_g = accel.damping_levels(*means, layer.parts, damping)
+        values_a, values_g = values_a + of_a.unsqueeze(-1), values_g + of_g.unsqueeze(-1)
         return (values_g.unsqueeze(-1) * values_a.unsqueeze(-2)).flatten().sort().values
 
 
