@@ -6,8 +6,9 @@
 
 ``search`` tries learning rates and dampings on four tasks with a seed of its own: a grid, then
 the neighbours of the best. It compares by the accuracy on validation data averaged over time
-(AAA). K-FAC has the paper's settings. ``run`` trains on the whole stream with the best settings
-and seeds 0 to 2. ``keep`` writes one line for each run to ``results/curvatures/``; it needs polars,
+(AAA). K-FAC has the paper's settings. E-KFAC adds τ alone to its curvature; damped as K-FAC is,
+it needs no search. ``run`` trains on the whole stream with the best settings and seeds 0 to 2.
+``keep`` writes one line for each run to ``results/curvatures/``; it needs polars,
 the others need not, so that they run on a machine without it.
 """
 
@@ -91,6 +92,8 @@ def run(out: Path, workers: int) -> None:
 
 def _config(choice: Choice | None, **options: Any) -> RunConfig:
     settings = {} if choice is None else choice._asdict()
+    if settings.get("curvature") == "ekfac":
+        settings["damping_kind"] = "exact"
     return RunConfig(benchmark=BENCHMARK, method="ocar", settings=settings, **options)
 
 

@@ -15,7 +15,8 @@ The list beside this file has runs that ``results/`` lacks, in this order:
 3. options of the authors' code;
 4. two more seeds on Split-TinyImageNet;
 5. ``ocar-slow``: Split-TinyImageNet, parts of it, without settings;
-6. the other rows of Split-CIFAR100.
+6. the other rows of Split-CIFAR100;
+7. OCAR with E-KFAC, damped as K-FAC is.
 """
 
 from __future__ import annotations

@@ -37,7 +37,8 @@ class CurvatureSettings(TransformSettings):
     code does (BatchNorm's running statistics then move once more)."""
 
     damping_kind: Literal["factored", "exact"] = "factored"
-    """Damp each Kronecker factor, balanced by π (the authors' code), or A ⊗ G + τI (the text)."""
+    """Damp each Kronecker factor, balanced by π (the authors' code), or add τ to the curvature (the
+    text); for K-FAC and E-KFAC."""
 
     factor_scale: Literal["none", "outputs"] = "none"
     """Average A and G, or A·√K and G/√K with K units of the head (the authors' code). The two
