@@ -66,9 +66,8 @@ class ClosedFormHead:
 
     def __init__(self, context: Context, head: GrowingHead, *, needed: bool) -> None:
         self._context, self._head, self._needed = context, head, needed
-        self._parameters = list(context.model.parameters())
         self.values: dict[str, Tensor] = {}
-        self._made_of: object = None  # batches, samples seen, versions of the weights
+        self._made_of: object = None  # batches, memory and weights
         recorded = context.record and context.shared is None
         self._graph = accel.Graph(self._solve, device=context.device, enabled=recorded)
 
@@ -118,8 +117,7 @@ class ClosedFormHead:
         ``batches`` says how many stream batches were given to the learner.
         """
         memory = self._context.memory
-        # Others than the learner may change the weights too, such as load_state_dict.
-        now = batches, memory.seen, [p._version for p in self._parameters]
+        now = batches, self._context.made_of()
         if self._made_of == now:
             return
         names = {id(p): name for name, p in self._context.model.named_parameters()}

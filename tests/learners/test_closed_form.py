@@ -222,16 +222,6 @@ def test_it_is_the_same_in_inference_mode_and_under_autocast() -> None:
         assert torch.equal(learner.predict(x), same.predict(x))
 
 
-def test_it_follows_weights_that_others_change() -> None:
-    learner, other = (ocar.ER(mlp(), lr=0.1, **CLOSED) for _ in range(2))
-    for x, y in vectors(3, [0, 1, 2]):
-        learner.learn(x, y)
-        other.learn(x + 1, y)
-    learner.predict(x)
-    learner.model.load_state_dict(other.model.state_dict())
-    assert_close(learner.predict(x), copy.deepcopy(learner).predict(x))
-
-
 def test_a_compiled_model_has_it_too() -> None:
     written, compiled = (
         ocar.ER(model, lr=0.1, **CLOSED)

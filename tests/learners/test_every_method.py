@@ -5,6 +5,7 @@ A method that is registered is in here by itself, see ``cases.py``.
 
 from __future__ import annotations
 
+import copy
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -163,6 +164,21 @@ def test_regression_is_learned_or_refused(case: Case, likelihood: str) -> None:
 
 
 # --- predicting ----------------------------------------------------------------------------------
+
+
+@EVERY_METHOD
+def test_predictions_follow_weights_that_others_change(case: Case) -> None:
+    """What is derived from weights and memory, such as class means, is derived anew."""
+    learner, other = (case.make(mlp(4)) for _ in range(2))
+    for x, y in blobs(4, [0, 1, 2]):
+        learner.learn(x, y)
+        other.learn(x + 1, y)
+    before = learner.predict(x)
+    learner.model.load_state_dict(other.model.state_dict())
+    after = learner.predict(x)
+    # A method that learns for predictions only, on the memory, does not use them.
+    assert torch.equal(after, before) is not learner.objective.learns
+    torch.testing.assert_close(after, copy.deepcopy(learner).predict(x))
 
 
 @pytest.mark.parametrize(

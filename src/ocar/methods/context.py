@@ -85,6 +85,14 @@ class Context:
             raise ConfigError("Features cannot be shared out over ranks. Use one device.")
         return with_inputs(self.head.layer, forward or self.forward, x)
 
+    def made_of(self) -> object:
+        """What is derived from memory and weights is made of this; equal while both are the same.
+
+        Others than the learner may change the weights, such as ``load_state_dict``. What a recorded
+        step changes is not seen here.
+        """
+        return self.memory.seen, [p._version for p in self.model.parameters()]
+
     def evaluating(self) -> AbstractContextManager[None]:
         """The model in eval mode and without gradients; afterwards as before."""
         return evaluating(self.model)

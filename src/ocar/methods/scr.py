@@ -158,7 +158,7 @@ class ContrastiveReplay(Projecting[SCRSettings]):
         )
         self._means = weight.new_zeros(0, size)
         self._known = torch.zeros(0, dtype=torch.bool, device=context.device)
-        self._made_of: int | None = None  # samples that the memory had been offered
+        self._made_of: object = None  # memory and weights
 
     def __call__(self, forward: Forward, step: Step) -> Outcome:
         """The loss of one step."""
@@ -199,7 +199,7 @@ class ContrastiveReplay(Projecting[SCRSettings]):
     def predict(self, x: Inputs) -> Tensor:
         """Minus the distance of the features to each class mean, ``(n, classes)``."""
         features, _ = self.context.features(x)
-        if self.settings.means == "recomputed" and self._made_of != self.context.memory.seen:
+        if self.settings.means == "recomputed" and self._made_of != self.context.made_of():
             self._renew()
         self._fit_means()
         exact = "donot_use_mm_for_euclid_dist"
@@ -210,7 +210,7 @@ class ContrastiveReplay(Projecting[SCRSettings]):
     def _renew(self) -> None:
         """Renew the class means, or their moving average, from the memory."""
         self._fit_means()
-        self._made_of = self.context.memory.seen
+        self._made_of = self.context.made_of()
         means, there = self._means_of_memory()
         if self.settings.means == "averaged":
             merged = torch.lerp(self._means, means, self.settings.means_rate)
@@ -222,8 +222,9 @@ class ContrastiveReplay(Projecting[SCRSettings]):
     def _means_of_memory(self) -> tuple[Tensor, Tensor]:
         """Class means ``(units, d)`` of unit length, and which units have one."""
         total, counts = torch.zeros_like(self._means), self._means.new_zeros(len(self._means))
+        stored = self.context.memory.slots
         with self.context.evaluating():
-            for slots in self.context.memory.slots.split(CHUNK):
+            for slots in stored.split(CHUNK) if len(stored) else ():
                 batch = self.context.memory.gather(slots)
                 features, _ = self.context.features(self.context.normalize(batch.x))
                 members = functional.one_hot(batch.y, len(total)).to(total.dtype)
