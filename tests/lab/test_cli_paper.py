@@ -13,7 +13,7 @@ from ocar_lab.cli import main, paper_tables
 from ocar_lab.cli import run as run_command
 from ocar_lab.cli.paper import ALIASES, NAMES
 from ocar_lab.experiment import Job
-from ocar_lab.paper.claims import constant_cost
+from ocar_lab.paper.claims import beside_er, constant_cost
 from ocar_lab.paper.commands import Command
 from ocar_lab.paper.tables import clear_tables, convex_table, table1
 from ocar_lab.paper.times import ALLOWED, times_table
@@ -125,6 +125,15 @@ def test_the_cost_of_later_tasks_is_compared_with_the_first(
     runs, _ = read_all(tmp_path)
     assert constant_cost(runs).state == state
     assert constant_cost([]).state == "open"
+
+
+@pytest.mark.parametrize(("seconds", "state"), [(11.0, "holds"), (13.0, "does not hold")])
+def test_ocar_is_compared_with_three_times_er(tmp_path: Path, seconds: float, state: str) -> None:
+    for method, measured in (("er", 4.0), ("ocar", seconds)):
+        write_kept(tmp_path, "split-cifar100", method, {0: {"first_task_seconds": measured}})
+    runs, _ = read_all(tmp_path)
+    assert beside_er(times_table(runs)).state == state
+    assert beside_er(times_table([])).state == "open"
 
 
 def test_json_has_every_number(results: Path, capsys: Captured) -> None:
