@@ -29,6 +29,7 @@ from cases import (
 )
 from torch import Tensor, nn
 from toys import assert_same, everything, seeded
+from twins import assert_resumes
 
 import ocar
 from ocar.errors import CheckpointError, ConfigError, InputError
@@ -320,6 +321,17 @@ def test_a_learner_can_be_taken_back(case: Case) -> None:
         learner.learn(x, y)
     assert_same(everything(learner), late)
     assert torch.equal(learner.predict(first[0]), at_last)
+
+
+@EVERY_METHOD
+def test_a_save_after_the_head_grew_without_a_step(case: Case, tmp_path: Path) -> None:
+    """A batch that is only remembered doubles the head; what follows the head does so later."""
+    learner = case.make(mlp())
+    for x, y in blobs(3, [0, 1]):
+        learner.learn(x, y)
+    learner.boundary()
+    learner.remember(*next(blobs(1, [2, 3, 4])))
+    assert_resumes(learner, list(blobs(2, [0, 1, 2, 3, 4], seed=1)), mlp(), tmp_path)
 
 
 @EVERY_METHOD

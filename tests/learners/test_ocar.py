@@ -283,36 +283,6 @@ def test_the_authors_options_all_run_and_differ() -> None:
             assert not torch.equal(one, other)
 
 
-def test_the_same_seed_gives_the_same_run_and_another_seed_another() -> None:
-    def run(seed: int) -> ocar.Learner:
-        learner = ocar.OCAR(convnet(), seed=seed, augment=ocar.CropFlip(padding=1), **SETTINGS)
-        for x, y in images(4, [0, 1, 2]):
-            learner.learn(x, y)
-        return learner
-
-    first = everything(run(0))
-    torch.manual_seed(123)  # the global state has no part in it
-    assert_same(first, everything(run(0)))
-    assert not torch.equal(first["model.0.weight"], run(1).state()[0]["model.0.weight"])
-
-
-def test_saved_after_the_head_has_grown_without_a_step(tmp_path) -> None:
-    """A batch that is only remembered can double the head; the curvature knows of it later."""
-    learner = ocar.OCAR(mlp(2), lr=0.01, tau_step=1e-6, ema=0.3, memory=20)
-    for x, y in vectors(3, [0, 1]):
-        learner.learn(x, y)
-    for x, y in vectors(1, [2, 3, 4]):
-        learner.remember(x, y)
-    learner.save(tmp_path / "learner")
-    restored = ocar.load(tmp_path / "learner", mlp(2))
-    for x, y in vectors(2, [0, 1, 2, 3, 4], seed=1):
-        learner.learn(x, y)
-        restored.learn(x, y)
-    ours, theirs = learner.state()[0], restored.state()[0]
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-
 # --- the size of the head, and the scale of the factors -------------------------------------------
 
 ARRIVALS = [[0, 1], [0, 1], [3], [2], [2, 3], [7]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
@@ -23,7 +22,6 @@ from torch import nn
 from torch.nn import functional
 from torch.testing import assert_close
 from toys import RAW, assert_same, convnet, images, mlp, vectors
-from twins import assert_resumes
 
 import ocar
 from ocar.methods.contrastive import rotations
@@ -164,13 +162,6 @@ def test_squared_distance_is_over_the_chosen_columns() -> None:
     want = functional.mse_loss(a[:, [0, 2, 3]], b[:, [0, 2, 3]])
     assert_close(squared_distance(a, b, chosen), want, **EXACT)
     assert squared_distance(a, b, torch.zeros(5, dtype=torch.bool)) == 0
-
-
-def test_a_save_after_the_head_grew_by_remembering(tmp_path: Path) -> None:
-    learner = make(mlp(units=2))
-    learner.learn(*next(vectors(1, [0, 1])))
-    learner.remember(*next(vectors(1, [2, 3, 4])))
-    assert_resumes(learner, list(vectors(1, [2, 3, 4])), mlp(units=2), tmp_path)
 
 
 def test_the_presets_follow_the_published_code() -> None:
