@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
 from tolerances import EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
-from toys import RAW, assert_same, convnet, everything, images, mlp, seeded, vectors
+from toys import RAW, assert_same, convnet, images, mlp, seeded, vectors
 
 import ocar
 from ocar.errors import CheckpointError, ConfigError
@@ -237,58 +236,12 @@ def test_the_teacher_has_no_part_in_the_curvature() -> None:
     assert_same(models[0].state_dict(), models[1].state_dict())
 
 
-@pytest.mark.parametrize(
-    ("teacher", "stop", "transform"),
-    [
-        *[
-            (teacher, stop, None)
-            for teacher in ("boundary", "batches", "labels")
-            for stop in (3, 7)
-        ],
-        ("boundary", 4, None),
-        ("boundary", 5, "ocar"),
-    ],
-)
-def test_a_restored_learner_goes_on_to_the_bit(
-    teacher: str, stop: int, transform: str | None, tmp_path: Path
-) -> None:
-    more = {} if transform is None else {"tau_step": 1e-6, "ema": 0.2, "transform": transform}
-    learner = learner_on(convnet(units=2), teacher=teacher, refresh=4, lr=0.02, **more)
-    learners = [learner]
-    for i, labels in enumerate([[0, 1]] * 4 + [[2, 3]] * 4 + [[0, 4]] * 4):
-        x, y = next(images(1, labels, seed=i))
-        if i in (4, 8):
-            for each in learners:
-                each.boundary()
-        if i == stop:
-            if stop == 7 and transform is None:  # the head doubles, the teacher has not yet
-                learner.remember(x, torch.full_like(y, 9))
-            learner.save(tmp_path / "ckpt")
-            learners.append(ocar.load(tmp_path / "ckpt", convnet(units=2)))
-            assert_same(everything(learners[1]), everything(learner))
-        for each in learners:
-            each.learn(x, y)
-    restored = learners[1]
-    assert_same(everything(restored), everything(learner))
-    assert restored.objective.distilled == learner.objective.distilled
-    assert restored.objective.distilled
-
-
 def test_a_teacher_of_another_model_is_refused() -> None:
     learner = learner_on(mlp())
     state = learner.objective.state_dict()
     other = seeded(lambda: nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 4)))
     with pytest.raises(CheckpointError, match="of another teacher"):
         learner_on(other).objective.load_state_dict(state)
-
-
-def test_one_class_only_and_batches_of_other_sizes() -> None:
-    for teacher in ("boundary", "batches", "labels"):
-        learner = learner_on(convnet(), teacher=teacher, refresh=1)
-        for (x, y), size in zip(images(3, [4]), (1, 10, 3), strict=True):
-            assert torch.isfinite(learner.learn(x[:size], y[:size]).loss)
-            learner.boundary()
-        assert learner.predict(x).shape == (10, 1)
 
 
 @pytest.mark.parametrize(

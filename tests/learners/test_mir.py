@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from tolerances import EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
 from toys import RAW, assert_same, convnet, images, mlp, vectors
-from twins import assert_resumes
 
 import ocar
 from ocar.errors import ConfigError
@@ -223,29 +221,6 @@ def test_the_curvature_is_that_of_the_samples_in_the_loss() -> None:
     assert_close(outputs, before(outcome.step.x).detach(), **EXACT)
     assert given["weights"].tolist() == [1.0] * 10 + [3.0] * 5
     assert torch.equal(given["targets"], outcome.step.y)
-
-
-@pytest.mark.parametrize("transform", [None, "ocar"])
-@pytest.mark.parametrize("scoring", ["train", "eval"])
-def test_a_restored_learner_goes_on_to_the_bit(scoring, transform, tmp_path: Path) -> None:
-    more = {} if transform is None else {"tau_step": 1e-6, "ema": 0.2, "transform": transform}
-    settings = {"augment": ocar.CropFlip(padding=1), "lr": 0.02, "scoring": scoring, **more}
-    learner = learner_on(convnet(units=2), **settings)
-    schedule = [[0, 1]] * 3 + [[2, 3]] * 3 + [[0, 1]] + [[2, 3]] + [[4]]
-    batches = [next(images(1, labels, seed=i)) for i, labels in enumerate(schedule)]
-    for x, y in batches[:6]:
-        learner.learn(x, y)
-    # Candidates of the batch before would be hurt most.
-    assert_resumes(learner, batches[6:], convnet(units=2), tmp_path)
-    assert learner.head.capacity == 8
-
-
-def test_first_batch_one_class_and_batches_of_other_sizes() -> None:
-    for exclude in ("previous", "none"):
-        learner = learner_on(convnet(), exclude=exclude)
-        for (x, y), size in zip(images(4, [4]), (1, 10, 3, 1), strict=True):
-            assert torch.isfinite(learner.learn(x[:size], y[:size]).loss)
-        assert learner.predict(x).shape == (10, 1)
 
 
 def test_without_replay_it_is_fine_tuning() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from tolerances import EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
 from toys import RAW, convnet, images, mlp, vectors
-from twins import assert_resumes
 
 import ocar
 from ocar.errors import ConfigError
@@ -243,28 +241,6 @@ def test_running_statistics_move_with_the_joint_and_the_perturbed_batch_alone(ki
     assert [len(part) for part in inputs] == [20, 10]
     assert_close(learner.model[1].running_mean, before[1].running_mean)
     assert_close(learner.model[1].running_var, before[1].running_var)
-
-
-@KINDS
-@pytest.mark.parametrize("transform", [None, "ocar"])
-def test_a_restored_learner_goes_on_to_the_bit(kind, transform, tmp_path: Path) -> None:
-    more = {} if transform is None else {"tau_step": 1e-6, "ema": 0.2, "transform": transform}
-    settings = {"augment": ocar.CropFlip(padding=1), "lr": 0.02, "perturbation": kind, **more}
-    learner = learner_on(convnet(units=2), **settings)
-    schedule = [[0, 1]] * 3 + [[2]] * 2 + [[1, 3]] * 3 + [[4]]
-    batches = [next(images(1, labels, seed=i)) for i, labels in enumerate(schedule)]
-    for x, y in batches[:4]:
-        learner.learn(x, y)
-    assert_resumes(learner, batches[4:], convnet(units=2), tmp_path)
-    assert learner.head.capacity == 8
-
-
-@KINDS
-def test_first_batch_one_class_and_batches_of_other_sizes(kind: str) -> None:
-    learner = learner_on(convnet(), perturbation=kind)
-    for (x, y), size in zip(images(4, [4]), (1, 10, 3, 1), strict=True):
-        assert torch.isfinite(learner.learn(x[:size], y[:size]).loss)
-    assert learner.predict(x).shape == (10, 1)
 
 
 @pytest.mark.parametrize(
