@@ -114,6 +114,14 @@ class Curvature(Specification, ABC):
         self._unseen: Set[str] = set()  # layers that the last forward pass did not show
         self.blocks = self._make_blocks()
 
+    def _require_model(self) -> None:
+        if not hasattr(self, "generator"):
+            name = type(self).__name__
+            raise ConfigError(
+                f"{name} has no model. Give it one, {name}(model, ...), or give it to a learner: "
+                "OCAR(model, curvature=...)."
+            )
+
     def share(self, shared: accel.SharedModel | None) -> None:
         """Estimate from the samples of all ranks.
 

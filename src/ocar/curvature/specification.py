@@ -18,7 +18,6 @@ from ocar.curvature.fisher import (
 )
 from ocar.curvature.schedule import Schedule, check_schedule
 from ocar.curvature.selection import Patterns, as_names
-from ocar.errors import ConfigError
 
 
 @dataclass(eq=False, repr=False)
@@ -72,14 +71,6 @@ class Specification:
         require_range(self, "larger than 0", "variance", "degrees_of_freedom")
         self.exclude, self.include = as_names(self.exclude), as_names(self.include)
         self.root = parse_root(self.fisher)
-
-    def _require_model(self) -> None:
-        if self.model is None:
-            name = type(self).__name__
-            raise ConfigError(
-                f"{name} has no model. Give it one, {name}(model, ...), or give it to a learner: "
-                "OCAR(model, curvature=...)."
-            )
 
     def distribution(
         self, outputs: Tensor, active: Tensor | None, variance: Tensor | None, *, most: int | None
