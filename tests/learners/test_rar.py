@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 
 import pytest
 import torch
 from tolerances import EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
-from toys import RAW, convnet, images, mlp, vectors
+from toys import RAW, convnet, images, mlp, recorded, vectors
 
 import ocar
 from ocar.errors import ConfigError
@@ -23,24 +22,6 @@ KINDS = pytest.mark.parametrize("kind", ["survey", "paper"])
 def learner_on(model: nn.Module, **settings) -> ocar.Learner:
     defaults = {"lr": 0.1, "memory": 40, "inner_lr": 0.05, "epsilon": 0.3, "iterations": 4}
     return ocar.make_learner("rar", model, **{**defaults, **RAW, **settings})
-
-
-def recorded(learner: ocar.Learner) -> list:
-    """Each step from now on: the batch, the model before it, its outcome, the perturbed inputs."""
-    steps = []
-    objective = learner.objective
-    original = type(objective).__call__
-
-    class Recording(type(objective)):
-        def __call__(self, forward, step):
-            before, inputs = copy.deepcopy(learner.model), []
-            outcome = original(self, lambda x: (inputs.append(x), forward(x))[1], step)
-            kept = replace(outcome, loss=outcome.loss.detach())
-            steps.append((step, before, kept, inputs))
-            return outcome
-
-    objective.__class__ = Recording
-    return steps
 
 
 def stepped(model: nn.Module, x: Tensor, y: Tensor, *, known: int, lr: float) -> nn.Module:

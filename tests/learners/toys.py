@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import sys
 from collections.abc import Iterator
@@ -130,6 +131,23 @@ def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
     assert left.keys() == right.keys()
     for name, tensor in left.items():
         assert torch.equal(tensor, right[name]), name
+
+
+def recorded(learner: Learner) -> list[tuple[Step, nn.Module, Outcome, list[Tensor]]]:
+    """Each step from now on: the batch, the model before it, its outcome, the model's inputs."""
+    steps: list[tuple[Step, nn.Module, Outcome, list[Tensor]]] = []
+    objective: Any = learner.objective
+    original = type(objective).__call__
+
+    class Recording(type(objective)):  # type: ignore[misc]
+        def __call__(self, forward: Forward, step: Step) -> Outcome:
+            before, inputs = copy.deepcopy(learner.model), []
+            outcome = original(self, lambda x: (inputs.append(x), forward(x))[1], step)
+            steps.append((step, before, replace(outcome, loss=outcome.loss.detach()), inputs))
+            return outcome
+
+    objective.__class__ = Recording
+    return steps
 
 
 class Spoiled:
