@@ -9,7 +9,7 @@ import torch
 from tolerances import EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
-from toys import RAW, convnet, images, mlp, seeded, vectors
+from toys import RAW, convnet, images, mlp, seeded, vectors, weights
 
 import ocar
 from ocar.errors import ConfigError
@@ -20,10 +20,6 @@ from ocar.methods.ocar import OCARSettings
 
 def make(model: nn.Module, **settings) -> Learner:
     return ocar.make_learner("agem", model, **{"lr": 0.1, "memory": 40, **RAW, **settings})
-
-
-def weights(model: nn.Module) -> Tensor:
-    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
 
 
 def gradient(model: nn.Module, x: Tensor, y: Tensor, classes: int) -> Tensor:

@@ -7,9 +7,9 @@ import copy
 import pytest
 import torch
 from tolerances import EXACT
-from torch import Tensor, nn
+from torch import Tensor
 from torch.testing import assert_close
-from toys import RAW, assert_same, convnet, images, mlp, vectors
+from toys import RAW, assert_same, convnet, images, mlp, vectors, weights
 from twins import masked_and_grown
 
 import ocar
@@ -17,10 +17,6 @@ from ocar.errors import ConfigError
 from ocar.methods.der import squared_distance
 
 LR = 0.2
-
-
-def weights(model: nn.Module) -> Tensor:
-    return nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
 def log_loss(logits: Tensor, unit: Tensor, units: int) -> Tensor:

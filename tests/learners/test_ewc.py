@@ -9,7 +9,7 @@ import torch
 from tolerances import EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
-from toys import RAW, convnet, images, mlp, seeded, vectors
+from toys import RAW, convnet, flat_gradient, images, mlp, seeded, vectors, weights
 from twins import masked_and_grown
 
 import ocar
@@ -33,10 +33,6 @@ def make(model: nn.Module, **settings) -> Learner:
     return ocar.make_learner("ewc", model, **given)
 
 
-def weights(model: nn.Module) -> Tensor:
-    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
-
-
 def linear() -> nn.Module:
     return seeded(lambda: nn.Linear(6, 1)).double()
 
@@ -44,11 +40,6 @@ def linear() -> nn.Module:
 def regression(model: nn.Module, **settings) -> Learner:
     own = {"likelihood": "gaussian", "memory_kind": "reservoir", "passes": 1}
     return make(model, **(own | settings))
-
-
-def flat_gradient(model: nn.Module, loss: Tensor) -> Tensor:
-    grads = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
-    return torch.cat([grad.flatten() for grad in grads])
 
 
 def inputs_seen(model: nn.Module) -> list[Tensor]:

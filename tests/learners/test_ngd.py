@@ -8,9 +8,9 @@ from dataclasses import fields
 import pytest
 import torch
 from tolerances import EXACT
-from torch import Tensor, nn
+from torch import nn
 from torch.testing import assert_close
-from toys import RAW, mlp, seeded, vectors
+from toys import RAW, mlp, seeded, vectors, weights
 
 import ocar
 from ocar.errors import ConfigError
@@ -21,10 +21,6 @@ from ocar.methods.ocar import OCARSettings
 
 SETTINGS = {"lr": 0.05, "damping": 0.02, "ema": 0.3, "memory": 40}
 REGRESSION = {"likelihood": "gaussian", "memory_kind": "reservoir", "passes": 1}
-
-
-def weights(model: nn.Module) -> Tensor:
-    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
 
 
 def test_a_regression_takes_the_damped_natural_gradient_step() -> None:

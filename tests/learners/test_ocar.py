@@ -11,7 +11,17 @@ import torch
 from tolerances import EXACT
 from torch import nn
 from torch.testing import assert_close
-from toys import RAW, assert_same, convnet, everything, images, mlp, never_wait, vectors
+from toys import (
+    RAW,
+    assert_same,
+    convnet,
+    everything,
+    flat_gradient,
+    images,
+    mlp,
+    never_wait,
+    vectors,
+)
 from twins import masked_and_grown
 
 import ocar
@@ -21,11 +31,6 @@ from ocar.methods.er import ERSettings
 from ocar.methods.ocar import OCARSettings
 
 SETTINGS = {"lr": 0.05, "tau_step": 1e-3, "ema": 0.2}
-
-
-def flat_gradient(model: nn.Module, loss: torch.Tensor) -> torch.Tensor:
-    grads = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
-    return torch.cat([grad.flatten() for grad in grads])
 
 
 def fisher_by_hand(model, x, weights, units: int) -> torch.Tensor:

@@ -119,6 +119,17 @@ def never_wait(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(operation, "_choices", [])
 
 
+def weights(model: nn.Module) -> Tensor:
+    """A copy of all parameters, flat."""
+    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+
+
+def flat_gradient(model: nn.Module, loss: Tensor) -> Tensor:
+    """The gradient of a loss for all parameters, flat; its graph stays."""
+    grads = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+    return torch.cat([grad.flatten() for grad in grads])
+
+
 def everything(learner) -> dict[str, Tensor]:
     """A copy of all state of a learner, for comparing before and after."""
     tensors, values = learner.state()
