@@ -21,6 +21,8 @@ import torch
 
 import ocar
 from ocar.errors import NumericalError
+from ocar.evaluate.loop import take_batch
+from ocar.evaluate.measure import hits
 from ocar.methods.registry import preset_settings
 from ocar_lab.runs import describe_process
 
@@ -42,18 +44,10 @@ def run(method: str, seed: int, **settings: Any) -> tuple[ocar.Learner, list[lis
     learner = ocar.make_learner(method, model, preset=BENCHMARK, seed=seed, **settings)
     history = []
     for batch in stream:
-        if batch.complete:
-            learner.learn(batch.x, batch.y)
-        else:
-            learner.remember(batch.x, batch.y)
-        history.append([accuracy(learner, *stream.test(t)) for t in range(batch.task + 1)])
+        take_batch(learner, stream, batch)
+        tests = [stream.test(task) for task in range(batch.task + 1)]
+        history.append([float(hits(learner, *test).double().mean()) for test in tests])
     return learner, history
-
-
-def accuracy(learner: ocar.Learner, x: torch.Tensor, y: torch.Tensor) -> float:
-    """Part of the samples that is recognised."""
-    labels = torch.tensor(learner.classes)[learner.predict(x).argmax(1)]
-    return float((labels == y).double().mean())
 
 
 def measure(history: Sequence[Sequence[float]]) -> dict[str, float]:

@@ -19,11 +19,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import statistics
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -41,7 +37,7 @@ from ranks_messages import (  # type: ignore[import-not-found]
     messages,
     triangles,
 )
-from ranks_networks import NETWORKS, Operators  # type: ignore[import-not-found]
+from ranks_networks import NETWORKS, on_ranks, operators  # type: ignore[import-not-found]
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -198,14 +194,8 @@ def measure(out: Path, rounds: int) -> None:
 
 def check_gloo(size: int, rounds: int) -> dict[str, Any]:
     """What :func:`measure` finds with so many processes."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "measured.json"
-        start = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}"]
-        given = [__file__, "--rank-out", str(out), "--rounds", str(rounds)]
-        threads = os.environ | {"OMP_NUM_THREADS": "1"}
-        subprocess.run([sys.executable, *start, *given], check=True, env=threads)
-        found: dict[str, Any] = json.loads(out.read_text())
-        return found
+    found: dict[str, Any] = on_ranks(__file__, size, "--rounds", str(rounds))
+    return found
 
 
 # The prediction for GPUs
@@ -245,15 +235,17 @@ PREDICTED: dict[str, tuple[Callable[[], nn.Module], Callable[[], nn.Module], int
 """Networks, narrow ones of the same layers, pixels of an image side."""
 
 
-def operators(make: Callable[[], nn.Module], pixels: int) -> int:
+def operators_of(make: Callable[[], nn.Module], pixels: int) -> int:
     """Operators of one OCAR batch, eager."""
     learner = ocar.OCAR(make(), memory=100, replay_batch=4, passes=PASSES)
     x = torch.randint(0, 256, (4, 3, pixels, pixels), dtype=torch.uint8)
+
+    def learn() -> None:
+        learner.learn(x, torch.arange(4))
+
     for _ in range(2):
-        learner.learn(x, torch.arange(4))
-    with Operators() as mode:
-        learner.learn(x, torch.arange(4))
-    return mode.count
+        learn()
+    return operators(learn)
 
 
 class Operations(NamedTuple):
@@ -337,11 +329,11 @@ def predict() -> list[dict[str, Any]]:
     """Time a batch on 1, 8 and 64 GPUs."""
     bench = {r["name"]: r for r in json.loads(BENCH.read_text())["results"]}
     eager = bench["recorded OCAR"]["time_above"]
-    each = eager / operators(PREDICTED["ResNet18, 32 px"][1], 32)
+    each = eager / operators_of(PREDICTED["ResNet18, 32 px"][1], 32)
     found = []
     for name, (make, narrow, pixels) in PREDICTED.items():
         load, work = on_meta(make, pixels)
-        launching = each * operators(narrow, pixels)
+        launching = each * operators_of(narrow, pixels)
         shared = work.shared / ASSUMED["products"]
         one = shared + work.unshared(load, 1)
         kinds = product((8, 64), get_args(Inverses), get_args(FactorType))

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from ranks_networks import NETWORKS, Operators  # type: ignore[import-not-found]
+from ranks_networks import NETWORKS, operators  # type: ignore[import-not-found]
 from torch import nn
 
 import ocar
@@ -37,13 +37,6 @@ METHODS: dict[str, Callable[[nn.Module], Learner]] = {
     "ER": lambda model: ocar.ER(model, lr=0.05, memory=100, replay_batch=10, passes=3),
     "OCAR": lambda model: ocar.OCAR(model, memory=100, replay_batch=10, passes=3),
 }
-
-
-def operators(action: Callable[[], object]) -> int:
-    """Operators that an action calls."""
-    with Operators() as mode:
-        action()
-    return mode.count
 
 
 def calls(action: Callable[[], object]) -> int:

@@ -19,18 +19,17 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
+from ranks_networks import on_ranks  # type: ignore[import-not-found]
 from torch import Tensor, nn
 
 import ocar
+from ocar.evaluate.measure import hits
 from ocar.learner import Learner
 from ocar_lab.runs.provenance import describe_process
 
@@ -92,12 +91,6 @@ def step(learner: Learner, x: Tensor, y: Tensor) -> Tensor:
     return weights(learner) - before
 
 
-def accuracy(learner: Learner, x: Tensor, y: Tensor) -> float:
-    """The share of right answers among all classes."""
-    labels = torch.tensor(learner.classes)[learner.predict(x).argmax(1)]
-    return float((labels == y).double().mean())
-
-
 def measure(network: str, seed: int, groups: dict[str, ocar.Ranks | None]) -> dict[str, Any]:
     """One network and seed; ``groups`` are the ranks of each way to learn."""
     batches, x, y = digits(seed)
@@ -126,7 +119,7 @@ def measure(network: str, seed: int, groups: dict[str, ocar.Ranks | None]) -> di
     return {
         "network": network,
         "seed": seed,
-        "accuracy": {name: accuracy(learner, x, y) for name, learner in learners.items()},
+        "accuracy": {n: float(hits(own, x, y).double().mean()) for n, own in learners.items()},
         "skipped": {name: learner.guarded.skipped for name, learner in learners.items()},
         "steps": steps,
         "weights": {name: float((weights(learners[name]) - last).norm() / moved) for name in steps},
@@ -156,12 +149,7 @@ def main() -> None:
     if given.rank_out is not None:
         measure_all(given.rank_out)
         return
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "measured.json"
-        start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-        command = [sys.executable, *start, __file__, "--rank-out", str(out)]
-        subprocess.run(command, check=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
-        found = json.loads(out.read_text())
+    found = on_ranks(__file__, 2)
     about = describe_process(torch.device("cpu"))
     record = {**about, "batches": BATCHES, "ranks": 2, "measured": found}
     RESULT.write_text(json.dumps(record, indent=1) + "\n")

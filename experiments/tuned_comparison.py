@@ -26,6 +26,7 @@ import torch
 
 import ocar
 from ocar.evaluate import Finished
+from ocar.evaluate.measure import hits
 from ocar.streams.benchmarks import get_benchmark
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -64,8 +65,7 @@ def validation_accuracy(benchmark: str, method: str, settings: dict[str, float])
         return 0.0
     held_out = [stream.validation(task) for task in range(SEARCH_TASKS)]
     x, y = (torch.cat(parts) for parts in zip(*held_out, strict=True))
-    labels = torch.tensor(learner.classes)[learner.predict(x).argmax(1)]
-    return float((labels == y).double().mean())
+    return float(hits(learner, x, y).double().mean())
 
 
 def whole_run(benchmark: str, method: str, seed: int, settings: dict[str, float]) -> dict[str, Any]:

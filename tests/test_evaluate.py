@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 
 import pytest
 import torch
+from nearest_mean import (
+    NearestMean,
+    Report,
+    brute_counts,
+    brute_summary,
+    make_stream,
+    summary_values,
+    without_seconds,
+)
 
-from ocar.datasets import Arrays
 from ocar.errors import ConfigError, InputError, ModelError
 from ocar.evaluate import (
     Counts,
@@ -17,124 +25,12 @@ from ocar.evaluate import (
     Finished,
     Idle,
     Learned,
-    Summary,
     TaskEnded,
     evaluate,
     summarize,
 )
 from ocar.evaluate.probe import probe_stream
-from ocar.streams import ClassIncremental, ConvexStream, IterableStream
-
-
-@dataclass
-class Report:
-    loss: torch.Tensor
-
-
-@dataclass
-class NearestMean:
-    """Predicts the class with the nearest mean; keeps a record of what it was asked."""
-
-    calls: list[tuple[str, int]] = field(default_factory=list)
-    sums: dict[int, torch.Tensor] = field(default_factory=dict)
-    counts: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def classes(self) -> tuple[int, ...]:
-        return tuple(self.sums)
-
-    def learn(self, x: torch.Tensor, y: torch.Tensor) -> Report:
-        self.calls.append(("learn", len(y)))
-        for image, label in zip(x.double().flatten(1), y.tolist(), strict=True):
-            self.sums[label] = self.sums.get(label, torch.zeros_like(image)) + image
-            self.counts[label] = self.counts.get(label, 0) + 1
-        return Report(loss=torch.tensor(float(len(self.calls)), requires_grad=True))
-
-    def remember(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        self.calls.append(("remember", len(y)))
-
-    def predict(self, x: torch.Tensor) -> torch.Tensor:
-        self.calls.append(("predict", len(x)))
-        if not self.sums:
-            return torch.zeros(len(x), 0)
-        means = torch.stack([self.sums[c] / self.counts[c] for c in self.classes])
-        return -torch.cdist(x.double().flatten(1), means)
-
-
-def make_arrays() -> Arrays:
-    """Noisy images of six classes, unequally many, that a nearest mean mostly gets right."""
-    generator = torch.Generator().manual_seed(0)
-    centres = torch.randint(60, 190, (6, 4), generator=generator)
-
-    def part(n: int) -> tuple[torch.Tensor, torch.Tensor]:
-        y = torch.arange(6).repeat(n)
-        noise = torch.randint(-60, 61, (6 * n, 4), generator=generator)
-        return (centres[y] + noise).to(torch.uint8).view(-1, 1, 2, 2), y
-
-    (x_train, y_train), (x_test, y_test) = part(23), part(7)
-    rare = (y_train < 3) & (torch.arange(len(y_train)) // 6 % 2 == 0)
-    x_train, y_train = x_train[~rare], y_train[~rare]
-    return Arrays(name="noisy", x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
-
-
-def make_stream(*, validation: float = 0.2, iid: bool = False) -> ClassIncremental:
-    return ClassIncremental(
-        make_arrays(), tasks=3, batch_size=5, validation=validation, seed=1, iid=iid
-    )
-
-
-def brute_counts(
-    learner: NearestMean, parts: list[tuple[torch.Tensor, torch.Tensor]]
-) -> tuple[int, ...]:
-    counts = []
-    for x, y in parts:
-        right = 0
-        for image, label in zip(x, y.tolist(), strict=True):
-            scores = learner.predict(image[None])[0]
-            right += bool(len(scores)) and learner.classes[int(scores.argmax())] == label
-        counts.append(right)
-    return tuple(counts)
-
-
-def brute_summary(rows: list[tuple[list[int], list[int]]], test: float) -> dict[str, float]:
-    """The metrics from correct counts and sizes of each evaluation."""
-
-    def right(row: tuple[list[int], list[int]], tasks: int) -> float:
-        return sum(row[0][:tasks]) / sum(row[1][:tasks])
-
-    drops, recoveries, recovered = [], [], 0
-    for task in range(1, len(rows[-1][0])):
-        before = right([row for row in rows if len(row[0]) == task][-1], task)
-        during = [right(row, task) for row in rows if len(row[0]) == task + 1]
-        place = during.index(min(during))
-        back = [n + 1 for n in range(place, len(during)) if during[n] >= before - 1e-12]
-        drops.append(max(0.0, before - min(during)))
-        recovered += bool(back)
-        recoveries.append(0 if back[:1] == [place + 1] else back[0] if back else len(during))
-    acc = [[c / n for c, n in zip(*row, strict=True)] for row in rows]
-    k = len(acc[-1])
-    lowest = [min(a[i] for a in acc if len(a) > i + 1) for i in range(k - 1)]
-    worst = acc[-1][-1] / k + sum(lowest) / k
-    return {
-        "acc": test,
-        "aaa": sum(sum(c) / sum(n) for c, n in rows) / len(rows),
-        "wc_acc": worst,
-        "forgetting": [a for a in acc if len(a) == 1][-1][0] - acc[-1][0],
-        "plasticity": acc[-1][-1],
-        "forgetting_mean": sum(
-            [a for a in acc if len(a) == i + 1][-1][i] - acc[-1][i] for i in range(k - 1)
-        )
-        / (k - 1),
-        "stability_gap": sum(drops) / (k - 1),
-        "recovery": sum(recoveries) / (k - 1),
-        "recovered": recovered / (k - 1),
-    }
-
-
-def summary_values(summary: Summary) -> dict[str, float | None]:
-    values = asdict(summary)
-    clocks = ("seconds", "first_task_seconds")
-    return {name: v for name, v in values.items() if name not in clocks and v is not None}
+from ocar.streams import IterableStream
 
 
 def test_events_calls_and_metrics_of_a_whole_run() -> None:
@@ -254,20 +150,6 @@ def test_every_kth_batch_and_each_task_end() -> None:
         assert sum(isinstance(e, Learned) for e in events) == sum(b.complete for b in batches)
         ended = [event.task for event in events if isinstance(event, TaskEnded)]
         assert ended == [0, 1, 2]
-
-
-def without_seconds(event: Event) -> tuple[object, ...]:
-    match event:
-        case Evaluated():
-            return ("evaluated", event.index, event.task, event.correct, event.sizes)
-        case Learned():
-            return ("learned", event.index, event.task)
-        case TaskEnded():
-            return ("ended", event.index, event.task)
-        case Idle():
-            return ("idle", event.index)
-        case Finished():
-            return ("finished", event.correct, summary_values(event.summary))
 
 
 def test_a_run_stopped_at_any_evaluation_goes_on_the_same() -> None:
@@ -515,123 +397,16 @@ def test_a_stream_without_held_out_data_is_evaluated_online() -> None:
         list(evaluate(NearestMean(), IterableStream(pairs)))
 
 
-# --- regression ---
-
-
-class MeanTarget:
-    """Predicts the mean of the targets learned so far."""
-
-    classes = ()
-
-    def __init__(self) -> None:
-        self.y = torch.empty(0, 1)
-
-    def learn(self, x: torch.Tensor, y: torch.Tensor) -> Report:
-        self.y = torch.cat([self.y, y])
-        return Report(loss=torch.tensor(0.0))
-
-    def remember(self, x: torch.Tensor, y: torch.Tensor) -> None:
-        pass
-
-    def predict(self, x: torch.Tensor) -> torch.Tensor:
-        return (self.y.mean() if len(self.y) else torch.tensor(0.0)).expand(len(x), 1)
-
-
-def make_regression(*, blurry: float = 0.0) -> ConvexStream:
-    return ConvexStream(tasks=3, features=4, samples=23, batch_size=5, seed=2, blurry=blurry)
-
-
-def brute_losses(stream: ConvexStream, every: int) -> tuple[list[float], list[float]]:
-    """L_p and L_s at each evaluation."""
-    new: list[float] = []
-    seen: list[float] = []
-    learned: list[float] = []
-    l_p = l_s = 0.0
-    given: list[float] = []
-    for batch in stream:
-        guess = sum(learned) / len(learned) if learned else 0.0
-        targets = batch.y[:, 0].tolist()
-        l_p += sum((y - guess) ** 2 for y in targets) / len(targets)
-        given += targets
-        if batch.complete:
-            learned += targets
-        if (batch.index + 1) % every == 0 or batch.last:
-            guess = sum(learned) / len(learned)
-            l_s += sum((y - guess) ** 2 for y in given) / len(given)
-            new.append(l_p)
-            seen.append(l_s)
-    return new, seen
-
-
-@pytest.mark.parametrize("every", [1, 4])
-@pytest.mark.parametrize("blurry", [0.0, 0.4])
-def test_regression_losses_equal_brute_force(every: int, blurry: float) -> None:
-    events = list(evaluate(MeanTarget(), make_regression(blurry=blurry), every=every))
-    got = [event for event in events if isinstance(event, Evaluated)]
-    new, seen = brute_losses(make_regression(blurry=blurry), every)
-    assert [event.l_p for event in got] == pytest.approx(new, rel=1e-5)
-    assert [event.l_s for event in got] == pytest.approx(seen, rel=1e-5)
-    assert all((event.correct, event.sizes) == ((), ()) for event in got)
-    finished = events[-1]
-    assert isinstance(finished, Finished)
-    assert (finished.summary.l_p, finished.summary.l_s) == (got[-1].l_p, got[-1].l_s)
-    defined = {n for n, v in asdict(finished.summary).items() if v is not None}
-    assert defined == {"l_p", "l_s", "seconds", "first_task_seconds"}
-    kinds = [type(event) for event in events]
-    assert kinds.count(Learned) == 12  # of 15 batches, 3 are short
-    assert kinds.count(TaskEnded) == 3
-
-
-def test_regression_goes_on_after_a_stop() -> None:
-    whole = [e for e in evaluate(MeanTarget(), make_regression()) if isinstance(e, Evaluated)]
-    for stop in range(1, len(whole) + 1):
-        learner, stream = MeanTarget(), make_regression()
-        history: list[Evaluated] = []
-        for event in evaluate(learner, stream):
-            if isinstance(event, Evaluated):
-                history.append(event)
-                if len(history) == stop:
-                    break
-        again = make_regression()
-        again.load_state_dict(stream.state_dict())
-        rest = list(evaluate(learner, again, history=history))
-        got = [*history, *(e for e in rest if isinstance(e, Evaluated))]
-        assert [(e.l_p, e.l_s, e.seen) for e in got] == [(e.l_p, e.l_s, e.seen) for e in whole]
-        assert isinstance(rest[-1], Finished)
-        assert rest[-1].summary.l_s == whole[-1].l_s
-
-
-def test_regression_is_not_probed() -> None:
-    learner = MeanTarget()
-    learner.model = torch.nn.Linear(4, 1)  # type: ignore[attr-defined]
-    *_, finished = evaluate(learner, make_regression(), probe=True)
-    assert isinstance(finished, Finished)
-    assert finished.summary.probe is None
-
-
-def test_regression_outputs_must_fit() -> None:
-    class Wide(MeanTarget):
-        def predict(self, x: torch.Tensor) -> torch.Tensor:
-            return torch.zeros(len(x), 2)
-
-    with pytest.raises(InputError, match=r"predicts \(5, 2\) for targets of \(5, 1\)"):
-        list(evaluate(Wide(), make_regression()))
-
-
 # --- metrics from events ---
 
 
-def test_summaries_follow_from_the_events() -> None:
-    for learner, stream in (
-        (NearestMean(), make_stream()),
-        (MeanTarget(), make_regression()),
-    ):
-        events = list(evaluate(learner, stream, online=True))  # type: ignore[arg-type]
-        finished = events[-1]
-        assert isinstance(finished, Finished)
-        history = [event for event in events if isinstance(event, Evaluated)]
-        test = Counts(correct=finished.correct, sizes=finished.sizes)
-        assert summarize(history, test=test, seconds=history[-1].seconds) == finished.summary
+def test_a_summary_follows_from_the_events() -> None:
+    events = list(evaluate(NearestMean(), make_stream(), online=True))
+    finished = events[-1]
+    assert isinstance(finished, Finished)
+    history = [event for event in events if isinstance(event, Evaluated)]
+    test = Counts(correct=finished.correct, sizes=finished.sizes)
+    assert summarize(history, test=test, seconds=history[-1].seconds) == finished.summary
 
 
 def test_a_probe_is_part_of_the_summary() -> None:

@@ -6,6 +6,7 @@ import importlib
 import itertools
 import math
 import sys
+import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -287,9 +288,11 @@ def test_a_wrong_call_is_refused(call: dict[str, Any], reason: str) -> None:
         ocar.suggest(toy_model(), toy(), **call)
 
 
-def test_a_model_that_cannot_be_copied_is_refused() -> None:
+def test_a_model_is_copied_as_learners_copy_it_or_refused() -> None:
     model = toy_model()
     model.kept = model[0].weight * 2  # type: ignore[assignment]
+    assert len(ocar.suggest(model, toy(), trials=1, progress=False).trials) == 1
+    model.kept = threading.Lock()  # type: ignore[assignment]
     with pytest.raises(ModelError, match="Sequential cannot be copied"):
         ocar.suggest(model, toy(), trials=1)
 

@@ -3,6 +3,10 @@
 Each is the keyword arguments of :func:`torch.testing.assert_close` unless it says otherwise.
 """
 
+from __future__ import annotations
+
+from torch import Tensor
+
 EXACT = {"rtol": 1e-8, "atol": 1e-10}
 """Two ways to compute the same number in float64."""
 
@@ -35,3 +39,8 @@ TF32_KERNEL = 5e-3
 
 FLOAT16_NETWORK = 0.02
 """Relative error of the logits of a network of twenty layers in float16; its rounding is 5e-4."""
+
+
+def relative_error(actual: Tensor, expected: Tensor) -> float:
+    """The norm of the difference, by that of what is expected."""
+    return float((actual.double() - expected.double()).norm() / expected.double().norm())

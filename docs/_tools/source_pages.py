@@ -19,6 +19,7 @@ READ: dict[str, tuple[str, ...]] = {
     "the loss": ("methods/objective.py", "methods/settings.py", "methods/er.py"),
     "the gradient": ("methods/transform.py", "methods/ocar.py"),
     "the curvature": (
+        "curvature/specification.py",
         "curvature/curvature.py",
         "curvature/layerwise.py",
         "curvature/layers.py",

@@ -42,12 +42,16 @@ from ocar.models import make_model
 from ocar.streams.benchmarks import get_benchmark, make_stream
 from ocar_lab.experiment import RunConfig
 from ocar_lab.experiment.many import Ended, Job, Progress, run_many
+from ocar_lab.runs.command import without_options
 from ocar_lab.runs.provenance import describe_process
 
 RESULTS = Path("results/gallery/backbone.json")
 PAGE = Path("docs/gallery")
 SEARCH_SEED, SEARCH_TASKS = 100, 4
 EVERY = 10
+FOLDERS = ("--data", "--out", "--results")
+"""Options that say where files are."""
+
 WARM_UP = 10
 """Batches that are not timed; on a GPU steps are recorded in them."""
 RATES: dict[str, dict[str, tuple[float, ...]]] = {
@@ -154,17 +158,10 @@ class Store:
         return {
             "device": about["device"],
             "torch": about["versions"]["torch"],
-            "command": " ".join(_without_folders(about["command"])),
+            "command": " ".join(without_options(about["command"], FOLDERS)),
             "revision": git.get("commit") or git.get("revision"),
             "time": about["time"],
         }
-
-
-def _without_folders(words: Sequence[str]) -> list[str]:
-    """A command line without the options that say where files are."""
-    places = ("--data", "--out", "--results")
-    pairs = zip(["", *words], words, strict=False)
-    return [word for before, word in pairs if before not in places and word not in places]
 
 
 def run_all(part: str, name: str, store: Store, given: argparse.Namespace) -> None:

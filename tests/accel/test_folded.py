@@ -8,7 +8,7 @@ import pytest
 import torch
 from implementations import on_gpu
 from tiny_resnet import TinyResNet
-from tolerances import FLOAT16_NETWORK
+from tolerances import FLOAT16_NETWORK, relative_error
 from torch import Tensor, nn
 
 from ocar.accel.folded import FoldedResNet, fold
@@ -72,10 +72,6 @@ def folded_from(model: nn.Module, dtype: torch.dtype | None = None) -> FoldedRes
 def predicted(model: FoldedResNet, x: Tensor) -> Tensor:
     model.refresh_()
     return model(model.prepare(x))
-
-
-def relative_error(actual: Tensor, expected: Tensor) -> float:
-    return float((actual.double() - expected.double()).norm() / expected.double().norm())
 
 
 @EVERY_NETWORK

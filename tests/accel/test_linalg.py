@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tolerances import EXACT, SINGLE_INVERSE_AT_1E7
+from tolerances import EXACT, SINGLE_INVERSE_AT_1E7, relative_error
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -40,11 +40,6 @@ def conditioned(size: int, condition: float, *, groups: int = 1, seed: int = 0) 
     values = torch.logspace(0, -math.log10(condition), size, dtype=torch.float64)
     matrix = (vectors * values) @ vectors.mT
     return (matrix + matrix.mT) / 2
-
-
-def relative_error(actual: Tensor, expected: Tensor) -> float:
-    actual, expected = actual.double(), expected.double()
-    return float(torch.linalg.norm(actual - expected) / torch.linalg.norm(expected))
 
 
 # --- damping ------------------------------------------------------------------------------------

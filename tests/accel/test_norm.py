@@ -9,7 +9,7 @@ import pytest
 import torch
 from cases_convolution import make_norm as make_norm_2d
 from implementations import numbers, on_gpu
-from tolerances import BFLOAT16, BITWISE, EXACT
+from tolerances import BFLOAT16, BITWISE, EXACT, relative_error
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -58,10 +58,6 @@ def make_net() -> nn.Sequential:
 
 def is_replaced(module: nn.Module) -> bool:
     return "forward" in module.__dict__
-
-
-def relative_error(actual: Tensor, expected: Tensor) -> float:
-    return float((actual.double() - expected.double()).norm() / expected.double().norm())
 
 
 # --- the forward pass ----------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import pairwise
 
 import torch
@@ -58,6 +59,23 @@ def batch_norm_net(outputs: int = 3) -> nn.Sequential:
         nn.Flatten(),
         nn.Linear(16, outputs),
     )
+
+
+NETS: dict[str, Callable[[], tuple[nn.Sequential, Tensor]]] = {
+    "mlp": lambda: (mlp(), torch.randn(4, 5)),
+    "mlp-no-bias": lambda: (mlp(bias=False), torch.randn(4, 5)),
+    "tokens": lambda: (token_mlp(3, 4, 3), torch.randn(4, 3, 3)),
+    "conv": lambda: (
+        conv_net(nn.Conv2d(2, 3, 3, stride=2, padding=1), torch.zeros(1, 2, 5, 4)),
+        torch.randn(4, 2, 5, 4),
+    ),
+    "groups": lambda: (
+        conv_net(nn.Conv1d(2, 4, 3, stride=2, dilation=2, groups=2), torch.zeros(1, 2, 9)),
+        torch.randn(4, 2, 9),
+    ),
+    "batch-norm": lambda: (batch_norm_net(), torch.randn(4, 2, 5, 5)),
+}
+"""Networks with each kind of layer that has Kronecker factors, and inputs for them."""
 
 
 def observe(curvature: Curvature, x: Tensor, **options: Tensor | None) -> Tensor:

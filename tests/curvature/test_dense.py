@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import reference
 import torch
-from nets import batch_norm_net, mlp, observe, set_gradients, token_mlp
+from nets import NETS, mlp, observe, set_gradients
 from tolerances import EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
@@ -16,13 +16,6 @@ from ocar.errors import ConfigError, ModelError, NumericalError
 
 def flat_gradient(model: nn.Module) -> Tensor:
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.requires_grad])
-
-
-NETS = {
-    "mlp": lambda: (mlp(), torch.randn(4, 5)),
-    "tokens": lambda: (token_mlp(3, 4, 3), torch.randn(2, 3, 3)),
-    "batch-norm": lambda: (batch_norm_net(), torch.randn(4, 2, 5, 5)),
-}
 
 
 @pytest.mark.parametrize("net", NETS)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import nets
 import pytest
 import reference
 import torch
@@ -17,20 +18,7 @@ from ocar.curvature import EKFAC, KFAC
 from ocar.errors import ConfigError
 
 DAMPING = 0.01
-NETS = {
-    "mlp": lambda: (mlp(), torch.randn(4, 5)),
-    "mlp-no-bias": lambda: (mlp(bias=False), torch.randn(4, 5)),
-    "tokens": lambda: (token_mlp(3, 4, 3), torch.randn(4, 3, 3)),
-    "conv": lambda: (
-        conv_net(nn.Conv2d(2, 3, 3, stride=2, padding=1), torch.zeros(1, 2, 5, 4)),
-        torch.randn(4, 2, 5, 4),
-    ),
-    "groups": lambda: (
-        conv_net(nn.Conv1d(2, 4, 3, dilation=2, groups=2), torch.zeros(1, 2, 7)),
-        torch.randn(4, 2, 7),
-    ),
-    "eval": lambda: (batch_norm_net().eval(), torch.randn(4, 2, 5, 5)),
-}
+NETS = nets.NETS | {"batch-norm": lambda: (batch_norm_net().eval(), torch.randn(4, 2, 5, 5))}
 EVERY_NET = pytest.mark.parametrize("net", NETS)
 EVERY_KIND = pytest.mark.parametrize("kind", ["factored", "exact"])
 OPTIONS = {

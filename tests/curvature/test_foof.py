@@ -6,7 +6,7 @@ import pytest
 import reference
 import torch
 from checks import average, layer_gradient
-from nets import batch_norm_net, conv_net, mlp, observe, set_gradients, token_mlp
+from nets import NETS, mlp, observe, set_gradients
 from tolerances import EXACT
 from torch import nn
 from torch.testing import assert_close
@@ -14,16 +14,6 @@ from torch.testing import assert_close
 from ocar.curvature import FOOF, KFAC
 
 DAMPING = 0.03
-NETS = {
-    "mlp": lambda: (mlp(), torch.randn(4, 5)),
-    "mlp-no-bias": lambda: (mlp(bias=False), torch.randn(4, 5)),
-    "tokens": lambda: (token_mlp(3, 4, 3), torch.randn(2, 3, 3)),
-    "groups": lambda: (
-        conv_net(nn.Conv1d(2, 4, 3, stride=2, dilation=2, groups=2), torch.zeros(1, 2, 9)),
-        torch.randn(3, 2, 9),
-    ),
-    "batch-norm": lambda: (batch_norm_net(), torch.randn(4, 2, 5, 5)),
-}
 EVERY_NET = pytest.mark.parametrize("net", NETS)
 
 

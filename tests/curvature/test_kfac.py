@@ -8,7 +8,7 @@ import torch
 from checks import assert_factors, average, layer_gradient
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from nets import batch_norm_net, conv_net, mlp, observe, set_gradients, token_mlp
+from nets import NETS, batch_norm_net, conv_net, mlp, observe, set_gradients, token_mlp
 from strategies import convolutions
 from tolerances import EXACT
 from torch import Tensor, nn
@@ -147,17 +147,6 @@ def test_empirical_factors_are_those_of_the_loss():
 
 
 # --- inverses -----------------------------------------------------------------------------------
-
-NETS = {
-    "mlp": lambda: (mlp(), torch.randn(4, 5)),
-    "mlp-no-bias": lambda: (mlp(bias=False), torch.randn(4, 5)),
-    "tokens": lambda: (token_mlp(3, 4, 3), torch.randn(2, 3, 3)),
-    "conv1d": lambda: (
-        conv_net(nn.Conv1d(2, 4, 3, stride=2, dilation=2, groups=2), torch.zeros(1, 2, 9)),
-        torch.randn(3, 2, 9),
-    ),
-    "batch-norm": lambda: (batch_norm_net(), torch.randn(4, 2, 5, 5)),
-}
 
 
 @pytest.mark.parametrize("net", NETS)

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from learners.zoo.parts import Net
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -65,19 +66,6 @@ class Conv1D(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         flat = torch.addmm(self.bias, x.view(-1, x.shape[-1]), self.weight)
         return flat.view(*x.shape[:-1], -1)
-
-
-class Net(nn.Module):
-    """A module whose forward pass is a function of itself and the inputs."""
-
-    def __init__(self, run: Callable[..., Tensor], **parts: nn.Module | nn.Parameter) -> None:
-        super().__init__()
-        self.run = run
-        for name, part in parts.items():
-            setattr(self, name, part)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.run(self, x)
 
 
 def after(layer: nn.Module, outputs: int) -> nn.Module:

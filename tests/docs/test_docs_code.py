@@ -7,8 +7,7 @@ import importlib.util
 import pkgutil
 import re
 import shlex
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,10 +15,10 @@ import pytest
 import torch
 from benchmarks.__main__ import Options as BenchmarkOptions
 from docs_pages import ROOT, Block, blocks, chains, written_pages
+from learners.toys import names_kept
 
 import ocar_lab.cli
 from ocar.methods.registry import METHODS
-from ocar.registry import REGISTRIES
 from ocar_lab.cli import COMMANDS, main
 from ocar_lab.cli.arguments import parse
 
@@ -41,24 +40,11 @@ SHELL = [block for page in PAGES.values() for block in page if block.language in
 def run_chain(chain: Sequence[Block], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)
     space: dict[str, Any] = {"__name__": "__main__"}
-    with torch.random.fork_rng(devices=[]), as_registered():
+    with torch.random.fork_rng(devices=[]), names_kept():
         torch.manual_seed(0)
         for block in chain:
             code = "\n" * (block.line - 1) + block.text
             exec(compile(code, block.page, "exec"), space)
-
-
-@contextmanager
-def as_registered() -> Iterator[None]:
-    """What is registered inside it is forgotten afterwards."""
-    tables = list(REGISTRIES.values())
-    before = [dict(table) for table in tables]
-    try:
-        yield
-    finally:
-        for table, entries in zip(tables, before, strict=True):
-            table.clear()
-            table.update(entries)
 
 
 @pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: chain[0].where)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from datasets.dataset_files import tiny_files, write_folder
 
 from ocar.methods.registry import METHODS
@@ -83,54 +82,6 @@ def test_flags_of_several_methods_show_the_preset_of_each(capsys: Captured) -> N
     assert main(["run", "split-cifar100", "er", "ocar", "--help"]) == 0
     text = " ".join(capsys.readouterr().out.replace("│", " ").split())
     assert "(er: 0.0598729, ocar: 0.000703388)" in text
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["dance"], "Unknown command 'dance'. There are demo, run"),
-        (["run"], "A benchmark and a method are needed"),
-        (["run", "split-digits"], "A benchmark and a method are needed"),
-        (["run", "nowhere", "er"], "Unknown benchmark 'nowhere'. There are split-dig"),
-        (["run", "split-digits", "magic"], "Unknown method 'magic'. There are er"),
-        (["run", "split-digits", "er", "er"], "Each can be named once"),
-        (["run", "split-digits", "er", "--lrr", "1"], "Unknown flag --lrr. Did you mean --lr?"),
-        (["run", "split-digits", "er", "--lr", "much"], "Invalid --lr much. Must be a number."),
-        (["run", "split-digits", "er", "--lr", "-1"], "Invalid lr=-1.0. Must be larger than 0."),
-        (
-            ["run", "split-digits", "er", "--tau", "1"],
-            "--tau. It is a setting of ocar, ocar-",
-        ),
-        (
-            ["run", "split-digits", "er", "--device", "tpu"],
-            "Invalid --device tpu. Must be one of auto, cpu, cuda.",
-        ),
-        pytest.param(
-            ["run", "split-digits", "er", "--device", "cuda"],
-            "Invalid device='cuda'. PyTorch finds no CUDA device here.",
-            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
-        ),
-        (["run", "split-digits", "er", "--transform", "x"], "Unknown transform 'x'"),
-        (
-            ["run", "split-digits", "gdumb", "--transform", "lpr"],
-            "GDumb goes with no gradient transform: it takes no step on the stream",
-        ),
-        (["run", "split-digits", "er", "--workers", "0"], "Invalid --workers 0"),
-        (["run", "pacs", "der"], "Give --lr 0.05, or search: ocar tune pacs der"),
-        (["show"], "DIR is missing: a folder that contains runs"),
-        (["methods", "--jsn"], "--jsn"),
-        (["data", "burn"], "burn"),
-    ],
-)
-def test_a_wrong_call_is_a_line_and_exit_code_2(
-    arguments: list[str], message: str, capsys: Captured
-) -> None:
-    assert main(arguments) == 2
-    captured = capsys.readouterr()
-    assert message in captured.err.replace("\n", " ")
-    assert len(captured.err.splitlines()) == 1
-    assert captured.out == ""
-    assert "Traceback" not in captured.err
 
 
 @pytest.mark.parametrize("method", METHODS)

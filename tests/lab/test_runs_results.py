@@ -295,11 +295,11 @@ def test_other_files_are_no_results(tmp_path: Path) -> None:
 
 def test_a_kept_command_names_no_folder() -> None:
     words = ["__main__.py", "run", "split-digits", "er", "--out", "/a b", "--seeds", "0"]
-    session = {"command": [*words, "--data-root", "/c"], "batch": 0}
+    session = {"command": [*words, "--data-root=/c"], "batch": 0}
     assert _one_line(session) == {
         "command": "ocar run split-digits er --seeds 0",
         "batch": 0,
     }
     assert _one_line({"command": ["own.py", "x"]}) == {"command": "own.py x"}
-    session = {"command": ["ocar", "run", "--preset", "/a/preset.json", "--seeds", "0"]}
+    session = {"command": ["ocar", "run", "--preset=/a/preset.json", "--seeds", "0"]}
     assert _one_line(session) == {"command": "ocar run --preset preset.json --seeds 0"}

@@ -7,7 +7,7 @@ one of the tables below; a method that is in none of them is given the defaults.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from typing import Any
 
@@ -29,6 +29,7 @@ DEFAULTS: dict[str, Any] = {"lr": 0.1, "memory": 30, "passes": 2, "replay_batch"
 OF_METHODS: dict[str, dict[str, Any]] = {
     "agem": {"reference": 20},
     "gdumb": {"epochs": 10, "train_batch": 10},
+    "mir": {"subsample": 20},
     "ocm": {"lr": 0.02, "replay_batch": 30, "replay_per_class": 3},
     "onpro": {"lr": 0.02, "replay_batch": 30, "replay_per_class": 3},
     "scr": {"lr": 0.05, "temperature": 0.2},
@@ -48,6 +49,36 @@ OF_TRANSFORMS: dict[str, dict[str, Any]] = {
 }
 """Settings of gradient transforms and, where they want another, of the learning rate."""
 
+OF_VARIANTS: dict[str, list[dict[str, Any]]] = {
+    "der++": [{"labels_from": "own"}],
+    "er-lwf": [
+        {"teacher": "batches", "refresh": 3, "distilled": "paper"},
+        {"teacher": "labels", "teacher_mode": "eval"},
+    ],
+    "ewc": [
+        {"fisher": "sampled(1)"},
+        {"fisher": "sampled(1)", "accumulation": "sum", "anchor_every": 3, "structure": "full"},
+        {"penalty": "implicit", "anchor_every": 2},
+    ],
+    "lpr": [{"refresh_every": 5, "refresh_samples": 12}],
+    "mir": [{"exclude": "none", "scoring": "eval"}],
+    "ocm": [{"stretches": "boundary"}, {"stretches": "batches", "stretch": 3}],
+    "onpro": [
+        {"stretches": "boundary"},
+        {"stretches": "batches", "stretch": 3, "mixup": 0.8, "base_rate": 0.5},
+    ],
+    "rar": [{"perturbation": "paper"}],
+    "scr": [
+        {
+            "base_temperature": 0.07,
+            "unit_length": "features",
+            "views": "survey",
+            "means": "averaged",
+        }
+    ],
+}
+"""Other settings of single methods, with which they keep or draw something else."""
+
 BAR = 0.6
 """Accuracy that a method must reach on five separable classes that arrive in three stretches."""
 
@@ -57,13 +88,15 @@ MODEST: dict[str, float] = {"agem": 0.4, "der": 0.45, "ocm": 0.45, "onpro": 0.4}
 
 @dataclass(frozen=True)
 class Case:
-    """A method, and perhaps another gradient transform than its own."""
+    """A method, and perhaps another gradient transform than its own, or other settings."""
 
     method: str
     transform: str | None = None
+    variant: Mapping[str, Any] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        return self.method if self.transform is None else f"{self.method}+{self.transform}"
+        name = self.method if self.transform is None else f"{self.method}+{self.transform}"
+        return "-".join([name, *map(str, self.variant.values())])
 
     @property
     def bar(self) -> float:
@@ -84,7 +117,7 @@ class Case:
             values |= OF_TRANSFORMS.get(names[kind], {})
         if self.transform is not None:
             values |= OF_COMBINED.get(self.method, {})
-        return [self._fill(kind, values | given) for kind in self.kinds]
+        return [self._fill(kind, values | self.variant | given) for kind in self.kinds]
 
     def _fill(self, kind: Any, values: Mapping[str, Any]) -> Any:
         own = {f.name: values[f.name] for f in fields(kind) if f.name in values}
@@ -225,3 +258,4 @@ ALONE = [Case(method) for method in METHODS]
 COMBINED = list(_combinations())
 REFUSED = [case for case in COMBINED if _is_refused(case)]
 LEGAL = [*ALONE, *(case for case in COMBINED if case not in REFUSED)]
+VARIANTS = [Case(method, variant=one) for method, own in OF_VARIANTS.items() for one in own]

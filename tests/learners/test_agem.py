@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
 from tolerances import EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
-from toys import RAW, convnet, images, mlp, seeded, vectors
-from twins import assert_resumes
+from toys import RAW, convnet, images, mlp, seeded, vectors, weights
 
 import ocar
 from ocar.errors import ConfigError
@@ -22,10 +20,6 @@ from ocar.methods.ocar import OCARSettings
 
 def make(model: nn.Module, **settings) -> Learner:
     return ocar.make_learner("agem", model, **{"lr": 0.1, "memory": 40, **RAW, **settings})
-
-
-def weights(model: nn.Module) -> Tensor:
-    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
 
 
 def gradient(model: nn.Module, x: Tensor, y: Tensor, classes: int) -> Tensor:
@@ -156,22 +150,6 @@ def test_a_regression_is_projected_too() -> None:
     assert g @ r < 0
     step = -0.1 * (g - (g @ r) / (r @ r) * r)
     assert_close(weights(model) - weights(before), step, **EXACT)
-
-
-def test_one_class_and_a_head_that_grows() -> None:
-    learner = make(mlp(units=2))
-    for labels in ([0], [0, 1], [2, 3, 4]):
-        for x, y in vectors(4, labels):
-            assert torch.isfinite(learner.learn(x, y).loss)
-    assert learner.predict(x).shape == (10, 5)
-
-
-def test_a_restored_learner_goes_on_to_the_bit(tmp_path: Path) -> None:
-    learner = make(convnet(units=2), augment=ocar.CropFlip(padding=1), reference=15)
-    batches = list(images(10, [0, 1, 2, 3]))
-    for x, y in batches[:5]:
-        learner.learn(x, y)
-    assert_resumes(learner, batches[5:], convnet(units=2), tmp_path)
 
 
 def test_what_does_not_go_together_is_refused_with_the_reason() -> None:

@@ -7,20 +7,16 @@ import copy
 import pytest
 import torch
 from tolerances import EXACT
-from torch import Tensor, nn
+from torch import Tensor
 from torch.testing import assert_close
-from toys import RAW, assert_same, convnet, images, mlp, vectors
-from twins import assert_resumes, masked_and_grown
+from toys import RAW, assert_same, convnet, images, mlp, vectors, weights
+from twins import masked_and_grown
 
 import ocar
 from ocar.errors import ConfigError
 from ocar.methods.der import squared_distance
 
 LR = 0.2
-
-
-def weights(model: nn.Module) -> Tensor:
-    return nn.utils.parameters_to_vector(model.parameters()).detach()
 
 
 def log_loss(logits: Tensor, unit: Tensor, units: int) -> Tensor:
@@ -213,29 +209,6 @@ def test_graphs_are_forgotten_after_the_stored_logits_were_made_wider(how: str) 
     learner.learn(x, y)
     learner.learn(x, y)
     assert widths == [4]
-
-
-def test_a_first_batch_of_one_class_and_batches_of_other_sizes() -> None:
-    for method, options in (("der", {}), ("der++", {}), ("der++", {"labels_from": "own"})):
-        learner = ocar.make_learner(method, convnet(units=1), lr=LR, memory=12, **options)
-        for size, (x, y) in zip((3, 10, 7), images(3, [4]), strict=True):
-            assert torch.isfinite(learner.learn(x[:size], y[:size]).loss)
-        assert learner.classes == (4,)
-        assert len(learner.memory) == 12
-
-
-@pytest.mark.parametrize("transform", [None, "ocar"])
-def test_a_restored_learner_goes_on_to_the_bit_while_the_head_grows(transform, tmp_path) -> None:
-    options = {} if transform is None else {"tau_step": 1e-6, "ema": 0.2}
-    learner = ocar.make_learner(
-        "der++", convnet(units=2), lr=0.02, memory=25, transform=transform, seed=3, **options
-    )
-    schedule = [[0, 1]] * 3 + [[2, 3]] * 3 + [[4, 5]] * 3
-    batches = [next(images(1, labels, seed=i)) for i, labels in enumerate(schedule)]
-    for x, y in batches[:5]:
-        learner.learn(x, y)
-    assert_resumes(learner, batches[5:], convnet(units=2), tmp_path)
-    assert learner.head.capacity == 8
 
 
 def test_told_classes_are_not_seen_classes(tmp_path) -> None:

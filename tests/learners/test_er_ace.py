@@ -11,7 +11,7 @@ import torch
 from tolerances import BITWISE, EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
-from toys import RAW, assert_same, convnet, everything, images, mlp, vectors
+from toys import RAW, convnet, images, mlp, vectors
 from twins import masked_and_grown
 
 import ocar
@@ -267,20 +267,6 @@ def test_a_batch_smaller_than_the_replay_replays_what_there_is() -> None:
     for size in (3, 4, 4):  # 3, 7 and 11 in the memory; replay begins with ten
         published.learn(*batch([0, 1], size=size))
     assert sizes == [3, 4, 4, 10]
-
-
-@BOTH
-def test_a_restored_learner_goes_on_to_the_bit(method: str) -> None:
-    learner = make(method, convnet(units=2).double(), seed=3)
-    batches = [*images(3, [0, 1]), *images(3, [2, 3]), *images(2, [1, 4])]
-    for x, y in batches[:4]:
-        learner.learn(x, y)
-    restored = make(method, convnet(units=2).double(), seed=3)
-    restored.load_state(*learner.state())
-    for x, y in batches[4:]:
-        learner.learn(x, y)
-        restored.learn(x, y)
-    assert_same(everything(restored), everything(learner))
 
 
 def test_settings() -> None:

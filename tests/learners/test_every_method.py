@@ -18,6 +18,7 @@ from cases import (
     LEGAL,
     REFUSED,
     TOYS,
+    VARIANTS,
     Case,
     accuracy,
     blobs,
@@ -30,12 +31,14 @@ from cases import (
 )
 from torch import Tensor, nn
 from toys import assert_same, everything, seeded
+from twins import assert_resumes
 
 import ocar
 from ocar.errors import CheckpointError, ConfigError, InputError
 from ocar.methods.registry import METHODS, TRANSFORMS, make_settings, preset_settings
 
 EVERY_CASE = pytest.mark.parametrize("case", LEGAL, ids=str)
+EVERY_VARIANT = pytest.mark.parametrize("case", [*LEGAL, *VARIANTS], ids=str)
 EVERY_METHOD = pytest.mark.parametrize("case", ALONE, ids=str)
 EVERY_TOY = pytest.mark.parametrize("toy", TOYS)
 
@@ -80,7 +83,7 @@ def test_learns_classes_that_arrive_one_after_another(case: Case, toy: str) -> N
     assert accuracy(learner, x, y) > case.bar
 
 
-@EVERY_CASE
+@EVERY_VARIANT
 def test_one_class_only_and_batches_of_any_size(case: Case) -> None:
     """The first batch, with an empty memory, is a single sample."""
     learner = case.make(convnet())
@@ -183,7 +186,8 @@ def test_predictions_follow_weights_that_others_change(case: Case) -> None:
 
 @pytest.mark.parametrize(
     ("case", "settings"),
-    [(case, {}) for case in LEGAL] + [(case, case.average) for case in ALONE if case.average],
+    [(case, {}) for case in LEGAL + VARIANTS]
+    + [(case, case.average) for case in ALONE if case.average],
     ids=lambda part: str(part) if isinstance(part, Case) else ",".join(part.values()) or "plain",
 )
 def test_predict_changes_nothing(case: Case, settings: dict[str, str]) -> None:
@@ -272,7 +276,7 @@ def run(learner: ocar.Learner, batches: list, *, watched: bool = False) -> None:
 
 @pytest.mark.parametrize(
     ("case", "toy"),
-    [(case, "convnet") for case in LEGAL] + [(case, "mlp") for case in ALONE],
+    [(case, "convnet") for case in [*LEGAL, *VARIANTS]] + [(case, "mlp") for case in ALONE],
     ids=str,
 )
 def test_a_run_can_be_repeated_and_interrupted(case: Case, toy: str, tmp_path: Path) -> None:
@@ -317,9 +321,9 @@ def test_another_seed_gives_another_run(case: Case) -> None:
     assert not torch.equal(*predictions)
 
 
-@EVERY_CASE
+@EVERY_VARIANT
 def test_a_learner_can_be_taken_back(case: Case) -> None:
-    """To a state of its own from before; what it keeps for predictions must not stay behind."""
+    """To an earlier state, or that of another; what it keeps for predictions does not stay."""
     learner = case.make(mlp(units=4))
     first, *rest = blobs(3, [0, 1, 2, 3], size=8)
     learner.learn(*first)
@@ -336,6 +340,23 @@ def test_a_learner_can_be_taken_back(case: Case) -> None:
         learner.learn(x, y)
     assert_same(everything(learner), late)
     assert torch.equal(learner.predict(first[0]), at_last)
+    other = case.make(mlp(units=4))
+    for x, y in blobs(3, [0, 1, 2, 3], seed=1, size=8):  # as many samples, but others
+        other.learn(x, y)
+    other.predict(first[0])
+    other.load_state(*learner.state())
+    assert torch.equal(other.predict(first[0]), at_last)
+
+
+@EVERY_METHOD
+def test_a_save_after_the_head_grew_without_a_step(case: Case, tmp_path: Path) -> None:
+    """A batch that is only remembered doubles the head; what follows the head does so later."""
+    learner = case.make(mlp())
+    for x, y in blobs(3, [0, 1]):
+        learner.learn(x, y)
+    learner.boundary()
+    learner.remember(*next(blobs(1, [2, 3, 4])))
+    assert_resumes(learner, list(blobs(2, [0, 1, 2, 3, 4], seed=1)), mlp(), tmp_path)
 
 
 @EVERY_METHOD

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import copy
-from pathlib import Path
 
 import pytest
 import torch
 from tolerances import EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
-from toys import RAW, convnet, images, mlp, seeded, vectors
-from twins import assert_resumes, masked_and_grown
+from toys import RAW, convnet, flat_gradient, images, mlp, seeded, vectors, weights
+from twins import masked_and_grown
 
 import ocar
 from ocar.errors import CheckpointError, ConfigError, ModelError
@@ -34,10 +33,6 @@ def make(model: nn.Module, **settings) -> Learner:
     return ocar.make_learner("ewc", model, **given)
 
 
-def weights(model: nn.Module) -> Tensor:
-    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
-
-
 def linear() -> nn.Module:
     return seeded(lambda: nn.Linear(6, 1)).double()
 
@@ -45,11 +40,6 @@ def linear() -> nn.Module:
 def regression(model: nn.Module, **settings) -> Learner:
     own = {"likelihood": "gaussian", "memory_kind": "reservoir", "passes": 1}
     return make(model, **(own | settings))
-
-
-def flat_gradient(model: nn.Module, loss: Tensor) -> Tensor:
-    grads = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
-    return torch.cat([grad.flatten() for grad in grads])
 
 
 def inputs_seen(model: nn.Module) -> list[Tensor]:
@@ -284,20 +274,8 @@ def test_it_runs_with_every_root_and_with_other_losses(fisher: str) -> None:
     assert float(learner.transform.average.abs().sum()) > 0
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"fisher": "sampled(1)"},
-        {"fisher": "sampled(1)", "accumulation": "sum", "anchor_every": 5, "structure": "full"},
-        {"penalty": "implicit", "anchor_every": 4},
-    ],
-)
-def test_a_restored_learner_goes_on_to_the_bit(settings, tmp_path: Path) -> None:
-    learner = make(convnet(units=2), strength=0.1, **settings)
-    batches = list(images(10, [0, 1, 2, 3]))
-    for x, y in batches[:4]:
-        learner.learn(x, y)
-    assert_resumes(learner, batches[4:], convnet(units=2), tmp_path)
+def test_a_state_of_another_penalty_is_refused() -> None:
+    learner = make(mlp())
     state = learner.transform.state_dict()
     state.pop("anchor")
     with pytest.raises(CheckpointError, match=r"another penalty: missing \['anchor'\]"):

@@ -19,7 +19,7 @@ import ocar_lab
 from ocar.augment import scale_to_unit
 from ocar.errors import ConfigError, NumericalError
 from ocar.evaluate.probe import probe_accuracy
-from ocar.methods.gdumb import FromScratch, GDumbSettings
+from ocar.methods.gdumb import GDumbSettings
 from ocar.methods.ocar import OCARSettings
 
 
@@ -164,31 +164,6 @@ def test_frozen_layers_stay() -> None:
     learner.predict(x)
     for name, tensor in learner.objective._copy.state_dict().items():
         assert torch.equal(tensor, model.state_dict()[name]) == (name[0] in "01"), name
-
-
-def test_a_restored_learner_predicts_and_goes_on_to_the_bit(tmp_path: Path) -> None:
-    settings = {"augment": ocar.CropFlip(padding=1), "train_batch": 16, "seed": 3, "memory": 25}
-    learner = make(convnet(units=2), **settings)
-    for i, labels in enumerate([[0, 1]] * 3 + [[2, 3]] * 3 + [[4]] * 2):
-        ((x, y),) = images(1, labels, seed=i)
-        if i == 4:
-            expected = learner.predict(x)
-            learner.save(tmp_path / "ckpt")
-            restored = ocar.load(tmp_path / "ckpt", convnet(units=2))
-            assert isinstance(restored.objective, FromScratch)
-            assert_same(everything(restored), everything(learner))
-            assert torch.equal(restored.predict(x), expected)
-        learner.learn(x, y)
-        if i >= 4:
-            restored.learn(x, y)
-    assert_same(everything(restored), everything(learner))
-    assert torch.equal(restored.predict(x), learner.predict(x))
-    other = make(convnet(units=2), **settings)
-    for x, y in images(8, [0, 1], seed=9):  # as many samples, but others
-        other.learn(x, y)
-    assert not torch.equal(other.predict(x), learner.predict(x)[:, :2])
-    other.load_state(*learner.state())
-    assert torch.equal(other.predict(x), learner.predict(x))
 
 
 def test_features_can_be_probed_before_anything_was_predicted() -> None:

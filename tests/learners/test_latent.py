@@ -16,6 +16,7 @@ from cases import ALONE, Case
 from torch import Tensor, nn
 from torch.testing import assert_close
 from toys import assert_same, convnet, everything, images, mlp, never_wait, seeded, vectors
+from twins import assert_resumes
 
 import ocar
 from ocar import LatentReplay
@@ -244,18 +245,11 @@ def test_a_loaded_or_copied_learner_goes_on_exactly(method: str, tmp_path: Path)
     batches = stream()
     for x, y in batches[:6]:
         learner.learn(x, y)
-    learner.save(tmp_path / "file")
-    others = {
-        "loaded": ocar.load(tmp_path / "file", model()),
-        "copied": copy.deepcopy(learner),
-        "pickled": pickle.loads(pickle.dumps(learner)),
-    }
+    pickled = pickle.loads(pickle.dumps(learner))
+    assert_resumes(learner, batches[6:], model(), tmp_path)
     for x, y in batches[6:]:
-        learner.learn(x, y)
-        for other in others.values():
-            other.learn(x, y)
-    for other in others.values():
-        assert_same(everything(other), everything(learner))
+        pickled.learn(x, y)
+    assert_same(everything(pickled), everything(learner))
     assert not [name for name in learner.state()[0] if "backbone" in name]
 
 

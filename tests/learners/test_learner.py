@@ -277,26 +277,7 @@ def test_the_head_doubles_and_keeps_what_it_has() -> None:
     assert parameter[2:].abs().max() <= 1 / 8**0.5
 
 
-# --- wrong input ----------------------------------------------------------------------------------
-
 GOOD_X, GOOD_Y = next(vectors(1, [0, 1, 2]))
-
-
-def with_value(value: float) -> torch.Tensor:
-    x = GOOD_X.clone()
-    x[3, 2] = value
-    return x
-
-
-def test_predict_refuses_what_was_not_learned() -> None:
-    learner = make("er", mlp())
-    learner.learn(GOOD_X, GOOD_Y)
-    with pytest.raises(
-        InputError, match=r"shape \(6,\) and torch.float32, as before; given \(5,\)"
-    ):
-        learner.predict(GOOD_X[:, :5])
-    with pytest.raises(InputError, match="x must be finite"):
-        learner.predict(with_value(float("nan")))
 
 
 # --- saving --------------------------------------------------------------------------------------

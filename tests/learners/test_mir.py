@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from tolerances import EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
-from toys import RAW, assert_same, convnet, images, mlp, vectors
-from twins import assert_resumes
+from toys import RAW, assert_same, convnet, images, mlp, recorded, vectors
 
 import ocar
 from ocar.errors import ConfigError
-from ocar.methods.objective import Outcome, Step
+from ocar.methods.objective import Step
 
 cross_entropy = nn.functional.cross_entropy
 
@@ -24,23 +22,6 @@ cross_entropy = nn.functional.cross_entropy
 def learner_on(model: nn.Module, **settings) -> ocar.Learner:
     defaults = {"lr": 0.1, "memory": 40, "subsample": 30, "replay_batch": 5}
     return ocar.make_learner("mir", model, **{**defaults, **RAW, **settings})
-
-
-def recorded(learner: ocar.Learner) -> list[tuple[Step, nn.Module, Outcome]]:
-    """Each step from now on, the model before it, and its outcome."""
-    steps = []
-    objective = learner.objective
-    original = type(objective).__call__
-
-    class Recording(type(objective)):
-        def __call__(self, forward, step):
-            before = copy.deepcopy(learner.model)
-            outcome = original(self, forward, step)
-            steps.append((step, before, replace(outcome, loss=outcome.loss.detach())))
-            return outcome
-
-    objective.__class__ = Recording
-    return steps
 
 
 def increase_by_hand(before: nn.Module, step: Step, *, lr: float, known: int) -> list[float]:
@@ -70,7 +51,7 @@ def test_what_is_replayed_has_the_largest_increase_of_the_loss(virtual_lr) -> No
             steps.clear()
             learner.learn(x.double(), y)
             known = len(learner.classes)
-            for step, before, outcome in steps:
+            for step, before, outcome, _ in steps:
                 if not step.replayed:
                     assert learner.batches == 1
                     continue
@@ -98,7 +79,7 @@ def test_a_step_is_sgd_on_the_sum_of_the_two_means() -> None:
     steps = recorded(learner)
     for x, y in vectors(3, [0, 1, 2]):
         learner.learn(x.double(), y)
-    _, before, outcome = steps[-1]
+    _, before, outcome, _ = steps[-1]
     taken, n = outcome.step, 10
     outputs = before(taken.x)[:, :3]
     loss = cross_entropy(outputs[:n], taken.y[:n]) + cross_entropy(outputs[n:], taken.y[n:])
@@ -134,7 +115,7 @@ def test_classes_of_the_batch_before_are_passed_over() -> None:
         x, y = next(vectors(1, labels, seed=i))
         learner.learn(x.double(), y)
         excluded = {learner.classes.index(label) for label in schedule[i - 1]} if i else set()
-        for step, _, outcome in steps:
+        for step, _, outcome, _ in steps:
             assert set(step.y[10:].tolist()) >= excluded  # they are there to be chosen
             replayed = set(outcome.step.y[10:].tolist())
             assert replayed
@@ -151,7 +132,7 @@ def test_the_loss_leaves_out_what_is_there_for_its_shape_alone() -> None:
     learner.remember(other.double(), y_other)
     steps = recorded(learner)
     learner.learn(x.double(), y)
-    for step, before, outcome in steps:
+    for step, before, outcome, _ in steps:
         assert step.replayed == 10
         new = cross_entropy(before(step.x[:8])[:, :2], step.y[:8])
         both = cross_entropy(before(other.double())[:, :2], torch.tensor([1, 1]))
@@ -160,7 +141,7 @@ def test_the_loss_leaves_out_what_is_there_for_its_shape_alone() -> None:
     steps = recorded(only)
     for _ in range(3):  # one class only: nothing is ever replayed
         only.learn(x.double(), y)
-    for step, before, outcome in steps:
+    for step, before, outcome, _ in steps:
         new = cross_entropy(before(step.x[:8])[:, :1], step.y[:8])
         assert_close(outcome.loss, new.detach(), **EXACT)
 
@@ -180,7 +161,7 @@ def test_scoring_in_either_mode(scoring: str) -> None:
     steps = recorded(learner)
     for x, y in images(4, [0, 1, 2]):
         learner.learn(x, y)
-    step, before, outcome = steps[-1]
+    step, before, outcome, _ = steps[-1]
     virtual, n = copy.deepcopy(before), step.new
     cross_entropy(virtual(step.x[:n])[:, :3], step.y[:n]).backward()
     torch.optim.SGD(virtual.parameters(), lr=0.1).step()
@@ -218,34 +199,11 @@ def test_the_curvature_is_that_of_the_samples_in_the_loss() -> None:
     steps = recorded(learner)
     for x, y in vectors(3, [0, 1, 2]):
         learner.learn(x.double(), y)
-    _, before, outcome = steps[-1]
+    _, before, outcome, _ = steps[-1]
     outputs, given = seen[-1]
     assert_close(outputs, before(outcome.step.x).detach(), **EXACT)
     assert given["weights"].tolist() == [1.0] * 10 + [3.0] * 5
     assert torch.equal(given["targets"], outcome.step.y)
-
-
-@pytest.mark.parametrize("transform", [None, "ocar"])
-@pytest.mark.parametrize("scoring", ["train", "eval"])
-def test_a_restored_learner_goes_on_to_the_bit(scoring, transform, tmp_path: Path) -> None:
-    more = {} if transform is None else {"tau_step": 1e-6, "ema": 0.2, "transform": transform}
-    settings = {"augment": ocar.CropFlip(padding=1), "lr": 0.02, "scoring": scoring, **more}
-    learner = learner_on(convnet(units=2), **settings)
-    schedule = [[0, 1]] * 3 + [[2, 3]] * 3 + [[0, 1]] + [[2, 3]] + [[4]]
-    batches = [next(images(1, labels, seed=i)) for i, labels in enumerate(schedule)]
-    for x, y in batches[:6]:
-        learner.learn(x, y)
-    # Candidates of the batch before would be hurt most.
-    assert_resumes(learner, batches[6:], convnet(units=2), tmp_path)
-    assert learner.head.capacity == 8
-
-
-def test_first_batch_one_class_and_batches_of_other_sizes() -> None:
-    for exclude in ("previous", "none"):
-        learner = learner_on(convnet(), exclude=exclude)
-        for (x, y), size in zip(images(4, [4]), (1, 10, 3, 1), strict=True):
-            assert torch.isfinite(learner.learn(x[:size], y[:size]).loss)
-        assert learner.predict(x).shape == (10, 1)
 
 
 def test_without_replay_it_is_fine_tuning() -> None:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import copy
 from dataclasses import fields
-from pathlib import Path
 
 import pytest
 import torch
 from tolerances import EXACT
-from torch import Tensor, nn
+from torch import nn
 from torch.testing import assert_close
-from toys import RAW, convnet, images, mlp, seeded, vectors
-from twins import assert_resumes
+from toys import RAW, mlp, seeded, vectors, weights
 
 import ocar
 from ocar.errors import ConfigError
@@ -23,10 +21,6 @@ from ocar.methods.ocar import OCARSettings
 
 SETTINGS = {"lr": 0.05, "damping": 0.02, "ema": 0.3, "memory": 40}
 REGRESSION = {"likelihood": "gaussian", "memory_kind": "reservoir", "passes": 1}
-
-
-def weights(model: nn.Module) -> Tensor:
-    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
 
 
 def test_a_regression_takes_the_damped_natural_gradient_step() -> None:
@@ -126,15 +120,6 @@ def test_every_shared_setting_reaches_the_curvature() -> None:
     given = NGDSettings(damping=0.1, ema=0.7, **other).as_ocar()
     for name, value in {**other, "ema": 0.7, "tau": 0.1, "tau_step": 0.0}.items():
         assert getattr(given, name) == value
-
-
-def test_a_restored_learner_goes_on_to_the_bit(tmp_path: Path) -> None:
-    learner = ocar.make_learner("ngd", convnet(units=2), **SETTINGS)
-    batches = list(images(10, [0, 1, 2, 3]))
-    for x, y in batches[:5]:
-        learner.learn(x, y)
-    restored = assert_resumes(learner, batches[5:], convnet(units=2), tmp_path)
-    assert repr(restored) == repr(learner)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,17 @@ import torch
 from tolerances import EXACT
 from torch import nn
 from torch.testing import assert_close
-from toys import RAW, assert_same, convnet, everything, images, mlp, never_wait, vectors
+from toys import (
+    RAW,
+    assert_same,
+    convnet,
+    everything,
+    flat_gradient,
+    images,
+    mlp,
+    never_wait,
+    vectors,
+)
 from twins import masked_and_grown
 
 import ocar
@@ -21,11 +31,6 @@ from ocar.methods.er import ERSettings
 from ocar.methods.ocar import OCARSettings
 
 SETTINGS = {"lr": 0.05, "tau_step": 1e-3, "ema": 0.2}
-
-
-def flat_gradient(model: nn.Module, loss: torch.Tensor) -> torch.Tensor:
-    grads = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
-    return torch.cat([grad.flatten() for grad in grads])
 
 
 def fisher_by_hand(model, x, weights, units: int) -> torch.Tensor:
@@ -281,36 +286,6 @@ def test_the_authors_options_all_run_and_differ() -> None:
         assert one.isfinite().all()
         for other in predictions[i + 1 :]:
             assert not torch.equal(one, other)
-
-
-def test_the_same_seed_gives_the_same_run_and_another_seed_another() -> None:
-    def run(seed: int) -> ocar.Learner:
-        learner = ocar.OCAR(convnet(), seed=seed, augment=ocar.CropFlip(padding=1), **SETTINGS)
-        for x, y in images(4, [0, 1, 2]):
-            learner.learn(x, y)
-        return learner
-
-    first = everything(run(0))
-    torch.manual_seed(123)  # the global state has no part in it
-    assert_same(first, everything(run(0)))
-    assert not torch.equal(first["model.0.weight"], run(1).state()[0]["model.0.weight"])
-
-
-def test_saved_after_the_head_has_grown_without_a_step(tmp_path) -> None:
-    """A batch that is only remembered can double the head; the curvature knows of it later."""
-    learner = ocar.OCAR(mlp(2), lr=0.01, tau_step=1e-6, ema=0.3, memory=20)
-    for x, y in vectors(3, [0, 1]):
-        learner.learn(x, y)
-    for x, y in vectors(1, [2, 3, 4]):
-        learner.remember(x, y)
-    learner.save(tmp_path / "learner")
-    restored = ocar.load(tmp_path / "learner", mlp(2))
-    for x, y in vectors(2, [0, 1, 2, 3, 4], seed=1):
-        learner.learn(x, y)
-        restored.learn(x, y)
-    ours, theirs = learner.state()[0], restored.state()[0]
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 # --- the size of the head, and the scale of the factors -------------------------------------------

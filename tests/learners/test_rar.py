@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 from tolerances import EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
-from toys import RAW, convnet, images, mlp, vectors
-from twins import assert_resumes
+from toys import RAW, convnet, images, mlp, recorded, vectors
 
 import ocar
 from ocar.errors import ConfigError
@@ -25,24 +22,6 @@ KINDS = pytest.mark.parametrize("kind", ["survey", "paper"])
 def learner_on(model: nn.Module, **settings) -> ocar.Learner:
     defaults = {"lr": 0.1, "memory": 40, "inner_lr": 0.05, "epsilon": 0.3, "iterations": 4}
     return ocar.make_learner("rar", model, **{**defaults, **RAW, **settings})
-
-
-def recorded(learner: ocar.Learner) -> list:
-    """Each step from now on: the batch, the model before it, its outcome, the perturbed inputs."""
-    steps = []
-    objective = learner.objective
-    original = type(objective).__call__
-
-    class Recording(type(objective)):
-        def __call__(self, forward, step):
-            before, inputs = copy.deepcopy(learner.model), []
-            outcome = original(self, lambda x: (inputs.append(x), forward(x))[1], step)
-            kept = replace(outcome, loss=outcome.loss.detach())
-            steps.append((step, before, kept, inputs))
-            return outcome
-
-    objective.__class__ = Recording
-    return steps
 
 
 def stepped(model: nn.Module, x: Tensor, y: Tensor, *, known: int, lr: float) -> nn.Module:
@@ -243,28 +222,6 @@ def test_running_statistics_move_with_the_joint_and_the_perturbed_batch_alone(ki
     assert [len(part) for part in inputs] == [20, 10]
     assert_close(learner.model[1].running_mean, before[1].running_mean)
     assert_close(learner.model[1].running_var, before[1].running_var)
-
-
-@KINDS
-@pytest.mark.parametrize("transform", [None, "ocar"])
-def test_a_restored_learner_goes_on_to_the_bit(kind, transform, tmp_path: Path) -> None:
-    more = {} if transform is None else {"tau_step": 1e-6, "ema": 0.2, "transform": transform}
-    settings = {"augment": ocar.CropFlip(padding=1), "lr": 0.02, "perturbation": kind, **more}
-    learner = learner_on(convnet(units=2), **settings)
-    schedule = [[0, 1]] * 3 + [[2]] * 2 + [[1, 3]] * 3 + [[4]]
-    batches = [next(images(1, labels, seed=i)) for i, labels in enumerate(schedule)]
-    for x, y in batches[:4]:
-        learner.learn(x, y)
-    assert_resumes(learner, batches[4:], convnet(units=2), tmp_path)
-    assert learner.head.capacity == 8
-
-
-@KINDS
-def test_first_batch_one_class_and_batches_of_other_sizes(kind: str) -> None:
-    learner = learner_on(convnet(), perturbation=kind)
-    for (x, y), size in zip(images(4, [4]), (1, 10, 3, 1), strict=True):
-        assert torch.isfinite(learner.learn(x[:size], y[:size]).loss)
-    assert learner.predict(x).shape == (10, 1)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import torch
 from cases import ALONE, Case
 from torch import Tensor, nn
 from toys import assert_same, everything, mlp, never_wait, seeded, spoiled, vectors
+from twins import assert_resumes
 
 import ocar
 from ocar.errors import NumericalError
@@ -283,12 +284,7 @@ def test_a_head_that_grows_with_a_batch_that_is_not_learned(
     else:
         learn_bad(learner, kind, [2, 3, 4])
     assert learner.predict(x).shape == (10, len(learner.classes)) == (10, 5)
-    learner.save(tmp_path / "ckpt")
-    restored = ocar.load(tmp_path / "ckpt", mlp(units=2))
-    for one in (learner, restored):
-        for x, y in vectors(2, [2, 3, 4]):
-            one.learn(x, y)
-    assert_same(everything(restored), everything(learner))
+    assert_resumes(learner, list(vectors(2, [2, 3, 4])), mlp(units=2), tmp_path)
 
 
 def test_prototypes_stay_finite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from tolerances import EXACT
 from torch.testing import assert_close
-from toys import RAW, convnet, images, mlp
-from twins import assert_resumes
+from toys import convnet, images, mlp
 
 import ocar
 from ocar.errors import ConfigError
@@ -273,42 +271,3 @@ def test_with_adam_every_transform_is_refused(method: str) -> None:
 def test_wrong_settings_are_refused(method: str, options, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ocar.make_learner(method, mlp(), **options)
-
-
-# --- as learners ---------------------------------------------------------------------------------
-
-METHODS = pytest.mark.parametrize(
-    ("method", "settings"), [("ocm", {}), ("onpro", {"mixup": 0.8, "base_rate": 0.5})]
-)
-
-
-def make(method: str, **settings) -> ocar.Learner:
-    return ocar.make_learner(method, convnet(units=2), **{"memory": 40, **RAW, **settings})
-
-
-@METHODS
-def test_first_batch_one_class_and_growth_with_adam(method: str, settings: dict) -> None:
-    learner = make(method, **settings)
-    assert isinstance(learner._steps.optimizer, torch.optim.Adam)
-    for (x, y), size in zip(images(5, [4]), (1, 6, 3, 3, 3), strict=True):
-        assert torch.isfinite(learner.learn(x[:size], y[:size]).loss)
-    assert learner.predict(x).shape == (10, 1)
-    for x, y in images(3, [4, 5, 6, 7, 8], size=6):
-        assert torch.isfinite(learner.learn(x, y).loss)
-    assert learner.objective.stretches.ended == 1
-    assert learner.predict(x).shape == (6, 5)
-
-
-@METHODS
-@pytest.mark.parametrize("stretches", ["boundary", "labels"])
-def test_a_restored_learner_goes_on_to_the_bit(
-    method: str, settings: dict, stretches: str, tmp_path: Path
-) -> None:
-    learner = make(method, stretches=stretches, quiet=2, seed=3, **settings)
-    batches = [*images(3, [0, 1], size=5), *images(5, [2, 3, 4], size=5)]
-    for x, y in batches[:3]:
-        learner.learn(x, y)
-    learner.boundary()
-    assert_resumes(learner, batches[3:5], convnet(units=2), tmp_path)
-    assert_resumes(learner, batches[5:], convnet(units=2), tmp_path)
-    assert learner.objective.stretches.ended == 1

@@ -11,8 +11,7 @@ import torch
 from tolerances import EXACT
 from torch import Tensor, nn
 from torch.testing import assert_close
-from toys import RAW, assert_same, convnet, everything, images, mlp, seeded, vectors
-from twins import assert_resumes
+from toys import RAW, convnet, images, mlp, seeded, vectors
 
 import ocar
 from ocar.errors import CheckpointError, ConfigError
@@ -279,38 +278,6 @@ def test_transforms_that_need_a_distribution_are_refused(transform: str) -> None
 def test_a_transform_that_needs_none_goes_with_it() -> None:
     settings, transform = make_settings("scr", transform="lpr", lr=0.1)
     assert settings.refuses(transform) is None
-
-
-@pytest.mark.parametrize("options", [{}, SURVEY])
-def test_first_batch_one_class_and_growth(options) -> None:
-    learner = make(convnet(units=2), **options)
-    for (x, y), size in zip(images(3, [4]), (1, 10, 3), strict=True):
-        assert torch.isfinite(learner.learn(x[:size], y[:size]).loss)
-    assert learner.predict(x).shape == (10, 1)
-    for x, y in images(4, [4, 5, 6, 7, 8]):
-        assert torch.isfinite(learner.learn(x, y).loss)
-    assert learner.predict(x).shape == (10, 5)
-
-
-@pytest.mark.parametrize("options", [{}, SURVEY])
-def test_a_restored_learner_goes_on_to_the_bit(options, tmp_path: Path) -> None:
-    learner = make(convnet(units=2), augment=ocar.CropFlip(padding=1), seed=3, **options)
-    batches = list(images(8, [0, 1, 2, 3]))
-    for x, y in batches[:4]:
-        learner.learn(x, y)
-    assert_resumes(learner, batches[4:], convnet(units=2), tmp_path)
-
-
-@pytest.mark.parametrize("means", ["recomputed", "averaged"])
-def test_predict_changes_nothing(means: str) -> None:
-    learner = make(convnet(), means=means)
-    for x, y in images(2, [0, 1]):
-        learner.learn(x, y)
-    before = everything(learner)
-    once, twice = learner.predict(x), learner.predict(x)
-    assert_same(everything(learner), before)
-    assert torch.equal(once, twice)
-    assert all(module.training for module in learner.model.modules())
 
 
 def test_a_checkpoint_with_another_projection_is_refused(tmp_path: Path) -> None:

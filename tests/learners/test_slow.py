@@ -13,7 +13,8 @@ from tolerances import EXACT
 from torch import Tensor, nn
 from torch.nn import functional
 from torch.testing import assert_close
-from toys import RAW, assert_same, everything, mlp, never_wait, vectors
+from toys import RAW, assert_same, mlp, never_wait, vectors
+from twins import assert_resumes
 
 import ocar
 from ocar.augment import Compose, Grey, HorizontalFlip
@@ -402,18 +403,11 @@ def test_slow_weights_follow_the_weights_that_stand() -> None:
 
 @pytest.mark.parametrize("method", ["er", "ocar", "ocar-ace", "der++", "mir", "ocar-slow"])
 def test_a_restored_learner_goes_on_to_the_bit(method: str, tmp_path: Path) -> None:
-    whole = Case(method).make(convnet(), augment=ocar.CropFlip(padding=1), **BOTH)
+    learner = Case(method).make(convnet(), augment=ocar.CropFlip(padding=1), **BOTH)
     batches = [b for labels in ([0, 1], [2, 3, 4]) for b in pictures(4, labels)]
     for x, y in batches[:6]:
-        whole.learn(x, y)
-    whole.save(tmp_path / "file")
-    restored, copied = ocar.load(tmp_path / "file", convnet()), copy.deepcopy(whole)
-    for learner in (whole, restored, copied):
-        for x, y in batches[6:]:
-            learner.learn(x, y)
-    assert_same(everything(restored), everything(whole))
-    assert_same(everything(copied), everything(whole))
-    assert torch.equal(restored.predict(x), whole.predict(x))
+        learner.learn(x, y)
+    assert_resumes(learner, batches[6:], convnet(), tmp_path)
 
 
 def test_a_file_without_slow_weights_is_refused(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from sklearn.datasets import load_diabetes, load_digits
 from torch import Tensor, nn
 from torch.testing import assert_close
 from toys import RAW, assert_same, everything, images, mlp, never_wait, seeded, vectors
+from twins import assert_resumes
 
 import ocar
 from ocar.errors import CheckpointError, ConfigError
@@ -275,14 +275,7 @@ def test_a_restored_learner_goes_on_to_the_bit(method: str, tmp_path: Path) -> N
     stream = list(mixed_regression())
     for x, y in stream[:3]:
         learner.learn(x, y)
-    learner.save(tmp_path / "learner")
-    loaded, copied = ocar.load(tmp_path / "learner", mlp(2)), copy.deepcopy(learner)
-    for x, y in stream[3:]:
-        for one in (learner, loaded, copied):
-            one.learn(x, y)
-    for other in (loaded, copied):
-        assert_same(everything(other), everything(learner))
-        assert torch.equal(other.predict(x), learner.predict(x))
+    assert_resumes(learner, stream[3:], mlp(2), tmp_path)
 
 
 def test_the_state_of_another_standardisation_is_refused() -> None:

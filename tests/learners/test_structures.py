@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ import torch
 from cases import ALONE, Case
 from torch import Tensor, nn
 from toys import assert_same, everything, never_wait, seeded, spoiled, vectors
+from twins import assert_resumes
 
 import ocar
 from ocar.augment import CropFlip, Normalize
@@ -155,16 +155,7 @@ def test_resumes_to_the_bit(method: str, kind: str, tmp_path: Path) -> None:
     batches = list(stream(kind, 8, [0, 1, 2, 3], size=12))
     for x, y in batches[:4]:
         learner.learn(x, y)
-    learner.save(tmp_path / "learner")
-    loaded = ocar.load(tmp_path / "learner", KINDS[kind][0]())
-    for other in (loaded, copy.deepcopy(learner)):
-        assert_same(everything(other), everything(learner))
-    for x, y in batches[4:]:
-        for other in (learner, loaded):
-            other.learn(x, y)
-    assert_same(everything(loaded), everything(learner))
-    x = batches[0][0]
-    assert torch.equal(loaded.predict(x), learner.predict(x))
+    loaded = assert_resumes(learner, batches[4:], KINDS[kind][0](), tmp_path)
     with pytest.raises(InputError, match=r"must hold samples of shape|must be"):
         loaded.predict(torch.zeros(3, 9))
 

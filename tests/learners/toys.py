@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import sys
 from collections.abc import Iterator
@@ -118,6 +119,17 @@ def never_wait(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(operation, "_choices", [])
 
 
+def weights(model: nn.Module) -> Tensor:
+    """A copy of all parameters, flat."""
+    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
+
+
+def flat_gradient(model: nn.Module, loss: Tensor) -> Tensor:
+    """The gradient of a loss for all parameters, flat; its graph stays."""
+    grads = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+    return torch.cat([grad.flatten() for grad in grads])
+
+
 def everything(learner) -> dict[str, Tensor]:
     """A copy of all state of a learner, for comparing before and after."""
     tensors, values = learner.state()
@@ -130,6 +142,23 @@ def assert_same(left: dict[str, Tensor], right: dict[str, Tensor]) -> None:
     assert left.keys() == right.keys()
     for name, tensor in left.items():
         assert torch.equal(tensor, right[name]), name
+
+
+def recorded(learner: Learner) -> list[tuple[Step, nn.Module, Outcome, list[Tensor]]]:
+    """Each step from now on: the batch, the model before it, its outcome, the model's inputs."""
+    steps: list[tuple[Step, nn.Module, Outcome, list[Tensor]]] = []
+    objective: Any = learner.objective
+    original = type(objective).__call__
+
+    class Recording(type(objective)):  # type: ignore[misc]
+        def __call__(self, forward: Forward, step: Step) -> Outcome:
+            before, inputs = copy.deepcopy(learner.model), []
+            outcome = original(self, lambda x: (inputs.append(x), forward(x))[1], step)
+            steps.append((step, before, replace(outcome, loss=outcome.loss.detach()), inputs))
+            return outcome
+
+    objective.__class__ = Recording
+    return steps
 
 
 class Spoiled:

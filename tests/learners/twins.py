@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -17,17 +18,17 @@ Batches = Sequence[tuple[Tensor, Tensor]]
 
 
 def assert_resumes(learner: Learner, batches: Batches, model: nn.Module, folder: Path) -> Learner:
-    """A learner that is saved and restored learns the batches to the bit as the first does."""
+    """A learner that is saved and restored, or copied, learns the batches to the bit as it does."""
     learner.save(folder / "saved")
     restored = ocar.load(folder / "saved", model)
-    assert_same(everything(restored), everything(learner))
-    x, _ = batches[0]
-    assert torch.equal(restored.predict(x), learner.predict(x))
-    for x, y in batches:
-        learner.learn(x, y)
-        restored.learn(x, y)
-    assert_same(everything(restored), everything(learner))
-    assert torch.equal(restored.predict(x), learner.predict(x))
+    others = restored, copy.deepcopy(learner)
+    for given in ([], batches):
+        for x, y in given:
+            for one in (learner, *others):
+                one.learn(x, y)
+        for other in others:
+            assert_same(everything(other), everything(learner))
+            assert torch.equal(other.predict(batches[0][0]), learner.predict(batches[0][0]))
     return restored
 
 

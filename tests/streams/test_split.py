@@ -13,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ocar.datasets import Arrays
-from ocar.errors import CheckpointError, ConfigError, DataError
+from ocar.errors import ConfigError, DataError
 from ocar.streams.arrays import TaskArrays
-from ocar.streams.base import StreamBatch
 from ocar.streams.split import ClassIncremental
 
 
@@ -40,17 +39,6 @@ def numbered(labels: list[int], *, test_labels: list[int] | None = None) -> Arra
 
 def places(x: torch.Tensor) -> list[int]:
     return (x[:, 0, 0, 0].long() * 256 + x[:, 0, 0, 1]).tolist()
-
-
-def as_tuple(batch: StreamBatch) -> tuple[object, ...]:
-    return (
-        places(batch.x),
-        batch.y.tolist(),
-        batch.task,
-        batch.index,
-        batch.complete,
-        batch.last,
-    )
 
 
 @settings(max_examples=80, deadline=None)
@@ -99,56 +87,6 @@ def test_every_sample_comes_once_in_its_task(data: st.DataObject) -> None:
         assert [order[label] for label in y_test.tolist()] == [test[i] for i in places(x_test)]
         assert len(y_test) == 2 * len(stream.task_classes(task))
     assert sorted(seen) == list(range(len(labels)))
-
-
-def test_position_can_be_saved_anywhere() -> None:
-    arrays = numbered([0, 1, 2, 3] * 11)
-
-    def make() -> ClassIncremental:
-        return ClassIncremental(arrays, tasks=2, batch_size=4, seed=3)
-
-    whole = [as_tuple(batch) for batch in make()]
-    for stop in range(len(whole) + 1):
-        first, second = make(), make()
-        head = [as_tuple(batch) for batch in itertools.islice(first, stop)]
-        assert first.state_dict() == {"position": stop}
-        second.load_state_dict(first.state_dict())
-        assert head + [as_tuple(batch) for batch in second] == whole
-    again = make()
-    assert len(list(again)) == len(whole)
-    assert list(again) == []
-    again.reset()
-    assert [as_tuple(batch) for batch in again] == whole
-
-
-def test_a_batch_counts_as_seen_once_given() -> None:
-    stream = ClassIncremental(numbered([0, 1] * 20), tasks=2)
-    for batch in stream:
-        assert stream.state_dict() == {"position": batch.index + 1}
-
-
-@pytest.mark.parametrize("state", [{}, {"position": 99}, {"position": -1}, {"position": 0, "x": 1}])
-def test_wrong_states_are_refused(state: dict[str, int]) -> None:
-    with pytest.raises(CheckpointError, match="Invalid stream"):
-        ClassIncremental(numbered([0, 1] * 20), tasks=2).load_state_dict(state)
-
-
-def test_seed_decides_and_nothing_else() -> None:
-    arrays = numbered(list(range(10)) * 6)
-    before = torch.get_rng_state()
-
-    def run(seed: int) -> list[tuple[object, ...]]:
-        return [as_tuple(b) for b in ClassIncremental(arrays, tasks=5, seed=seed)]
-
-    first = run(0)
-    torch.rand(3)
-    assert run(0) == first
-    assert run(1) != first
-    torch.set_rng_state(before)
-    run(0)
-    assert torch.equal(before, torch.get_rng_state())
-    orders = {ClassIncremental(arrays, tasks=5, seed=seed).class_order for seed in range(20)}
-    assert len(orders) == 20
 
 
 def test_each_task_is_shuffled_by_itself() -> None:

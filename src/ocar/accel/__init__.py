@@ -68,13 +68,13 @@ from ocar.accel.layout import (
 )
 from ocar.accel.networks import register_resnet
 from ocar.accel.norm import norm_act
-from ocar.accel.operation import OPERATIONS, Operation, known
+from ocar.accel.operation import OPERATIONS, known
 from ocar.accel.patches import Geometry, patches, transposed_patches
 from ocar.accel.prediction import RepeatedPrediction, repeated_prediction
-from ocar.accel.ranks import Ranks, Traffic
+from ocar.accel.ranks import Ranks
 from ocar.accel.rows import RowRecorder, Rows
 from ocar.accel.shards import Shards
-from ocar.accel.shared import Share, SharedModel
+from ocar.accel.shared import SharedModel
 from ocar.accel.shared_inverses import SharedInverses
 from ocar.accel.snapshot import (
     COUNTS,
@@ -101,7 +101,6 @@ __all__ = [
     "Geometry",
     "Graph",
     "LayerGradient",
-    "Operation",
     "OwnDraws",
     "Pair",
     "Ranks",
@@ -110,13 +109,11 @@ __all__ = [
     "Rows",
     "Scratch",
     "Shards",
-    "Share",
     "SharedInverses",
     "SharedModel",
     "Side",
     "Snapshot",
     "Tensors",
-    "Traffic",
     "Verdict",
     "adam",
     "batched_backward",

@@ -12,8 +12,8 @@ It is not an optimizer. In any training loop::
 A step without ``update`` uses the last inverse again.
 
 A kind of curvature is a subclass of :class:`~ocar.curvature.layerwise.LayerCurvature` that chooses
-the blocks of the layers, see :mod:`ocar.curvature.blocks`. An object without a model is a
-specification. ``bind`` gives it a model.
+the blocks of the layers, see :mod:`ocar.curvature.blocks`. An object without a model has settings
+only, see :mod:`ocar.curvature.specification`.
 """
 
 from __future__ import annotations
@@ -22,36 +22,27 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import KW_ONLY, dataclass, fields, replace
+from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ocar import accel
-from ocar.config import require, require_options, require_range
+from ocar.config import require
 from ocar.curvature.blocks import Blocks, Seen, layer_of
 from ocar.curvature.cost import Work
-from ocar.curvature.fisher import (
-    Categorical,
-    FisherRoot,
-    Gaussian,
-    Likelihood,
-    StudentT,
-    parse_root,
-)
 from ocar.curvature.recorder import Recorder
-from ocar.curvature.schedule import Schedule, at_step, check_schedule
-from ocar.curvature.selection import Patterns, Selection, as_names
+from ocar.curvature.schedule import at_step
+from ocar.curvature.selection import Selection
+from ocar.curvature.specification import Specification
 from ocar.curvature.table import table
 from ocar.errors import CheckpointError, ConfigError, InputError, ModelError, NumericalError
 from ocar.models.modes import is_compiled
 from ocar.rng import make_generator
 from ocar.state import with_prefix, without_prefix
 from ocar.structure import Inputs, call
-
-LikelihoodName = Literal["categorical", "gaussian", "student-t"]
 
 C = TypeVar("C", bound="Curvature")
 P = ParamSpec("P")
@@ -74,7 +65,7 @@ def full_precision(method: Callable[Concatenate[C, P], R]) -> Callable[Concatena
 
 
 @dataclass(eq=False, repr=False)
-class Curvature(ABC):
+class Curvature(Specification, ABC):
     """Base of the preconditioners.
 
     Attributes:
@@ -88,53 +79,8 @@ class Curvature(ABC):
             starts again; None for the number of outputs that stand for a class.
     """
 
-    model: nn.Module = None  # type: ignore[assignment]
-    """The model whose gradients are preconditioned; None for a specification."""
-
-    _: KW_ONLY
-
-    damping: Schedule = 1e-3
-    """τ, a number or a function of the step."""
-
-    ema: Schedule = 0.1
-    """Weight of a new estimate in the moving average, in (0, 1]. The first is taken whole."""
-
-    fisher: str | FisherRoot = "sketched(2)"
-    """Root of the Fisher: ``"exact"``, ``"sketched(r)"``, ``"sampled(m)"``, ``"top(m)"`` or
-    ``"empirical"``, see :mod:`ocar.curvature.fisher`."""
-
-    likelihood: LikelihoodName = "categorical"
-    """``"categorical"`` for logits, ``"gaussian"`` or ``"student-t"`` for regression."""
-
-    variance: float = 1.0
-    """σ² of a Gaussian or Student-t likelihood."""
-
-    degrees_of_freedom: float = 5.0
-    """ν of a Student-t likelihood."""
-
-    head: str | None = None
-    """Name of the layer that makes the outputs; by default the last linear layer."""
-
-    exclude: Patterns = ()
-    """Parameters that keep their plain gradient: names of parameters or modules, with ``*`` for
-    anything, or classes of modules; see :mod:`ocar.curvature.selection`."""
-
-    include: Patterns = ()
-    """The only parameters that may have curvature, in the same form; by default all."""
-
-    track_norms: bool = False
-    """Keep the ratio of gradient norms in ``norm_ratio``."""
-
-    seed: int = 0
-    """Seed of the random roots."""
-
     def __post_init__(self) -> None:
-        require_options(self)
-        check_schedule("damping", self.damping, "larger than 0", lambda v: 0 < v < float("inf"))
-        check_schedule("ema", self.ema, "in (0, 1]", lambda v: 0 < v <= 1)
-        require_range(self, "larger than 0", "variance", "degrees_of_freedom")
-        self.exclude, self.include = as_names(self.exclude), as_names(self.include)
-        self.root = parse_root(self.fisher)
+        super().__post_init__()
         self.step = 0
         self.norm_ratio: Tensor | None = None
         self.most_classes: int | None = None
@@ -176,14 +122,6 @@ class Curvature(ABC):
                 "OCAR(model, curvature=...)."
             )
 
-    def arguments(self) -> dict[str, Any]:
-        """The arguments that make it again, without the model."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "model"}
-
-    def bind(self, model: nn.Module, **arguments: Any) -> Self:
-        """The same kind of curvature for a model; ``arguments`` replace those it has."""
-        return replace(self, model=model, **arguments)
-
     def share(self, shared: accel.SharedModel | None) -> None:
         """Estimate from the samples of all ranks.
 
@@ -195,11 +133,6 @@ class Curvature(ABC):
                 f"{type(self).__name__} cannot be shared out over ranks. Use KFAC, EKFAC or FOOF, "
                 "or one device."
             )
-
-    def __repr__(self) -> str:
-        shown = ", ".join(f"{name}={value!r}" for name, value in self.arguments().items())
-        model = "" if self.model is None else f"{type(self.model).__name__}, "
-        return f"{type(self).__name__}({model}{shown})"
 
     def _find_head(self) -> str | None:
         # Also among frozen layers: a frozen head is still the head.
@@ -305,7 +238,7 @@ class Curvature(ABC):
                 block.refresh()
         self._batches += 1
 
-    def _bound_cost(self, work: Work) -> None:  # noqa: B027 (not every kind can be cheaper)
+    def _bound_cost(self, work: Work) -> None:
         """Choose a form of the curvature that is cheap enough; there are no statistics yet."""
 
     def record(self) -> Recorder:
@@ -353,14 +286,7 @@ class Curvature(ABC):
                 f"active must have one entry for each of the {outputs.shape[1]} outputs; "
                 f"given shape {tuple(active.shape)}."
             )
-        likelihood: Likelihood
-        squares = self.variance if variance is None else variance
-        if self.likelihood == "gaussian":
-            likelihood = Gaussian(outputs, squares)
-        elif self.likelihood == "student-t":
-            likelihood = StudentT(outputs, squares, self.degrees_of_freedom)
-        else:
-            likelihood = Categorical(outputs, active, most=self.most_classes)
+        likelihood = self.distribution(outputs, active, variance, most=self.most_classes)
         columns = self.root.columns(likelihood, self.generator, targets)
         if weights is not None:
             columns = columns * weights.to(columns.dtype).sqrt().view(1, -1, 1)

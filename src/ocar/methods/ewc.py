@@ -251,6 +251,7 @@ class EWCTransform(Transform):
 
     def state_dict(self) -> dict[str, Tensor]:
         """The Fisher, w*, the counts of steps and the generator."""
+        self._fit()  # the head may have grown since the last step
         return {**self._tensors(), "generator": self._generator.get_state()}
 
     def _tensors(self) -> dict[str, Tensor]:

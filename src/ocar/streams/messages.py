@@ -7,6 +7,7 @@ saved together resume exactly: each message is learned once.
 
 from __future__ import annotations
 
+import importlib
 import itertools
 import math
 import queue
@@ -16,8 +17,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ocar.config import require
-from ocar.errors import CheckpointError, DataError
-from ocar.streams.readers import Place, Reader, as_pair, collate, optional
+from ocar.errors import CheckpointError, DataError, MissingPackageError
+from ocar.streams.readers import Place, Reader, as_pair, collate
 
 _POLL = 1.0
 """Seconds of one call of a client: an interrupt waits as long."""
@@ -145,7 +146,7 @@ def read_confluent(
     or ``auto.offset.reset`` say.
     """
     _check_timeout(timeout)
-    kafka = optional("This reader", "confluent_kafka", "confluent-kafka")
+    kafka = _client("confluent_kafka", "confluent-kafka")
 
     errors = kafka.KafkaError
     passing = {errors._PARTITION_EOF, errors._TRANSPORT, errors._ALL_BROKERS_DOWN}
@@ -183,7 +184,7 @@ def read_kafka_python(
 ) -> MessageReader:
     """The messages of a ``KafkaConsumer`` of ``kafka-python``; else as :func:`read_confluent`."""
     _check_timeout(timeout)
-    structs = optional("This reader", "kafka.structs", "kafka-python")
+    structs = _client("kafka.structs", "kafka-python")
     TopicPartition, OffsetAndMetadata = structs.TopicPartition, structs.OffsetAndMetadata
 
     def poll(seconds: float) -> Message | None:
@@ -214,6 +215,14 @@ def read_kafka_python(
 
     receive = partial(_wait, poll, timeout)
     return MessageReader(receive, decode, batch_size=batch_size, seek=seek, commit=commit)
+
+
+def _client(module: str, package: str) -> Any:
+    """A module of a client; the error says how to install its package."""
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingPackageError(f"This reader needs {package}: pip install {package}") from error
 
 
 def _check_timeout(timeout: float | None) -> None:

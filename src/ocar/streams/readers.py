@@ -10,7 +10,6 @@ Hugging Face; :mod:`ocar.streams.file_readers` reads files, :mod:`ocar.streams.m
 
 from __future__ import annotations
 
-import importlib
 import itertools
 import reprlib
 from abc import ABC, abstractmethod
@@ -23,14 +22,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from ocar.config import require
-from ocar.errors import (
-    CheckpointError,
-    ConfigError,
-    DataError,
-    InputError,
-    MissingPackageError,
-    OcarError,
-)
+from ocar.errors import CheckpointError, ConfigError, DataError, InputError, OcarError
 from ocar.structure import PADDING
 
 Place = Mapping[str, int]
@@ -280,14 +272,6 @@ def collate(samples: Sequence[tuple[Any, Any]], where: str = "") -> tuple[Any, A
         reason = str(error).partition("\n")[0]
         raise InputError(f"{where}Samples cannot be put in a batch: {reason}. {PADDING}") from error
     return x, y
-
-
-def optional(purpose: str, module: str, package: str) -> Any:
-    """An optional module; an error with the command that installs its package if it is missing."""
-    try:
-        return importlib.import_module(module)
-    except ImportError as error:
-        raise MissingPackageError(f"{purpose} needs {package}: pip install {package}") from error
 
 
 def read_place(place: Place | None, name: str) -> int:

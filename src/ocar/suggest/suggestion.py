@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 import warnings
@@ -13,14 +12,14 @@ from typing import Any
 from torch import nn
 
 from ocar.config import require
-from ocar.errors import ConfigError, ModelError, NumericalError
+from ocar.errors import ConfigError, NumericalError
 from ocar.guard import GuardWarning
 from ocar.learner import Learner
 from ocar.make import make_learner
 from ocar.memory import Memory
 from ocar.methods.registry import make_settings, usual_interval
 from ocar.methods.spaces import search_space
-from ocar.models.check import check_model
+from ocar.models.check import check_model, copy_model
 from ocar.streams.iterable import Pairs
 from ocar.suggest.plan import MOST, PILOT, PREFIXES, Plan, make_plan
 from ocar.suggest.progress import Line, TimeOver, Watch, score_text, time_text
@@ -145,7 +144,7 @@ def suggest(
 
     def make(found: Mapping[str, Any]) -> Learner:
         values = {"seed": seed, **settings, **found}
-        return make_learner(method, _copied(model), transform=transform, **values)
+        return make_learner(method, copy_model(model), transform=transform, **values)
 
     moments = MOMENTS if usual_interval(method) == 1 else FEW_MOMENTS
     search = Search(make, recorded, moments=moments)
@@ -220,13 +219,6 @@ def _plan(search: Search, settings: Mapping[str, Any], line: Line, *, budget: fl
         f"{plan.batches:,} of {length:,} batches, at most {time_text(budget)}"
     )
     return plan
-
-
-def _copied(model: nn.Module) -> nn.Module:
-    try:
-        return copy.deepcopy(model)
-    except Exception as error:  # a module may raise anything
-        raise ModelError(f"{type(model).__name__} cannot be copied: {error}") from error
 
 
 def _code(method: str, transform: str | None, settings: Mapping[str, Any]) -> str:

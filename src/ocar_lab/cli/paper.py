@@ -18,6 +18,7 @@ from ocar_lab.cli.arguments import parse
 from ocar_lab.cli.paper_tables import show_table
 from ocar_lab.cli.tables import print_errors
 from ocar_lab.runs import Run, read_folders, run_folders
+from ocar_lab.runs.command import without_options
 
 if TYPE_CHECKING:
     from ocar_lab.experiment import Job
@@ -84,15 +85,7 @@ def main(command: str, arguments: list[str], *, debug: bool) -> int:
 
 def command_line(name: str, arguments: Sequence[str]) -> str:
     """The command line for the file of a figure: without folders."""
-    words, skip = ["ocar", "paper", name], False
-    for argument in arguments:
-        if skip:
-            skip = False
-        elif argument in FOLDERS:
-            skip = True
-        elif not argument.startswith(tuple(f"{folder}=" for folder in FOLDERS)):
-            words.append(argument)
-    return shlex.join(words)
+    return shlex.join(["ocar", "paper", name, *without_options(arguments, FOLDERS)])
 
 
 class Meter:

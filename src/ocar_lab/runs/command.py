@@ -6,9 +6,10 @@ several commands may have made the seeds of one configuration.
 
 from __future__ import annotations
 
+import itertools
 import shlex
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 PROTOCOL: dict[str, Any] = {
@@ -82,6 +83,19 @@ def shell_line(words: Sequence[str]) -> str:
     """The words of a process as one line; ``python -m ocar_lab`` is ``ocar``."""
     program, *rest = map(str, words)
     return shlex.join(["ocar" if program == "__main__.py" else program, *rest])
+
+
+def without_options(words: Sequence[str], options: Collection[str]) -> list[str]:
+    """A command line without some options and their values; ``--name=value`` becomes two words."""
+    parts = (word.split("=", 1) if word.startswith("--") else [word] for word in words)
+    rest = itertools.chain.from_iterable(parts)
+    kept: list[str] = []
+    for word in rest:
+        if word in options:
+            next(rest, None)
+        else:
+            kept.append(word)
+    return kept
 
 
 def flag_words(name: str, value: Any) -> list[str]:

@@ -24,7 +24,7 @@ from ocar.errors import RunError
 from ocar.events import Summary
 from ocar.files import write_whole
 from ocar_lab.runs.columns import read_summary
-from ocar_lab.runs.command import run_command, shell_line
+from ocar_lab.runs.command import run_command, shell_line, without_options
 from ocar_lab.runs.folder import CONFIG, naming_damage, read_json
 from ocar_lab.runs.provenance import is_session
 from ocar_lab.runs.reading import Measured, Run, read_changed
@@ -125,11 +125,7 @@ def _kept(run: Run, path: Path) -> KeptRun:
 
 def _one_line(session: Mapping[str, Any]) -> dict[str, Any]:
     """A session with its command on one line, without the user's folders."""
-    words = list(session.get("command", [""]))
-    for option in _FOLDERS:
-        while option in words:
-            place = words.index(option)
-            del words[place : place + 2]
+    words = without_options([*map(str, session.get("command", [""]))], _FOLDERS)
     if _FILE in words[:-1]:
         place = words.index(_FILE) + 1
         words[place] = Path(words[place]).name

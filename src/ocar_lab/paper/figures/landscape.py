@@ -23,6 +23,7 @@ from torch.nn.utils import parameters_to_vector
 
 from ocar.augment import scale_to_unit
 from ocar.errors import ConfigError
+from ocar.evaluate.measure import hits
 from ocar.learner import Learner
 from ocar.streams.base import TaskStream, concatenate
 from ocar_lab.experiment import RunConfig
@@ -103,11 +104,10 @@ class LandscapeFigure(RunFigure):
             (learner.learn if batch.complete else learner.remember)(batch.x, batch.y)
             since += 1
             if since <= self.dense or since % self.every == 0 or batch.last:
-                labels = torch.tensor(learner.classes)[learner.predict(samples.x).argmax(1)]
-                hits = (labels == samples.y).double().split(samples.sizes)
+                right = hits(learner, samples.x, samples.y).double().split(samples.sizes)
                 walk.times.append(batch.index + 1)
                 walk.weights.append(_weights(learner))
-                walk.accuracies.append(tuple(float(part.mean()) for part in hits))
+                walk.accuracies.append(tuple(float(part.mean()) for part in right))
             if batch.last:
                 walk.boundaries.append(len(walk.times) - 1)
                 since = 0
