@@ -130,8 +130,8 @@ class EigenBlocks(FactorBlocks):
         layer, averages = self.layers[name], (self.buffer.average(f"{name}.{key}") for key in "AG")
         pairs = zip(averages, self.basis(name), strict=True)
         values_a, values_g = ((average @ u * u).sum(-2) for average, u in pairs)
-        is_head = self.head is not None and name == self.head.name
-        outputs = self.head.active if is_head else layer.d_out
+        head = self.head
+        outputs = head.active if head is not None and name == head.name else layer.d_out
         means = values_a.mean(-1), values_g.sum(-1) / outputs
         levels = accel.damping_levels(*means, layer.parts, damping)
         of_a, of_g = (level[:, None, None] for level in levels)
