@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 from toys import convnet, images, mlp, seeded, spoiled, vectors
+from zoo.parts import conv, stream
 
 import ocar
 from ocar.errors import CheckpointError, ConfigError
@@ -42,6 +43,19 @@ def test_the_predicted_divergence_is_that_of_the_step_taken() -> None:
     assert rate == pytest.approx(START)
     assert float(report.values["divergence"]) == pytest.approx(rate * product / 2, rel=1e-9)
     assert float(report.values["tau"]) == pytest.approx(rate)
+
+
+@pytest.mark.parametrize("curvature", ["kfac", "ekfac", "foof"])
+def test_every_kind_of_curvature_learns_without_settings(curvature: str) -> None:
+    """Images have positive inputs, whose correlations the first steps must see."""
+    model = seeded(lambda: conv(nn.ReLU(), nn.Conv2d(8, 8, 3), area=16))
+    learner = ocar.OCAR(model, curvature=curvature, memory=100)
+    for x, y in stream("images", 40):
+        learner.learn(x, y)
+    x, y = list(stream("images", 3, seed=1))[-1]
+    found = torch.tensor(learner.classes)[learner.predict(x).argmax(1)]
+    assert torch.equal(found, y)
+    assert learner.guarded.total == 0
 
 
 def follow(rate: DivergenceRate, product: float, *, batch: int = 1) -> float:

@@ -12,12 +12,15 @@ which is never further from the Fisher in the Frobenius norm, and divides by it:
 
 An eigendecomposition is expensive, and any orthogonal basis is valid. So the basis is renewed only
 every ``basis_every`` batches. After a renewal S starts with the products of eigenvalues, as in
-K-FAC. Before the first renewal the basis is the identity, and S the diagonal of the Fisher.
+K-FAC.
+
+The first estimate gives the first basis, and early renewals are closer. In an old basis the Fisher
+is not diagonal, S does not see it, and steps are too long.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -25,6 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ocar import accel
 from ocar.accel import linalg
 from ocar.config import require_options, require_range
 from ocar.curvature.blocks import DiagonalBlocks, Seen, UnitBlocks
@@ -60,12 +64,15 @@ class EigenBlocks(FactorBlocks):
         return u_a, u_g
 
     def is_due(self, batches: int) -> bool:
-        """Every so many batches."""
-        return batches % self.every == 0
+        """Every so many batches; before, after 2, 4, 8, ... while estimates change most."""
+        return batches % self.every == 0 or (1 < batches < self.every and batches.bit_count() == 1)
 
     def refresh(self) -> None:
         """Renew the bases."""
-        for name in self.ready:
+        self._renew_bases(self.ready)
+
+    def _renew_bases(self, layers: Iterable[str]) -> None:
+        for name in layers:
             values = []
             for key, stored in zip(("A", "G"), self.stored, strict=True):
                 average = self.buffer.average(f"{name}.{key}")
@@ -93,6 +100,13 @@ class EigenBlocks(FactorBlocks):
         super().restart_head(when)
         if self.head is not None:
             self._restart(f"{self.head.name}.S", when)
+
+    def _count(self, seen: Mapping[str, Seen], ok: Tensor) -> None:
+        """The first estimate of a layer gives its first basis."""
+        first = seen.keys() - self.ready
+        super()._count(seen, ok)
+        if first and not accel.is_recording():
+            self._renew_bases(first)
 
     def prepare(self, damping: Tensor | float) -> Tensor:
         """The denominators S + τ."""
@@ -122,7 +136,7 @@ class EKFAC(LayerCurvature):
     """Preconditions gradients with a damped, averaged E-KFAC approximation of the Fisher."""
 
     basis_every: int = field(default=50, kw_only=True)
-    """Batches between two eigenbases."""
+    """Batches between two eigenbases; at first they are renewed after 2, 4, 8, ... batches."""
 
     def __post_init__(self) -> None:
         require_options(self)
