@@ -271,7 +271,7 @@ class Learner(Predicting):
             keep=self._undo.keep,
         )
         numbers = self._steps.begin(begun)
-        trusted = self._guard.trust(x)
+        trusted = self._guard.trust(x, y)
         if not self.objective.learns:
             self._remember(x, y, units, accepted=self._guard.remembers(x, trusted))
             self._guard.refuse(trusted)
@@ -308,7 +308,7 @@ class Learner(Predicting):
         """Offer a batch to the memory without learning from it now; takes what ``learn`` takes."""
         with self._undo:
             x, y, units = self._take(x, y)
-            trusted = self._guard.trust(x)
+            trusted = self._guard.trust(x, y)
             self._remember(x, y, units, accepted=self._guard.remembers(x, trusted))
             self._guard.refuse(trusted)
             if (sure := accel.known(trusted)) is False:
@@ -360,9 +360,9 @@ class Learner(Predicting):
 
     @synchronized
     def accept_scale(self) -> None:
-        """Trust inputs of the scale of the last batches that the guard refused for it.
+        """Trust inputs and targets of the scale of the last batches that the guard refused for it.
 
-        For inputs whose scale has changed for good; ``learner.guarded.in_a_row`` says how many
+        For a scale that has changed for good; ``learner.guarded.in_a_row`` says how many
         batches were refused in a row.
         """
         self._guard.accept_scale()
