@@ -36,6 +36,28 @@ def test_a_class_is_forgotten_and_the_learner_goes_on_exactly(case: Case, tmp_pa
     assert_same(everything(learner), everything(other))
 
 
+@pytest.mark.parametrize("case", ALONE, ids=str)
+def test_a_learner_that_has_forgotten_all_predicts_and_goes_on_exactly(
+    case: Case, tmp_path: Path
+) -> None:
+    learner = case.make(mlp(2), guard=None)
+    batches = list(blobs(5, [0, 1, 2]))
+    for x, y in batches[:4]:
+        learner.learn(x, y)
+    for label in learner.classes:
+        learner.forget(label=label)
+    assert (len(learner.memory), learner.memory.seen) == (0, 0)
+    learner.save(tmp_path / "file")
+    other = ocar.load(tmp_path / "file", mlp(2))
+    said = learner.predict(batches[4][0])
+    assert said.shape == (len(batches[4][0]), 3)
+    assert said.isfinite().all()
+    assert torch.equal(other.predict(batches[4][0]), said)
+    for each in (learner, other):
+        each.learn(*batches[4])
+    assert_same(everything(learner), everything(other))
+
+
 def test_a_sample_is_forgotten_wherever_it_is_stored(tmp_path: Path) -> None:
     learner = ocar.ER(mlp(), lr=0.1, memory=50, seed=0)
     x, y = next(iter(blobs(1, [0, 1])))

@@ -222,8 +222,9 @@ class ContrastiveReplay(Projecting[SCRSettings]):
     def _means_of_memory(self) -> tuple[Tensor, Tensor]:
         """Class means ``(units, d)`` of unit length, and which units have one."""
         total, counts = torch.zeros_like(self._means), self._means.new_zeros(len(self._means))
+        stored = self.context.memory.slots
         with self.context.evaluating():
-            for slots in self.context.memory.slots.split(CHUNK):
+            for slots in stored.split(CHUNK) if len(stored) else ():
                 batch = self.context.memory.gather(slots)
                 features, _ = self.context.features(self.context.normalize(batch.x))
                 members = functional.one_hot(batch.y, len(total)).to(total.dtype)
