@@ -76,7 +76,7 @@ class Guarded:
 
     index: int  #: Index of the last learned batch.
     not_finite: int  #: Batches skipped because the loss or the new weights were not finite.
-    out_of_scale: int  #: Batches skipped because their inputs were far larger than any before.
+    out_of_scale: int  #: Batches skipped because their inputs or targets were out of scale.
     shortened: int  #: Batches with shortened steps, because they changed predictions too much.
     copies: int  #: Batches not remembered because all of their samples were the same.
     in_a_row: int  #: Batches skipped in a row, up to this one, for whatever reason.

@@ -20,7 +20,7 @@ from ocar import accel
 from ocar.averaging import SlowWeights
 from ocar.closed_form import ClosedFormHead
 from ocar.config import require
-from ocar.errors import InputError
+from ocar.errors import InputError, ModelError
 from ocar.guard import BatchGuard, Guard, GuardCounts
 from ocar.inputs import Intake
 from ocar.methods.context import Context
@@ -175,6 +175,8 @@ class Learner(Predicting):
             generator=self.intake.generator,
         )
         parts = (model, self.head, self.intake, self.slow, self._head_generator)
+        fixed = self.transform.has_layers or self._steps.optimizer is not None
+        self._fixed = _learning(model) if fixed else None
         self._undo = Undo(
             {self: ("batches", "steps"), self._steps: ("capacity",)},
             [*parts, *(self.memory, self.objective, self.transform)],
@@ -259,6 +261,7 @@ class Learner(Predicting):
         """Learn and remember a batch; returns the loss."""
         if self.objective.learns and not torch.is_grad_enabled():
             raise InputError("learn() needs gradients. Call it outside torch.no_grad().")
+        self._check_learning()
         x, y, units = self._take(given, labels)
         samples = len(x) + sum(self.settings.draws)
         begun = Begun(
@@ -271,7 +274,7 @@ class Learner(Predicting):
             keep=self._undo.keep,
         )
         numbers = self._steps.begin(begun)
-        trusted = self._guard.trust(x)
+        trusted = self._guard.trust(x, y)
         if not self.objective.learns:
             self._remember(x, y, units, accepted=self._guard.remembers(x, trusted))
             self._guard.refuse(trusted)
@@ -308,7 +311,7 @@ class Learner(Predicting):
         """Offer a batch to the memory without learning from it now; takes what ``learn`` takes."""
         with self._undo:
             x, y, units = self._take(x, y)
-            trusted = self._guard.trust(x)
+            trusted = self._guard.trust(x, y)
             self._remember(x, y, units, accepted=self._guard.remembers(x, trusted))
             self._guard.refuse(trusted)
             if (sure := accel.known(trusted)) is False:
@@ -360,9 +363,9 @@ class Learner(Predicting):
 
     @synchronized
     def accept_scale(self) -> None:
-        """Trust inputs of the scale of the last batches that the guard refused for it.
+        """Trust inputs and targets of the scale of the last batches that the guard refused for it.
 
-        For inputs whose scale has changed for good; ``learner.guarded.in_a_row`` says how many
+        For a scale that has changed for good; ``learner.guarded.in_a_row`` says how many
         batches were refused in a row.
         """
         self._guard.accept_scale()
@@ -381,10 +384,22 @@ class Learner(Predicting):
 
         Raises:
             NumericalError: A step gave numbers that are not finite, and there is no guard.
+            ModelError: Other parameters learn than at the start, and the method follows them.
         """
+        self._check_learning()
         self.transform.check()
         if self._guard.check():
             self.memory.reconcile()  # the host has counted a batch that the device then refused
+
+    def _check_learning(self) -> None:
+        """Raise if other parameters learn than at the start, and the method has state of them."""
+        changed = set() if self._fixed is None else self._fixed ^ _learning(self.model)
+        if changed:
+            raise ModelError(
+                f"requires_grad of {', '.join(sorted(changed))} has changed since the learner was "
+                "made, and this method has curvature or an optimizer for the parameters that "
+                "learned then. Set it back, or make a learner of the model as it is now."
+            )
 
     def _try_model(self, model: nn.Module, x: Inputs) -> None:
         """Raise a ``ModelError`` if a part of the learner cannot use the model."""
@@ -428,3 +443,8 @@ class Learner(Predicting):
         A first batch may show that a weight is used in a way that has no curvature.
         """
         return self.transform.curvature_table(self.model)
+
+
+def _learning(model: nn.Module) -> set[str]:
+    """The names of the parameters that learn."""
+    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}

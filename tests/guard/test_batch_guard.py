@@ -45,9 +45,12 @@ def batch(scale: float = 1.0, *, seed: int = 0, n: int = 10) -> Tensor:
 # --- inputs --------------------------------------------------------------------------------------
 
 
-def trusts(guard: BatchGuard, x: Tensor) -> bool:
+LABELS = torch.zeros(10, dtype=torch.int64)
+
+
+def trusts(guard: BatchGuard, x: Tensor, y: Tensor = LABELS) -> bool:
     """Whether a batch that is fine otherwise is accepted."""
-    trusted = guard.trust(x)
+    trusted = guard.trust(x, y)
     guard.refuse(trusted)
     guard.end()
     return bool(trusted)
@@ -78,16 +81,41 @@ def test_the_scale_is_that_of_the_model_s_inputs() -> None:
 
 @pytest.mark.parametrize("x", [batch(1e30), batch().fill_(float("inf"))])
 def test_inputs_whose_square_is_not_finite_are_never_trusted(x: Tensor) -> None:
-    assert not bool(make().trust(x)), "not even at first"
-    assert bool(make(Guard(scale=None)).trust(x))
-    assert bool(make(None).trust(x))
+    assert not bool(make().trust(x, LABELS)), "not even at first"
+    assert bool(make(Guard(scale=None)).trust(x, LABELS))
+    assert bool(make(None).trust(x, LABELS))
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16, torch.float64])
+def test_the_squares_of_many_numbers_fit_whatever_their_type(kind: torch.dtype) -> None:
+    """With 16 bits their sum would be infinite."""
+    guard = make(normalize=lambda x: x.to(kind))
+    assert trusts(guard, batch(30.0, n=1000))
+    assert not trusts(guard, batch(5e4, n=1000))
+
+
+@pytest.mark.parametrize("kind", [torch.float32, torch.uint8])
+def test_targets_have_a_scale_of_their_own(kind: torch.dtype) -> None:
+    guard = make(Guard(scale=100.0, rescale_after=2))
+    x = torch.ones(10, 6, dtype=kind)
+    sizes = {2000.0: True, 1.9e5: True, 2.1e7: False, 1.8e7: True}
+    for size, expected in sizes.items():
+        assert trusts(guard, x, torch.full((10, 1), size)) == expected, size
+    assert trusts(guard, x, torch.zeros(10, 1))
+    if kind is torch.float32:
+        assert not trusts(guard, 1e6 * x, torch.full((10, 1), 1e6)), "large targets do not count"
+    row = [trusts(guard, x, torch.full((10, 1), -4e9)) for _ in range(3)]
+    assert row == [False, False, True]
+    assert not trusts(guard, x, torch.full((10, 1), 1e15))
+    guard.accept_scale()
+    assert trusts(guard, x, torch.full((10, 1), 1e17))
 
 
 def test_a_batch_that_was_rolled_back_raises_no_bound() -> None:
     guard = make(Guard(scale=100.0))
     assert trusts(guard, batch(1.0))
     for ending in ("skipped", "broken off"):
-        assert bool(guard.trust(batch(90.0)))
+        assert bool(guard.trust(batch(90.0), LABELS))
         happen(guard, "nan") if ending == "skipped" else guard.abandon()
         guard.end()
         assert not trusts(guard, batch(5000.0)), ending
@@ -135,7 +163,7 @@ def test_a_guard_with_patience_accepts_a_scale_that_stays(
 def test_bytes_have_one_scale() -> None:
     guard = make()
     for value in (0, 255):
-        assert bool(guard.trust(torch.full((4, 6), value, dtype=torch.uint8)))
+        assert bool(guard.trust(torch.full((4, 6), value, dtype=torch.uint8), LABELS))
 
 
 # --- the verdict ---------------------------------------------------------------------------------

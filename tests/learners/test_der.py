@@ -227,6 +227,18 @@ def test_told_classes_are_not_seen_classes(tmp_path) -> None:
     assert restored.learn(*next(vectors(1, [2]))).classes == 3
 
 
+@pytest.mark.parametrize("method", ["der", "der++"])
+@pytest.mark.parametrize("first", [True, False])
+def test_autocast_may_begin_and_end(method: str, first: bool) -> None:
+    learner = ocar.make_learner(method, mlp(), lr=0.1, memory=20)
+    for enabled in (first, not first, first):
+        x, y = next(vectors(1, [0, 1, 2], seed=learner.batches))
+        with torch.autocast("cpu", torch.bfloat16, enabled=enabled):
+            learner.learn(x, y)
+    assert learner.guarded.total == 0
+    assert learner.memory.state_dict()["columns.logits"].dtype == torch.float32
+
+
 @pytest.mark.parametrize(
     ("method", "settings", "message"),
     [

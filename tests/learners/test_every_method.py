@@ -148,6 +148,18 @@ def test_frozen_layers_stay(case: Case) -> None:
         assert torch.equal(model.state_dict()[name], before), name
 
 
+@EVERY_METHOD
+@EVERY_TOY
+def test_models_with_16_bits_learn_and_predict(case: Case, toy: str) -> None:
+    model, stream = TOYS[toy]
+    learner = case.make(model().bfloat16())
+    for labels in ([0, 1], [2, 3, 4]):
+        for x, y in stream(3, labels):
+            learner.learn(x, y)
+    assert learner.guarded.skipped == 0
+    assert learner.predict(x).isfinite().all()
+
+
 @EVERY_CASE
 @pytest.mark.parametrize("likelihood", ["gaussian", "student-t"])
 def test_regression_is_learned_or_refused(case: Case, likelihood: str) -> None:

@@ -111,13 +111,36 @@ def test_a_batch_out_of_scale_leaves_nothing_behind(case: Case) -> None:
     for x, y in batches[:5]:
         learner.learn(x, y)
     before = _kept(learner)
-    with pytest.warns(GuardWarning, match="1 skipped for inputs out of scale"):
+    with pytest.warns(GuardWarning, match="1 skipped for being out of scale"):
         learner.learn(batches[5][0] * 1e6, batches[5][1])
     assert_same(before, _kept(learner))
     largest = learner.guarded.largest_kl
     assert learner.guarded == GuardCounts(out_of_scale=1, in_a_row=1, largest_kl=largest)
     learner.learn(*batches[5])
     assert learner.guarded.out_of_scale == 1
+    assert learner.guarded.in_a_row == 0
+
+
+@pytest.mark.parametrize("method", ["er", "ocar", "ocar-slow"])
+@pytest.mark.parametrize("likelihood", ["gaussian", "student-t"])
+def test_targets_out_of_scale_leave_nothing_behind(method: str, likelihood: str) -> None:
+    """One broken number would be in the running variance of the targets for ever."""
+    given = {"likelihood": likelihood, "memory_kind": "reservoir", "memory": 30}
+    given |= {} if method == "ocar" else {"lr": 0.1}
+    learner = ocar.make_learner(method, mlp(1), **given)
+    batches = [(x, x[:, :1]) for x, _ in vectors(5, [0, 1, 2])]
+    for x, y in batches[:4]:
+        learner.learn(x, y)
+    before = _kept(learner)
+    broken = batches[4][1].clone()
+    broken[3] = -1e9
+    for act in (learner.learn, learner.remember):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", GuardWarning)
+            act(batches[4][0], broken)
+        assert_same(before, _kept(learner))
+    assert learner.guarded.out_of_scale == 2
+    learner.learn(*batches[4])
     assert learner.guarded.in_a_row == 0
 
 

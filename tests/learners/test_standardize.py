@@ -298,5 +298,5 @@ def test_the_guard_sees_inputs_as_they_are() -> None:
     learner = learner_of("er", mlp(), guard=Guard(scale=10.0))
     ((x, y),) = vectors(1, [0, 1])
     learner.learn(x, y)
-    with pytest.warns(ocar.guard.GuardWarning, match="1 skipped for inputs out of scale"):
+    with pytest.warns(ocar.guard.GuardWarning, match="1 skipped for being out of scale"):
         learner.learn(1e4 * x, y)

@@ -275,6 +275,56 @@ def test_weights_that_are_not_finite_are_named(method: str) -> None:
     check_refused(make(method, model), ModelError, "Sequential has NaN or Inf in 0.weight, 2.bias")
 
 
+@pytest.mark.parametrize("frozen", [True, False])
+@pytest.mark.parametrize("method", ["ocar", "ocar-slow", "lpr", "ewc", "ocm"])
+def test_freezing_or_thawing_what_a_method_follows_is_refused(
+    method: str, frozen: bool, tmp_path: Path
+) -> None:
+    def start() -> ocar.Learner:
+        model = mlp()
+        model[0].requires_grad_(not frozen)
+        learner = make(method, model, **({"lr": 0.1} if method in ("lpr", "ocm") else {}))
+        learner.learn(X, Y)
+        return learner
+
+    learner, other = start(), start()
+    learner.model[0].requires_grad_(frozen)
+    match = r"requires_grad of 0\.bias, 0\.weight has changed since .* Set it back, or make"
+    for act in (
+        lambda: learner.learn(X, Y),
+        lambda: learner.save(tmp_path / "file"),
+        lambda: learner.forget(label=1),
+        lambda: copy.deepcopy(learner),
+    ):
+        with pytest.raises(ModelError, match=match):
+            act()
+    assert not (tmp_path / "file").exists()
+    assert torch.equal(learner.predict(X), other.predict(X))
+    learner.model[0].requires_grad_(not frozen)
+    for one in (learner, other):
+        one.learn(X, Y)
+    assert_same(everything(learner), everything(other))
+
+
+@pytest.mark.parametrize("method", ["er", "agem", "der++"])
+def test_a_method_that_follows_no_parameters_goes_on_with_others(
+    method: str, tmp_path: Path
+) -> None:
+    learner = make(method, mlp(), lr=0.1)
+    for frozen in (True, False, True):
+        layer = learner.model[0].requires_grad_(not frozen)
+        before = layer.weight.detach().clone()
+        learner.learn(X, Y)
+        assert torch.equal(layer.weight, before) == frozen
+    learner.save(tmp_path / "file")
+    model = mlp()
+    model[0].requires_grad_(False)
+    resumed = ocar.load(tmp_path / "file", model)
+    for one in (learner, resumed):
+        one.learn(X, Y)
+    assert_same(everything(resumed), everything(learner))
+
+
 def test_parameters_of_the_model_itself_that_have_no_curvature_are_named() -> None:
     model = Net(lambda m, x: m.inner(x) / m.heat, inner=mlp(), heat=nn.Parameter(torch.ones(())))
     with pytest.warns(UserWarning, match=r"plain gradient: heat \(parameter\)\."):

@@ -70,7 +70,7 @@ class BatchGuard:
         self.kept = torch.ones((), dtype=torch.bool, device=device)
         self._set_scale(torch.zeros((), dtype=torch.float64, device=device))
         self._square: Tensor | None = None  # of the batch in progress
-        self._none_refused = torch.zeros(3, dtype=torch.float64, device=device)
+        self._none_refused = torch.zeros(3, 1, dtype=torch.float64, device=device)
         self._refused = self._none_refused
         self._yes = torch.ones((), dtype=torch.bool, device=device)
         modules = list(model.modules())
@@ -91,19 +91,25 @@ class BatchGuard:
             self._before = counts, largest, (self._largest_square, self._limit, self._refused)
 
     @torch.no_grad()
-    def trust(self, x: Inputs) -> Tensor:
-        """Whether raw samples, ``(n, ...)``, are of a sane scale, a scalar of bool.
+    def trust(self, x: Inputs, y: Tensor) -> Tensor:
+        """Whether raw samples, ``(n, ...)``, and targets are of a sane scale, a scalar of bool.
 
-        Only floating-point parts have a scale; of several the largest counts. It counts for later
-        batches once :meth:`end` finds that the batch was accepted.
+        Only floating-point parts have a scale; of several inputs the largest counts. The scales
+        count for later batches once :meth:`end` finds that the batch was accepted.
         """
         scale = None if self.settings is None else self.settings.scale
         floats = [n for n, part in parts_of(x).items() if part.is_floating_point()]
-        if scale is None or not floats:  # uint8 has one scale, and an index has none
-            return self._yes
-        parts = parts_of(self._normalize(x))
-        square = functools.reduce(torch.maximum, (_mean_square(parts[name]) for name in floats))
-        trusted = square <= self._limit
+        if scale is None or not (floats or y.is_floating_point()):
+            return self._yes  # uint8 has one scale, and an index or a label has none
+        squares = []
+        if floats:
+            parts = parts_of(self._normalize(x))
+            own = (_mean_square(parts[name]) for name in floats)
+            squares.append(functools.reduce(torch.maximum, own))
+        if y.is_floating_point():
+            squares.append(_mean_square(y.to(self._limit.device, non_blocking=True)))
+        square = torch.stack(squares)
+        trusted = (square <= self._limit).all()
         self._square = square
         if accel.known(trusted):
             self._refused = self._none_refused
@@ -121,19 +127,21 @@ class BatchGuard:
         if patience is not None:
             count, least, most = self._refused.unbind()
             least, most = torch.minimum(least, square), torch.maximum(most, square)
-            alike = (count > 0) & (most <= least * ALIKE**2)
-            row = torch.stack([count + 1, least, most])
+            near = (most <= least * ALIKE**2) | (most <= self._limit)
+            alike = ((count > 0) & near).all()
+            row = torch.stack([(count + 1).expand_as(square), least, most])
             row = torch.where(alike, row, torch.stack([torch.ones_like(square), square, square]))
-        self._refused = torch.where(trusted | ~square.isfinite(), self._none_refused, row)
-        return trusted if patience is None else trusted | (self._refused[0] > patience)
+        known = square.isfinite().all()
+        self._refused = torch.where(trusted | ~known, self._none_refused, row)
+        return trusted if patience is None else trusted | (self._refused[0] > patience).all()
 
     def accept_scale(self) -> None:
-        """Trust inputs of the scale of the last batches, if they were refused for it."""
+        """Trust inputs and targets of the scale of the last batches, if refused for it."""
         self._set_scale(torch.maximum(self._largest_square, self._refused[2]))
         self._refused = self._none_refused
 
     def _set_scale(self, largest: Tensor) -> None:
-        """Take a mean square as the largest so far; after 0 any finite one may come."""
+        """Take mean squares as the largest so far; after 0 any finite one may come."""
         scale = None if self.settings is None else self.settings.scale
         self._largest_square = self._limit = largest
         if scale is not None:
@@ -251,7 +259,7 @@ class BatchGuard:
     def end(self) -> None:
         """The batch was dealt with; if it was accepted, its scale counts from now on."""
         square, before = self._square, self._largest_square
-        if square is not None and not accel.known(square <= before):
+        if square is not None and not accel.known((square <= before).all()):
             accepted = self.verdict.accepted
             self._set_scale(torch.where(accepted, torch.maximum(before, square), before))
         self._square = None
@@ -343,16 +351,16 @@ class BatchGuard:
         if many and not self._warned_of_row:
             warnings.warn(
                 f"The guard has skipped {counts.in_a_row} batches in a row, so nothing is learned: "
-                f"{counts}. If the scale of the inputs has changed for good, call "
-                "learner.accept_scale(), or set Guard(rescale_after=...). Otherwise check the "
-                "inputs, or try a smaller learning rate.",
+                f"{counts}. If the scale has changed for good, call learner.accept_scale(), or set "
+                "Guard(rescale_after=...). Otherwise check the inputs and the targets, or try a "
+                "smaller learning rate.",
                 GuardWarning,
                 6,
             )
         self._warned_of_row = many
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The counts and the scale of the inputs."""
+        """The counts, and the scale of inputs and targets."""
         if self.settings is None:
             return {}
         return {
@@ -368,12 +376,12 @@ class BatchGuard:
             self.verdict.counts.copy_(state["counts"])
             self.verdict.largest.copy_(state["largest_kl"])
             self._set_scale(state["largest_square"].to(self._largest_square, copy=True))
-            self._refused = state["refused"].to(self._refused, copy=True)
+            self._refused = state["refused"].to(self._refused, copy=True).reshape(3, -1)
 
 
 def _mean_square(x: Tensor) -> Tensor:
-    """The mean of the squares of all numbers, in float64."""
-    flat = x.reshape(-1)
+    """The mean of the squares of all numbers, in float64; 16 bits cannot hold their sum."""
+    flat = x.reshape(-1).to(torch.promote_types(x.dtype, torch.float32))
     return (flat @ flat).double() / max(1, flat.numel())
 
 

@@ -20,8 +20,8 @@ class Guard:
     with a Student-t likelihood a bound of it, see :mod:`ocar.methods.student_t`."""
 
     scale: float | None = 1000.0
-    """How many times larger than in any batch before the inputs may be; None for no bound. Inputs
-    with a root mean square below this number are never too large."""
+    """How many times larger than in any batch before the inputs may be, and the targets of a
+    regression; None for no bound. A root mean square below this number is never too large."""
 
     rescale_after: int | None = None
     """Batches of like scale that are refused in a row for it before their scale is trusted; None
@@ -42,7 +42,8 @@ class GuardCounts:
 
     #: Batches skipped because their loss or the weights after them were not finite.
     not_finite: int = 0
-    out_of_scale: int = 0  #: Batches skipped because their inputs were far larger than any before.
+    #: Batches skipped because their inputs or targets were far larger than any before.
+    out_of_scale: int = 0
     shortened: int = 0  #: Batches whose steps were shortened.
     copies: int = 0  #: Batches that were not remembered because all of their samples were the same.
     in_a_row: int = 0  #: Batches skipped in a row up to now, for whatever reason.
@@ -62,7 +63,7 @@ class GuardCounts:
     def __str__(self) -> str:
         return (
             f"{self.not_finite} skipped for not being finite, {self.out_of_scale} skipped for "
-            f"inputs out of scale, {self.shortened} shortened for changing predictions too much, "
+            f"being out of scale, {self.shortened} shortened for changing predictions too much, "
             f"{self.copies} not remembered for being copies of one sample"
         )
 

@@ -136,7 +136,7 @@ class DarkReplay(ClassObjective[DERSettings]):
         with self.context.evaluating():
             logits = self.context.forward_shared(self.context.normalize(x))
         known = torch.full(logits.shape[:1], len(self.head.classes), device=logits.device)
-        return {"logits": logits, "known": known}
+        return {"logits": logits.to(self.context.dtype), "known": known}  # autocast may end
 
 
 def squared_distance(outputs: Tensor, logits: Tensor, known: Tensor, *, kind: Distance) -> Tensor:

@@ -98,6 +98,8 @@ class EWCSettings(TransformSettings):
 class EWCTransform(Transform):
     """Adds the gradient of the penalty."""
 
+    has_layers = True
+
     def __init__(self, settings: EWCSettings, context: Context, objective: Objective) -> None:
         self.settings = settings
         self.context = context

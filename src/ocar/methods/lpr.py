@@ -83,6 +83,8 @@ class LPRSettings(TransformSettings):
 class LPRTransform(Transform):
     """Preconditions each layer by its inputs on the memory."""
 
+    has_layers = True
+
     def __init__(self, settings: LPRSettings, context: Context) -> None:
         self.settings = settings
         self.context = context

@@ -183,6 +183,8 @@ class OCARTransform(Transform):
         residuals: The scale of the residuals of a Student-t likelihood; None for another.
     """
 
+    has_layers = True
+
     def __init__(
         self,
         settings: OCARSettings,

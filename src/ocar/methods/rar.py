@@ -179,7 +179,8 @@ def _gradient(loss: Tensor, x: Tensor) -> Tensor:
 
 def distances(x: Tensor, others: Tensor, y: Tensor, y_others: Tensor, *, same: float) -> Tensor:
     """Euclidean distances, ``(n, d)`` and ``(m, d)`` to ``(n, m)``; ``same`` for equal labels."""
-    gap = torch.cdist(x, others, compute_mode="donot_use_mm_for_euclid_dist")
+    wide = torch.promote_types(x.dtype, torch.float32)  # PyTorch has none of 16 bits
+    gap = torch.cdist(x.to(wide), others.to(wide), compute_mode="donot_use_mm_for_euclid_dist")
     return torch.where(y[:, None] == y_others, same, gap)
 
 

@@ -156,7 +156,8 @@ class ContrastiveReplay(Projecting[SCRSettings]):
             nn.ReLU(),
             make_linear(size, settings.projection, generator=drawn, like=weight),
         )
-        self._means = weight.new_zeros(0, size)
+        wide = torch.promote_types(weight.dtype, torch.float32)  # 16 bits have no distances
+        self._means = weight.new_zeros(0, size, dtype=wide)
         self._known = torch.zeros(0, dtype=torch.bool, device=context.device)
         self._made_of: object = None  # memory and weights
 
@@ -202,8 +203,9 @@ class ContrastiveReplay(Projecting[SCRSettings]):
         if self.settings.means == "recomputed" and self._made_of != self.context.made_of():
             self._renew()
         self._fit_means()
+        features = functional.normalize(features.to(self._means.dtype))
         exact = "donot_use_mm_for_euclid_dist"
-        distances = torch.cdist(functional.normalize(features), self._means, compute_mode=exact)
+        distances = torch.cdist(features, self._means, compute_mode=exact)
         return torch.where(self._known, -distances, MASKED)
 
     @torch.no_grad()
@@ -228,7 +230,7 @@ class ContrastiveReplay(Projecting[SCRSettings]):
                 batch = self.context.memory.gather(slots)
                 features, _ = self.context.features(self.context.normalize(batch.x))
                 members = functional.one_hot(batch.y, len(total)).to(total.dtype)
-                total += members.T @ functional.normalize(features)
+                total += members.T @ functional.normalize(features.to(total.dtype))
                 counts += members.sum(0)
         return functional.normalize(total / counts.clamp_min(1)[:, None]), counts > 0
 

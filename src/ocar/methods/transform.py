@@ -24,6 +24,9 @@ from ocar.structure import Inputs
 class Transform(Part):
     """Rewrites gradients. This base class leaves them unchanged: plain SGD."""
 
+    #: Whether it has state of the parameters that learn, so that these must stay the same ones.
+    has_layers: ClassVar[bool] = False
+
     def shape(self, classes: int) -> Hashable:
         """Whatever a recorded step depends on besides the shapes of its tensors.
 
