@@ -25,10 +25,11 @@ import torch
 from scripts import ROOT
 from torch import Tensor
 
+import ocar
 from ocar.datasets import data_root
-from ocar.errors import ConfigError, RunError
+from ocar.errors import ConfigError, DataError, RunError
 from ocar.items import Item
-from ocar.service import Refused, Service, opened
+from ocar.service import Refused, Service, offline, opened
 from ocar.state import load_state
 from ocar_lab.cli import main, serve
 
@@ -212,6 +213,47 @@ def test_a_learner_that_fails_is_said_and_answers_go_on(tmp_path: Path) -> None:
     assert broken.status()["failure"]
     assert broken.predict(batch(1)[0]).batches == 1
     broken.close()
+
+
+def test_a_batch_that_cannot_be_learned_is_named_and_left_out(tmp_path: Path) -> None:
+    """Statistics of one sample: the model predicts it, and raises when it trains on it."""
+    x, y = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 2
+
+    def make() -> torch.nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+
+    def new() -> ocar.Learner:
+        return ocar.ER(make(), lr=0.1, memory=20, seed=0)
+
+    def start() -> Service:
+        item = Item(torch.Size([4]), torch.float32)
+        return Service(tmp_path, new=new, load=lambda path: ocar.load(path, make()), item=item)
+
+    service = start()
+    with service.learner.lock:  # nothing is learned until both are accepted
+        assert service.accept(x[:1], y[:1], key="one").number == 1
+        assert service.accept(x, y, key="six").number == 2
+    service.flush()
+    with pytest.raises(Refused, match="Learning has stopped: ValueError: Expected more than 1"):
+        service.accept(x, y)
+    service.close()
+    with pytest.raises(
+        DataError, match=r"Batch 1 in .* cannot be learned: .*: Expected.* --without 1"
+    ):
+        start()
+    with pytest.raises(ConfigError, match=r"leave out: 3\. After the checkpoint there are 1 to 2"):
+        offline.repair(tmp_path, without=[3])
+    assert offline.repair(tmp_path, without=[1]) == (1, [1])
+    again, oracle = start(), new()
+    oracle.learn(x, y)
+    assert torch.equal(again.predict(x).logits, oracle.predict(x))
+    assert again.accept(x, y, key="six") == (1, True)
+    assert again.accept(x[:1], y[:1], key="one") == (2, False)
+    again.flush()
+    assert again.status()["failure"] == ""
+    again.close()
 
 
 def test_files_stay_bounded_and_the_checkpoint_before_the_last_is_enough(tmp_path: Path) -> None:

@@ -214,7 +214,8 @@ def _predict(service: Service, x: Any) -> Answer:
 def _learn(service: Service, lesson: Lesson) -> Acknowledged:
     x, regression = to_samples(lesson.x, service.item), service.learner.head is None
     y = to_targets(lesson.y, service.learner.dtype) if regression else to_labels(lesson.y)
-    accepted = service.accept(x, y, key=lesson.key, number=lesson.number)
+    with accel.own_stream():
+        accepted = service.accept(x, y, key=lesson.key, number=lesson.number)
     return Acknowledged(number=accepted.number, repeated=accepted.repeated)
 
 
