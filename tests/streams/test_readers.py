@@ -21,7 +21,7 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 import ocar
 from ocar.errors import (
@@ -113,6 +113,17 @@ class Huge(IterableDataset[Any]):
         return ((torch.tensor([row["a"], row["b"]]), row["y"]) for row in rows())
 
 
+class Batches(Dataset[Any]):
+    """A data set whose items are batches."""
+
+    def __len__(self) -> int:
+        return -(-ROWS // BATCH)
+
+    def __getitem__(self, index: int) -> Any:
+        some = rows()[BATCH * index : BATCH * (index + 1)]
+        return torch.tensor([[row["a"]] for row in some]), torch.tensor([row["y"] for row in some])
+
+
 class Columns(list[Any]):
     """As ``datasets.Dataset``: a slice is a dictionary of columns."""
 
@@ -150,6 +161,9 @@ READERS: dict[str, Callable[[Path], Reader]] = {
     "loader": lambda folder: loader(),
     "shuffled loader": lambda folder: loader(shuffle=True),
     "loader with a generator": lambda folder: loader(shuffle=True, generator=torch.Generator()),
+    "loader of whole batches": lambda folder: LoaderReader(
+        DataLoader(Batches(), batch_size=None, shuffle=True)
+    ),
     "iterable loader": lambda folder: LoaderReader(DataLoader(Huge(), batch_size=BATCH)),
     "rows": lambda folder: TableReader(rows(), **LISTS),
     "columns": lambda folder: TableReader(Columns(rows()), **LISTS),
@@ -410,6 +424,10 @@ def test_wrong_fields_are_named(tmp_path: Path) -> None:
         TableReader([], x="x", y="y", batch_size=0)
     with pytest.raises(ConfigError, match="Invalid table int"):
         TableReader(3, x="x", y="y")
+    with pytest.raises(ConfigError, match=r"Invalid table dict\. Must have a length and slices"):
+        TableReader({"a": [1]}, x="a", y="a")
+    with pytest.raises(ConfigError, match=r"Invalid classes=\('a', 'a'\)\. Must be different"):
+        TableReader([], x="x", y="y", classes=["a", "a"])
     with pytest.raises(ConfigError, match="Must be at least one file"):
         CSVReader([], x="x", y="y")
 
@@ -550,6 +568,30 @@ def test_other_wrong_arguments_are_refused() -> None:
         IterableStream([], 3)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"Invalid loader list. Must be a torch.*DataLoader"):
         LoaderReader([(TENSOR, LABELS)])  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("label", [np.inf, 10**400, np.array([1, 2]), np.nan], ids=range(4))
+def test_what_is_no_label_is_named_with_its_row(label: Any) -> None:
+    with pytest.raises(DataError, match=r"Row 1: field 'y' is .*\. Must be an integer from 0"):
+        list(TableReader([{"x": 1, "y": 0}, {"x": 1, "y": label}], x="x", y="y"))
+    with pytest.raises(DataError, match=r"Row 0: field 'x' is .*\. Must be a number"):
+        list(TableReader([{"x": 10**400, "y": 0}], x=["x"], y="y"))
+
+
+def test_names_of_classes_may_be_numbers() -> None:
+    table = [{"x": 1, "y": 7}, {"x": 1, "y": 3}]
+    ((_, y),) = TableReader(table, x="x", y="y", classes=[3, 7])  # type: ignore[list-item]
+    assert y.tolist() == [1, 0]
+
+
+def test_a_list_of_a_function_is_one_array() -> None:
+    rows_of_lists = [{"a": 1.0, "y": 0}, {"a": 2.0, "y": 1}]
+    ((x, y),) = TableReader(
+        rows_of_lists, x=lambda row: [row["a"], 3, 4.5], y=lambda row: [row["a"], -row["a"]]
+    )
+    assert x.tolist() == [[1, 3, 4.5], [2, 3, 4.5]]
+    assert y.tolist() == [[1, -1], [2, -2]]
+    assert (x.dtype, y.dtype) == (torch.float32, torch.float32)
 
 
 def inverse(row: Any) -> float:
