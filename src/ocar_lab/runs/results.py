@@ -27,7 +27,7 @@ from ocar_lab.runs.columns import read_summary
 from ocar_lab.runs.command import run_command, shell_line
 from ocar_lab.runs.folder import CONFIG, naming_damage, read_json
 from ocar_lab.runs.provenance import is_session
-from ocar_lab.runs.reading import Measured, Run, read_changed
+from ocar_lab.runs.reading import Measured, Run, read_changed, read_seed
 
 FORMAT = "ocar-result"
 VERSION = 1
@@ -199,7 +199,7 @@ def _read_run(run: Mapping[str, Any], document: Mapping[str, Any], path: Path) -
         path=path,
         **{name: document[name] for name in ("config", "label", "hash")},
         changed=read_changed(document),
-        seed=int(run["seed"]),
+        seed=read_seed(run["seed"]),
         sessions=run["sessions"],
         state="finished",
         evaluated=int(run["evaluations"]),
