@@ -22,7 +22,7 @@ from typing import Any
 
 from ocar.errors import RunError
 from ocar.events import Summary
-from ocar.files import write_whole
+from ocar.files import encode, write_whole
 from ocar_lab.runs.columns import read_summary
 from ocar_lab.runs.command import run_command, shell_line
 from ocar_lab.runs.folder import CONFIG, naming_damage, read_json
@@ -101,7 +101,7 @@ def keep(runs: Sequence[Run], root: Path) -> Result:
     result = Result(path=path, command=command, runs=together)
     text = json.dumps(_document(result), indent=1, ensure_ascii=False, allow_nan=False)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, text.encode() + b"\n")
+    write_whole(path, encode(text) + b"\n")
     return result
 
 
