@@ -215,6 +215,29 @@ def test_a_learner_that_fails_is_said_and_answers_go_on(tmp_path: Path) -> None:
     broken.close()
 
 
+@pytest.mark.parametrize("method", ["er", "scr", "gdumb"])
+def test_a_batch_is_accepted_while_another_is_learned(method: str, tmp_path: Path) -> None:
+    """Also of methods whose predictions wait for the learner."""
+
+    def make() -> torch.nn.Module:
+        return ocar.make_model("mlp", image_shape=(1, 4, 4), seed=0)
+
+    service = Service(
+        tmp_path,
+        new=lambda: ocar.make_learner(method, make(), lr=0.05, memory=20),
+        load=lambda path: ocar.load(path, make()),
+        item=Item(torch.Size([1, 4, 4]), torch.uint8),
+    )
+    x = torch.randint(0, 256, (6, 1, 4, 4), dtype=torch.uint8)
+    accepted = threading.Thread(target=service.accept, args=(x, torch.arange(6) % 2))
+    with service.learner.lock:
+        accepted.start()
+        accepted.join(60)
+        assert not accepted.is_alive()
+    service.close()
+    assert service.learner.batches == 1
+
+
 def test_a_batch_that_cannot_be_learned_is_named_and_left_out(tmp_path: Path) -> None:
     """Statistics of one sample: the model predicts it, and raises when it trains on it."""
     x, y = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 2

@@ -218,8 +218,8 @@ class Service:
             if self._queue.full():
                 said = f"{self._queue.maxsize} batches are waiting to be learned; come back later."
                 raise Refused(429, said)
-            if self.learner.objective.learns:  # what fails while it is learned ends the learning
-                self.predict(x)
+            if not self.learner.objective.predicts:  # else it would wait for the batch in progress
+                self.predict(x)  # what the model cannot take would end the learning
             given = self._append(x, y, key)
             self._labels = labels
             self._queue.put_nowait((x, y))  # has room: only this method puts
