@@ -17,7 +17,7 @@ from ocar.structure import Inputs, as_inputs, named_part
 MOST_LABEL = 2**31 - 1
 
 _NAMES = {"b": "true or false", "i": "integers", "f": "numbers"}
-_TYPES = {"b": {bool}, "i": {int}, "f": {int, float}}
+_TYPES: dict[str, set[type]] = {"b": {bool}, "i": {int}, "f": {int, float}}
 _DTYPES = {"b": np.bool_, "i": np.int64, "f": np.float64}
 
 
