@@ -508,6 +508,16 @@ def test_parquet_needs_a_package(monkeypatch: pytest.MonkeyPatch) -> None:
         ParquetReader("a", x="x", y="y")
 
 
+@pytest.mark.parametrize("name", ["a[1].parquet", "a*.parquet", "~", "year=3/a.parquet"])
+def test_the_name_of_a_parquet_file_is_no_pattern(name: str, tmp_path: Path) -> None:
+    (tmp_path / "year=3").mkdir()
+    write_parquet(tmp_path / "ab.parquet", rows()[:9])
+    reader = ParquetReader(write_parquet(tmp_path / name, rows()[9:]), x="list", y="y")
+    assert sum(len(y) for _, y in reader) == ROWS - 9
+    (x, _), *_ = reader
+    assert x[0].tolist() == rows()[9]["list"]
+
+
 def test_parquet_by_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyarrow.parquet")
     path = write_parquet(tmp_path / "a", rows())
