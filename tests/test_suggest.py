@@ -261,6 +261,7 @@ WRONG: list[tuple[Any, str]] = [
     ([X], "Batch 0 is a Tensor"),
     ([(X, Y[:5])], "Must be equally long"),
     ([(X, Y), (X[:, :3], Y)] * 3, r"Batch 1: x must hold samples of shape \(6,\)"),
+    ([(X * torch.nan, Y)] * 20, "x must be finite; 8 of 8 samples hold NaN"),
     ([(X[:1], Y[:1])], "No sample is held out in the first 1 batches"),
 ]
 

@@ -273,6 +273,11 @@ def _code(character: str) -> str:
     return "".join(f"\\u{units[i : i + 4]}" for i in range(0, len(units), 4))
 
 
+def encode(text: str) -> bytes:
+    """A text as UTF-8. What a file's name has besides is written by its code, which JSON reads."""
+    return text.encode(errors="backslashreplace")
+
+
 def printable_values(value: Any) -> Any:
     """Plain values, as JSON has them, with every text :func:`printable`."""
     if isinstance(value, str):

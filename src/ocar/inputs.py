@@ -187,7 +187,7 @@ class Intake:
         x = x.to(self._device, non_blocking=True)
         if self._features is None:
             return x
-        with _fails_as_input_error("backbone", x):
+        with fails_as_input_error("backbone", x):
             x = self._augment_raw(x)
             features = one_tensor(self._features_shared(x))
         finite = torch.isfinite(features).all()
@@ -269,7 +269,7 @@ class Intake:
         """Try the first samples, so that a model that cannot take them fails before it changes."""
         if self._tried:
             return
-        with _fails_as_input_error("model", x, self._mixed):
+        with fails_as_input_error("model", x, self._mixed):
             inputs = apply(torch.clone, self.normalize(x[:_TRIED]))
             with self.draws(), evaluating(self._model), buffers_kept(self._model):
                 outputs = self._outputs(inputs)
@@ -319,7 +319,7 @@ class Intake:
 
 
 @contextmanager
-def _fails_as_input_error(part: str, x: Inputs, hint: str = "") -> Iterator[None]:
+def fails_as_input_error(part: str, x: Inputs, hint: str = "") -> Iterator[None]:
     """Raise an ``InputError`` that names the shape of samples x, whatever a forward pass raises."""
     try:
         yield

@@ -122,6 +122,10 @@ def test_what_is_refused() -> None:
         model.learn_one({"a": "red"}, 1)
     with pytest.raises(InputError, match="must be finite"):
         model.learn_one({"a": float("nan")}, 1)
+    with pytest.raises(InputError, match="must be numbers"):
+        model.learn_one({"a": 10**400}, 1)
+    with pytest.raises(InputError, match="label must not be NaN"):
+        model.learn_one({"a": 1.0}, float("nan"))
     with pytest.raises(InputError, match="no features"):
         model.learn_one({}, 1)
     model.learn_one({"b": 1.0}, 1)  # nothing had changed

@@ -78,6 +78,13 @@ def test_classes_grow_and_those_declared_wait() -> None:
         classifier.partial_fit(x[:2], [0, 1])
 
 
+def test_declared_classes_are_of_the_kind_of_the_labels() -> None:
+    """Numbers beside texts would become texts."""
+    X, y = load_iris(return_X_y=True)
+    with pytest.raises(InputError, match="Must all be numbers, or all be strings"):
+        OnlineClassifier().partial_fit(X, y, classes=["setosa"])
+
+
 def test_a_copy_goes_on_exactly() -> None:
     x, y = load_digits(return_X_y=True)
     x = x / 16

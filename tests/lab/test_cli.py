@@ -104,6 +104,20 @@ def test_a_run_that_fails_is_exit_code_1(tmp_path: Path, capsys: Captured) -> No
     assert "Traceback" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("closed", [("stdout",), ("stderr",), ("stdout", "stderr")])
+def test_closed_outputs_stop_nothing(
+    closed: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in closed:  # Python has None there after >&-
+        monkeypatch.setattr(sys, name, None)
+    arguments = [*QUICK, "--every", "task", "--workers", "1", "--out", str(tmp_path / "runs")]
+    assert main(["run", "split-digits", "er", *arguments]) == 0
+    assert main(["show", str(tmp_path / "runs")]) == 0
+    assert main(["rnu"]) == 2
+    for name in closed:
+        getattr(sys, name).close()
+
+
 def test_a_folder_without_runs_is_exit_code_1(tmp_path: Path, capsys: Captured) -> None:
     assert main(["show", str(tmp_path)]) == 1
     assert capsys.readouterr().err == f"ocar: There are no runs in {tmp_path}. {HOW_TO_RUN}\n"

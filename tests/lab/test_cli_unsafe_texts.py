@@ -294,6 +294,21 @@ def test_output_without_unicode(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "mean ? sample std" in ascii_only.read()
 
 
+def test_a_folder_whose_name_is_not_utf8(tmp_path: Path, capsys: Captured) -> None:
+    out = tmp_path / os.fsdecode(b"n\xff")
+    run = ["run", "split-digits", "er", "--device", "cpu", "--threads", "1", "--max-batches", "2"]
+    run += ["--no-probe", "--every", "task", "--workers", "1", "--out", str(out)]
+    assert main(run) == 0
+    assert main(run) == 0
+    assert "already finished" in capsys.readouterr().err
+    assert main(["show", str(out)]) == 0
+    assert main(["report", str(out)]) == 0
+    assert "n\\udcff" in (out / "report.html").read_text(encoding="utf-8")
+    assert main(["keep", str(out), "--to", str(out / "kept")]) == 0
+    assert main(["compare", str(out / "kept"), str(out)]) == 0
+    check_printed(capsys.readouterr())
+
+
 def test_ordinary_texts_are_as_they_were(capsys: Captured) -> None:
     print_table(
         ["method", "τ"], [["er (lr=0.1, head=fc)", "28.2 ± 1.2"]], title="split-cifar100: in %"

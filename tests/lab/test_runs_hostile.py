@@ -302,6 +302,21 @@ def test_a_damaged_status_stops_nothing(tmp_path: Path, whole: Path, capsys: Cap
     capsys.readouterr()
 
 
+@pytest.mark.parametrize("seed", [-1, 2**63, 10**30, 1.5, "1", True])
+def test_a_damaged_seed_hides_no_other_run(
+    tmp_path: Path, whole: Path, capsys: Captured, seed: Any
+) -> None:
+    copies = [tmp_path / "runs" / short(seed=n).folder() for n in (0, 1)]
+    for path in copies:
+        shutil.copytree(whole, path)
+    document = json.loads((copies[1] / CONFIG).read_bytes())
+    (copies[1] / CONFIG).write_text(json.dumps({**document, "seed": seed}))
+    main(["show", str(tmp_path / "runs")])
+    captured = capsys.readouterr()
+    assert f"{copies[1]} is damaged: ValueError: the seed is {seed!r}." in captured.err
+    assert captured.out.splitlines()[2].split()[-5] == "1"
+
+
 @pytest.mark.parametrize("status", [b"{", {"sessions": 5, "state": [], "pid": "x"}], ids=str)
 def test_a_run_with_a_damaged_status_goes_on(folder: Path, whole: Path, status: Any) -> None:
     (folder / STATUS).write_bytes(as_bytes(status))

@@ -25,10 +25,11 @@ import torch
 from scripts import ROOT
 from torch import Tensor
 
+import ocar
 from ocar.datasets import data_root
-from ocar.errors import ConfigError, RunError
+from ocar.errors import ConfigError, DataError, RunError
 from ocar.items import Item
-from ocar.service import Refused, Service, opened
+from ocar.service import Refused, Service, offline, opened
 from ocar.state import load_state
 from ocar_lab.cli import main, serve
 
@@ -214,6 +215,70 @@ def test_a_learner_that_fails_is_said_and_answers_go_on(tmp_path: Path) -> None:
     broken.close()
 
 
+@pytest.mark.parametrize("method", ["er", "scr", "gdumb"])
+def test_a_batch_is_accepted_while_another_is_learned(method: str, tmp_path: Path) -> None:
+    """Also of methods whose predictions wait for the learner."""
+
+    def make() -> torch.nn.Module:
+        return ocar.make_model("mlp", image_shape=(1, 4, 4), seed=0)
+
+    service = Service(
+        tmp_path,
+        new=lambda: ocar.make_learner(method, make(), lr=0.05, memory=20),
+        load=lambda path: ocar.load(path, make()),
+        item=Item(torch.Size([1, 4, 4]), torch.uint8),
+    )
+    x = torch.randint(0, 256, (6, 1, 4, 4), dtype=torch.uint8)
+    accepted = threading.Thread(target=service.accept, args=(x, torch.arange(6) % 2))
+    with service.learner.lock:
+        accepted.start()
+        accepted.join(60)
+        assert not accepted.is_alive()
+    service.close()
+    assert service.learner.batches == 1
+
+
+def test_a_batch_that_cannot_be_learned_is_named_and_left_out(tmp_path: Path) -> None:
+    """Statistics of one sample: the model predicts it, and raises when it trains on it."""
+    x, y = torch.randn(6, 4, generator=torch.Generator().manual_seed(0)), torch.arange(6) % 2
+
+    def make() -> torch.nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            return torch.nn.Sequential(torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 2))
+
+    def new() -> ocar.Learner:
+        return ocar.ER(make(), lr=0.1, memory=20, seed=0)
+
+    def start() -> Service:
+        item = Item(torch.Size([4]), torch.float32)
+        return Service(tmp_path, new=new, load=lambda path: ocar.load(path, make()), item=item)
+
+    service = start()
+    with service.learner.lock:  # nothing is learned until both are accepted
+        assert service.accept(x[:1], y[:1], key="one").number == 1
+        assert service.accept(x, y, key="six").number == 2
+    service.flush()
+    with pytest.raises(Refused, match="Learning has stopped: ValueError: Expected more than 1"):
+        service.accept(x, y)
+    service.close()
+    with pytest.raises(
+        DataError, match=r"Batch 1 in .* cannot be learned: .*: Expected.* --without 1"
+    ):
+        start()
+    with pytest.raises(ConfigError, match=r"leave out: 3\. After the checkpoint there are 1 to 2"):
+        offline.repair(tmp_path, without=[3])
+    assert offline.repair(tmp_path, without=[1]) == (1, [1])
+    again, oracle = start(), new()
+    oracle.learn(x, y)
+    assert torch.equal(again.predict(x).logits, oracle.predict(x))
+    assert again.accept(x, y, key="six") == (1, True)
+    assert again.accept(x[:1], y[:1], key="one") == (2, False)
+    again.flush()
+    assert again.status()["failure"] == ""
+    again.close()
+
+
 def test_files_stay_bounded_and_the_checkpoint_before_the_last_is_enough(tmp_path: Path) -> None:
     first = open_service(tmp_path, every=5, checkpoints=3)
     for number in range(1, 43):
@@ -259,7 +324,7 @@ def test_a_second_start_leaves_the_first_alone_and_half_a_request_does_not_keep_
     same_port = run(server)
     assert (same_port.returncode, "Address already in use" in same_port.stderr) == (2, True)
     ended = run(serve_load.Server(tmp_path, "digits"))
-    assert ended.returncode == 1
+    assert (ended.returncode, ended.stdout) == (1, "")  # it never served
     assert server.process is not None
     assert f"{state} is in use by process {server.process.pid} on " in ended.stderr
     assert "Wait until it ends, or stop it, and start again." in ended.stderr

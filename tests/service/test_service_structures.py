@@ -88,3 +88,19 @@ def test_another_structure_is_refused(tmp_path: Path) -> None:
             service.predict(wrong)
     assert service.status()["accepted"] == 0
     service.close()
+
+
+def test_samples_that_the_model_cannot_take_are_refused(tmp_path: Path) -> None:
+    """Of the right shape and type, but with an index that the embedding does not have."""
+    service = open_service(tmp_path)
+    x, y = batch(0)
+    wrong = x | {"ids": x["ids"] + 20}
+    for name in (0, 1):  # with a model that has learned nothing, and with one that has
+        with pytest.raises(InputError, match=r"The model cannot take .* index out of range"):
+            service.accept(wrong, y)
+        with pytest.raises(InputError, match=r"The model cannot take .* index out of range"):
+            service.predict(wrong)
+        assert service.accept(*batch(name)).number == name + 1
+        service.flush()
+    assert service.status()["failure"] == ""
+    service.close()

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import threading
 import time
+import tracemalloc
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -392,10 +393,28 @@ WRONG: dict[str, Callable[[], object]] = {
     "x must be nested lists of equal lengths": lambda: to_samples([[1], [1, 2]], PLAIN),
     "x must be a list of samples of shape": lambda: to_samples([[1, 2]], PLAIN),
     "y must be a list of labels": lambda: to_labels([-1]),
-    "y must hold integers only": lambda: to_labels([10**30]),
+    "y must hold smaller integers": lambda: to_labels([10**30]),
+    "y must hold smaller numbers": lambda: to_targets([10**400], torch.float32),
+    "y must hold integers only": lambda: to_labels([True, 1]),
+    "x must be nested lists": lambda: to_samples([1, [2]], PLAIN),
     "y must hold numbers only": lambda: to_targets(["1"], torch.float32),
 }
 PLAIN = Item(torch.Size([1]), torch.uint8)
+
+
+def test_texts_take_no_more_memory_than_the_body_has_bytes() -> None:
+    """An array of texts would have the longest one's room for each of them: here 1.2 GB."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(InputError, match="x must hold integers only"):
+            to_samples(["a" * 3_000, *[""] * 100_000], PLAIN)
+        assert tracemalloc.get_traced_memory()[1] < 20e6
+    finally:
+        tracemalloc.stop()
+
+
+def test_integers_beyond_64_bits_are_numbers() -> None:
+    assert to_targets([2**64], torch.float32).tolist() == [[2.0**64]]
 
 
 @pytest.mark.parametrize("said", WRONG)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from ocar.streams import CSVReader, LoaderReader, ParquetReader, TableReader, TarReader
 from ocar.streams.readers import Reader
@@ -87,6 +87,17 @@ class Huge(IterableDataset[Any]):
         return ((torch.tensor([row["a"], row["b"]]), row["y"]) for row in rows())
 
 
+class Batches(Dataset[Any]):
+    """A data set whose items are batches."""
+
+    def __len__(self) -> int:
+        return -(-ROWS // BATCH)
+
+    def __getitem__(self, index: int) -> Any:
+        some = rows()[BATCH * index : BATCH * (index + 1)]
+        return torch.tensor([[row["a"]] for row in some]), torch.tensor([row["y"] for row in some])
+
+
 class Columns(list[Any]):
     """As ``datasets.Dataset``: a slice is a dictionary of columns."""
 
@@ -124,6 +135,9 @@ READERS: dict[str, Callable[[Path], Reader]] = {
     "loader": lambda folder: loader(),
     "shuffled loader": lambda folder: loader(shuffle=True),
     "loader with a generator": lambda folder: loader(shuffle=True, generator=torch.Generator()),
+    "loader of whole batches": lambda folder: LoaderReader(
+        DataLoader(Batches(), batch_size=None, shuffle=True)
+    ),
     "iterable loader": lambda folder: LoaderReader(DataLoader(Huge(), batch_size=BATCH)),
     "rows": lambda folder: TableReader(rows(), **LISTS),
     "columns": lambda folder: TableReader(Columns(rows()), **LISTS),

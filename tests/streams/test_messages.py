@@ -312,6 +312,40 @@ def test_a_message_that_is_no_pair_is_named(given: Any) -> None:
         next(read_queue(items, lambda value: given))
 
 
+def test_a_message_that_cannot_be_decoded_loses_no_other() -> None:
+    items: queue.Queue[int] = queue.Queue()
+    for number in range(12):
+        items.put(number)
+
+    def decode(number: int) -> Any:
+        return ([number, 2 * number, 0.5], number % 2) if number % 5 != 3 else 1 // 0
+
+    reader = read_queue(items, decode, batch_size=4, timeout=0)
+    found: list[list[float]] = []
+    refused = []
+    while True:
+        try:
+            x, _ = next(reader)
+        except DataError as error:
+            refused.append(str(error))
+        except StopIteration:
+            break
+        else:
+            assert torch.equal(x[:, 1], 2 * x[:, 0])
+            found.append(x[:, 0].tolist())
+    assert found == [[0, 1, 2], [4, 5, 6, 7], [9, 10, 11]]
+    assert [said.partition(" of")[0] for said in refused] == ["Message 3", "Message 8"]
+
+
+def test_messages_that_fit_in_no_batch_are_named() -> None:
+    items: queue.Queue[int] = queue.Queue()
+    for number in (1, 1, 2):
+        items.put(number)
+    reader = read_queue(items, lambda number: (torch.ones(number), 0), timeout=0)
+    with pytest.raises(InputError, match="Message 0 of queue to Message 2 of queue: Samples can"):
+        next(reader)
+
+
 def test_a_wrong_timeout_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"Invalid timeout=-1\. Must be seconds"):
         read_queue(queue.Queue(), decoded, timeout=-1)

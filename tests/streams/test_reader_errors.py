@@ -61,6 +61,10 @@ def test_wrong_fields_are_named(tmp_path: Path) -> None:
         TableReader([], x="x", y="y", batch_size=0)
     with pytest.raises(ConfigError, match="Invalid table int"):
         TableReader(3, x="x", y="y")
+    with pytest.raises(ConfigError, match=r"Invalid table dict\. Must have a length and slices"):
+        TableReader({"a": [1]}, x="a", y="a")
+    with pytest.raises(ConfigError, match=r"Invalid classes=\('a', 'a'\)\. Must be different"):
+        TableReader([], x="x", y="y", classes=["a", "a"])
     with pytest.raises(ConfigError, match="Must be at least one file"):
         CSVReader([], x="x", y="y")
 
@@ -282,3 +286,11 @@ def test_a_shorter_file_than_before_is_refused(tmp_path: Path) -> None:
     again.load_state_dict(stream.state_dict())
     with pytest.raises(CheckpointError, match=r"Task 0 ends before the place \{'row': 25\}"):
         next(iter(again))
+
+
+@pytest.mark.parametrize("label", [np.inf, 10**400, np.array([1, 2]), np.nan], ids=range(4))
+def test_what_is_no_label_is_named_with_its_row(label: Any) -> None:
+    with pytest.raises(DataError, match=r"Row 1: field 'y' is .*\. Must be an integer from 0"):
+        list(TableReader([{"x": 1, "y": 0}, {"x": 1, "y": label}], x="x", y="y"))
+    with pytest.raises(DataError, match=r"Row 0: field 'x' is .*\. Must be a number"):
+        list(TableReader([{"x": 10**400, "y": 0}], x=["x"], y="y"))

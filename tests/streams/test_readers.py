@@ -208,6 +208,16 @@ class Joined(torch.nn.Module):
         return self.head(torch.cat([self.words(ids).mean(1), numbers], dim=1))
 
 
+@pytest.mark.parametrize("name", ["a[1].parquet", "a*.parquet", "~", "year=3/a.parquet"])
+def test_the_name_of_a_parquet_file_is_no_pattern(name: str, tmp_path: Path) -> None:
+    (tmp_path / "year=3").mkdir()
+    write_parquet(tmp_path / "ab.parquet", rows()[:9])
+    reader = ParquetReader(write_parquet(tmp_path / name, rows()[9:]), x="list", y="y")
+    assert sum(len(y) for _, y in reader) == ROWS - 9
+    (x, _), *_ = reader
+    assert x[0].tolist() == rows()[9]["list"]
+
+
 def test_parquet_by_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyarrow.parquet")
     path = write_parquet(tmp_path / "a", rows())
@@ -220,6 +230,22 @@ def test_parquet_by_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         assert equal(as_samples(x), as_samples(x_other))
         assert torch.equal(y, y_other)
         assert place == place_other
+
+
+def test_names_of_classes_may_be_numbers() -> None:
+    table = [{"x": 1, "y": 7}, {"x": 1, "y": 3}]
+    ((_, y),) = TableReader(table, x="x", y="y", classes=[3, 7])  # type: ignore[list-item]
+    assert y.tolist() == [1, 0]
+
+
+def test_a_list_of_a_function_is_one_array() -> None:
+    rows_of_lists = [{"a": 1.0, "y": 0}, {"a": 2.0, "y": 1}]
+    ((x, y),) = TableReader(
+        rows_of_lists, x=lambda row: [row["a"], 3, 4.5], y=lambda row: [row["a"], -row["a"]]
+    )
+    assert x.tolist() == [[1, 3, 4.5], [2, 3, 4.5]]
+    assert y.tolist() == [[1, -1], [2, -2]]
+    assert (x.dtype, y.dtype) == (torch.float32, torch.float32)
 
 
 def test_decimals_are_numbers(tmp_path: Path) -> None:

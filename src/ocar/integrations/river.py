@@ -76,8 +76,11 @@ class RiverClassifier(Classifier):
             y: The label, of any kind.
 
         Raises:
-            InputError: A feature is not a number, or is not finite. Nothing has changed.
+            InputError: A feature is not a number, or is not finite, or the label is NaN. Nothing
+                has changed.
         """
+        if y != y:  # NaN, which would be a new label each time
+            raise InputError("The label must not be NaN.")
         if self._learner is None:
             names = list(x) if self.features is None else list(self.features)
             if not names:
@@ -109,7 +112,7 @@ class RiverClassifier(Classifier):
     def _row(self, x: Mapping[Hashable, Any]) -> Rows:
         try:
             row = np.array([float(x.get(name, 0.0)) for name in self._names])
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             raise InputError(f"The features must be numbers; given {dict(x)!r}.") from error
         if not np.isfinite(row).all():
             raise InputError(f"The features must be finite; given {dict(x)!r}.")

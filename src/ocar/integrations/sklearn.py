@@ -101,7 +101,8 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):
         rows, labels = self._checked(X, y, reset=fresh)
         if fresh:
             self._begin()
-        self._know(labels if classes is None else np.concatenate([labels, np.asarray(classes)]))
+        for known in (labels,) if classes is None else (labels, np.asarray(classes)):
+            self._know(known)
         self._learner.learn(rows, labels.tolist())
         return self
 

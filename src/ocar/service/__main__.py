@@ -1,6 +1,7 @@
 """What can be done in the folder of a service that does not run.
 
-python -m ocar.service repair FOLDER           go on without what a damaged journal has lost
+python -m ocar.service repair FOLDER           go on without what a damaged journal has lost;
+                                               --without NUMBER: also without that batch
 python -m ocar.service checkpoints FOLDER      list the checkpoints to roll back to
 python -m ocar.service rollback FOLDER BATCHES drop all that came after a checkpoint
 """
@@ -31,6 +32,9 @@ def main() -> None:
         own.add_argument("folder", type=Path, help="state folder of the service")
         if name == "rollback":
             own.add_argument("batches", type=int, help="batches in the checkpoint")
+        if name == "repair":
+            own.add_argument("--without", type=int, nargs="+", default=[], metavar="NUMBER",
+                             help="batches that cannot be learned")  # fmt: skip
     given = parser.parse_args()
     if not given.folder.is_dir():
         sys.exit(f"ocar: There is no folder {given.folder}. ocar serve says where its state is.")
@@ -42,7 +46,7 @@ def main() -> None:
 
 def _run(given: argparse.Namespace) -> None:
     if given.command == "repair":
-        kept, lost = repair(given.folder)
+        kept, lost = repair(given.folder, without=given.without)
         print(f"Batches after the checkpoint: {kept} kept, {len(lost)} lost ({ranges(lost)}).")
     elif given.command == "rollback":
         roll_back(given.folder, given.batches)

@@ -11,14 +11,14 @@ import errno
 import os
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
 from torch import Tensor
 
-from ocar.errors import DataError
+from ocar.errors import ConfigError, DataError
 from ocar.files import naming, open_regular, read_file, sync_folder, write_whole
 from ocar.service.records import (
     MARKS_AT,
@@ -214,7 +214,7 @@ class Repaired(NamedTuple):
     """What :func:`repair` did."""
 
     kept: int  #: How many batches after the checkpoint are in the new journal.
-    lost: list[int]  #: Numbers of the batches that could not be read.
+    lost: list[int]  #: Numbers of the batches that could not be read, or were left out.
 
 
 def roll_back(folder: Path, *, to: int) -> int:
@@ -240,11 +240,15 @@ def remove_others(folder: Path) -> None:
     sync_folder(folder)
 
 
-def repair(folder: Path, *, after: int) -> Repaired:
+def repair(folder: Path, *, after: int, without: Collection[int] = ()) -> Repaired:
     """Begin a new journal with all batches after the checkpoint that can be read.
 
     They move up: their numbers are consecutive again. The old files stay and are not read any more.
-    Nobody else writes into the folder. ``after`` is the last batch in the checkpoint.
+    Nobody else writes into the folder. ``after`` is the last batch in the checkpoint; the batches
+    ``without`` are left out too.
+
+    Raises:
+        ConfigError: A batch to leave out is not after the checkpoint.
     """
     generation, old = files(folder)
     found: dict[int, Record] = {}
@@ -257,6 +261,13 @@ def repair(folder: Path, *, after: int) -> Repaired:
         end = max(marks).end if len(marks) == 2 else len(data)
         found |= {record.number: record for record in whole_records(data[:end])}
         last = max([last, *found, *(mark.number for mark in marks)])
+    if unknown := set(without) - set(range(after + 1, last + 1)):
+        known = f"{after + 1} to {last}" if last > after else "none"
+        raise ConfigError(
+            f"Invalid batches to leave out: {ranges(sorted(unknown))}. After the checkpoint there "
+            f"are {known}."
+        )
+    found = {number: record for number, record in found.items() if number not in without}
     keys |= {record.key: record.known for record in found.values() if record.key}
     kept = [found[number] for number in sorted(found) if number > after]
     moved = {record.number: after + place for place, record in enumerate(kept, start=1)}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from ocar.files import folder_lock
@@ -11,14 +12,19 @@ from ocar.service.journal import Repaired
 from ocar.state import load_state
 
 
-def repair(folder: Path) -> Repaired:
-    """Go on without the batches of a damaged journal that cannot be read.
+def repair(folder: Path, *, without: Collection[int] = ()) -> Repaired:
+    """Go on without the batches of a journal that cannot be read, or learned.
 
     All others are kept and move up: their numbers are consecutive again. The old files of the
     journal stay, and are not read any more. The service must not run.
 
+    Args:
+        folder: Folder of the service.
+        without: Numbers of batches after the checkpoint to leave out too.
+
     Raises:
         RunError: Another process works in the folder.
+        ConfigError: A batch to leave out is not after the checkpoint.
         CheckpointError: The checkpoint is damaged, and so is the one before it.
     """
     with folder_lock(folder):
@@ -31,7 +37,7 @@ def repair(folder: Path) -> Repaired:
             after = int(whole[1]["batches"])
         usable = [saved for saved in found if saved.batches <= after]
         history.begin_generation(folder, usable[-NEEDED:])
-        return journal.repair(folder, after=after)
+        return journal.repair(folder, after=after, without=without)
 
 
 def roll_back(folder: Path, batches: int) -> None:

@@ -26,6 +26,7 @@ from ocar.errors import (
     OcarError,
 )
 from ocar.files import clear_partials, folder_lock, make_folder
+from ocar.inputs import fails_as_input_error
 from ocar.items import Items, check_samples
 from ocar.learner import Learner
 from ocar.service import history
@@ -141,7 +142,7 @@ class Service:
         self.journal = Journal(self.folder, after=self.saved, keys=self._keys)
         try:
             for x, y in self.journal.batches():
-                self._learn_one(x, y)
+                self._learn_again(x, y)
             if self.learner.batches != self.journal.last:
                 raise DataError(
                     f"The learner in {self.folder} has learned {self.learner.batches} batches of "
@@ -172,11 +173,13 @@ class Service:
         """Answer by the model that was published last; nobody waits for the learning.
 
         Raises:
-            InputError: The samples are not of the service's shape and type.
+            InputError: The samples are not of the service's shape and type, or the model cannot
+                take them.
         """
         samples = as_inputs(x)
         check_samples(samples, like=self.item)
-        return self._serving.predict(samples)
+        with fails_as_input_error("model", samples):
+            return self._serving.predict(samples)
 
     def accept(self, x: Given, y: Tensor, *, key: str = "", number: int | None = None) -> Accepted:
         """Write a batch to the journal, then give it to the thread that learns.
@@ -215,6 +218,8 @@ class Service:
             if self._queue.full():
                 said = f"{self._queue.maxsize} batches are waiting to be learned; come back later."
                 raise Refused(429, said)
+            if not self.learner.objective.predicts:  # else it would wait for the batch in progress
+                self.predict(x)  # what the model cannot take would end the learning
             given = self._append(x, y, key)
             self._labels = labels
             self._queue.put_nowait((x, y))  # has room: only this method puts
@@ -270,6 +275,22 @@ class Service:
             finally:
                 self._queue.task_done()
         self._queue.task_done()
+
+    def _learn_again(self, x: Inputs, y: Tensor) -> None:
+        """Learn a batch of the journal.
+
+        Raises:
+            DataError: It cannot be learned; how to go on without it.
+        """
+        number = self.learner.batches + 1
+        try:
+            self._learn_one(x, y)
+        except Exception as error:  # whatever a model raises
+            raise DataError(
+                f"Batch {number} in {self.folder} cannot be learned: {type(error).__name__}: "
+                f"{str(error).rstrip('.')}. Go on without it: python -m ocar.service repair "
+                f"{self.folder} --without {number}"
+            ) from error
 
     def _learn_one(self, x: Inputs, y: Tensor) -> None:
         """Predict a batch, then learn it."""

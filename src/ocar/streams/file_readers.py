@@ -139,7 +139,7 @@ def _parquet() -> ParquetRows:
 
 
 def _by_polars(polars: Any, path: Path, start: int) -> tuple[int, Iterator[Record]]:
-    table = polars.scan_parquet(path)
+    table = polars.scan_parquet(path, glob=False)  # [1] and * are parts of a name
     count = int(table.select(polars.len()).collect().item())
     parts = (table.slice(at, CHUNK).collect() for at in range(start, count, CHUNK))
     return count, (row for part in parts for row in part.iter_rows(named=True))

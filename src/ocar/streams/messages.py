@@ -17,8 +17,8 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ocar.config import require
-from ocar.errors import CheckpointError, DataError, MissingPackageError
-from ocar.streams.readers import Place, Reader, as_pair, collate
+from ocar.errors import CheckpointError, DataError, MissingPackageError, OcarError
+from ocar.streams.readers import Place, Reader, as_array, as_pair, collate
 
 _POLL = 1.0
 """Seconds of one call of a client: an interrupt waits as long."""
@@ -38,7 +38,8 @@ class Message(NamedTuple):
 class MessageReader(Reader):
     """Batches ``(x, y)`` of messages; it ends when ``receive`` returns None.
 
-    Unlike other readers it gives each batch once.
+    Unlike other readers it gives each batch once. A message that cannot be decoded raises an error
+    once the messages before it have been given. The next call goes on with the message after it.
 
     Args:
         receive: Waits for the next message and returns it; None ends the reader.
@@ -71,7 +72,11 @@ class MessageReader(Reader):
     def __next__(self) -> tuple[Any, Any]:
         """The next batch."""
         self._live = self._live or self.read()
-        pair, _ = next(self._live)
+        try:
+            pair, _ = next(self._live)
+        except OcarError:
+            self._live = None  # a generator that raised would say that this was the end
+            raise
         return pair
 
     def read(self, place: Place | None = None) -> Iterator[tuple[tuple[Any, Any], Place]]:
@@ -87,10 +92,23 @@ class MessageReader(Reader):
                     "These messages cannot be read from a place on: their source cannot seek."
                 )
             self._seek(place)
-        samples = ((self._sample(one), one) for one in iter(self._receive, None))
-        while batch := list(itertools.islice(samples, self.batch_size)):
-            after |= {one.partition: one.offset + 1 for _, one in batch}
-            yield collate([sample for sample, _ in batch]), dict(after)
+        messages, failure = iter(self._receive, None), None
+        while failure is None:
+            samples, batch = [], []
+            for message in itertools.islice(messages, self.batch_size):
+                try:
+                    samples.append(self._sample(message))
+                except DataError as error:
+                    failure = error
+                    break
+                batch.append(message)
+            if batch:
+                after |= {one.partition: one.offset + 1 for one in batch}
+                where = f"{_called(batch[0])} to {_called(batch[-1])}: "
+                yield collate(samples, where), dict(after)
+            elif failure is None:
+                return
+        raise failure
 
     def commit(self, place: Place) -> None:
         """Tell the source that all before a place is learned and saved."""
@@ -101,10 +119,12 @@ class MessageReader(Reader):
         try:
             x, y = as_pair(self._decode(message.value), "what decode returned")
         except Exception as error:
-            raise DataError(
-                f"Message {message.offset} of {message.partition} cannot be decoded: {error}"
-            ) from error
-        return x, y
+            raise DataError(f"{_called(message)} cannot be decoded: {error}") from error
+        return as_array(x), as_array(y)
+
+
+def _called(message: Message) -> str:
+    return f"Message {message.offset} of {message.partition}"
 
 
 def read_queue(

@@ -14,10 +14,12 @@ import itertools
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from typing import Any, Required, TypedDict, Unpack
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils.data import DataLoader, IterableDataset, default_collate
 
@@ -73,7 +75,7 @@ class RecordReader(Reader):
             a function of a record; or a dictionary of these, for a model with several inputs.
         y: The field with the label, an integer or one of ``classes``; a list of fields, as the
             targets of a regression; or a function of a record.
-        classes: Names of the labels 0, 1, 2, ...; by default labels are integers.
+        classes: Names of the labels 0, 1, 2, ..., all different; by default labels are integers.
         batch_size: Samples in a batch; the last may have fewer.
     """
 
@@ -87,7 +89,9 @@ class RecordReader(Reader):
     ) -> None:
         require("batch_size", batch_size, batch_size >= 1, "at least 1")
         self.x, self.y, self.batch_size = x, y, batch_size
-        self.classes = tuple(classes)
+        self.classes = tuple(map(str, classes))
+        different = len(set(self.classes)) == len(self.classes)
+        require("classes", self.classes, different, "different names")
         self._labels = {name: label for label, name in enumerate(self.classes)}
 
     @abstractmethod
@@ -134,9 +138,10 @@ class RecordReader(Reader):
             return self._labels[str(given)]
         try:
             label = int(given)
-        except (TypeError, ValueError):
-            label = -1
-        if not (isinstance(given, str) or label == given) or not 0 <= label < 2**63:
+            whole = isinstance(given, str) or bool(label == given)
+        except (TypeError, ValueError, OverflowError):
+            whole = False
+        if not whole or not 0 <= label < 2**63:
             raise _wrong(
                 self.y,
                 given,
@@ -159,7 +164,8 @@ class TableReader(RecordReader):
 
     def __init__(self, table: Any, **record: Unpack[RecordOptions]) -> None:
         super().__init__(**record)
-        if not hasattr(table, "__len__") and not hasattr(table, "skip"):
+        sliced = hasattr(table, "__len__") and not isinstance(table, Mapping)
+        if not sliced and not hasattr(table, "skip"):
             raise ConfigError(
                 f"Invalid table {type(table).__name__}. Must have a length and slices, or skip(n) "
                 "as an IterableDataset of Hugging Face."
@@ -215,12 +221,14 @@ class LoaderReader(Reader):
         """See :meth:`Reader.read`. The place is the number of the next batch."""
         start = read_place(place, "batch")
         loader = self.loader
-        if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
+        if isinstance(loader.dataset, IterableDataset):
             pairs: Iterator[Any] = itertools.islice(loader, start, None)
         else:
+            order = self._order(loader)[start:]
+            whole = loader.batch_sampler is None  # an item of the data set is a batch
             rest = DataLoader(
                 loader.dataset,
-                batch_sampler=self._order(loader)[start:],
+                **({"batch_size": None, "sampler": order} if whole else {"batch_sampler": order}),
                 collate_fn=loader.collate_fn,
                 num_workers=loader.num_workers,
                 pin_memory=loader.pin_memory,
@@ -231,8 +239,8 @@ class LoaderReader(Reader):
         for batch, pair in enumerate(pairs, start=start):
             yield as_pair(pair, f"Batch {batch} of the loader"), {"batch": batch + 1}
 
-    def _order(self, loader: DataLoader[Any]) -> list[list[int]]:
-        """The indices of each batch; no generator is changed."""
+    def _order(self, loader: DataLoader[Any]) -> list[Any]:
+        """The index or the indices of each batch; no generator is changed."""
         own = loader.generator
         before = None if own is None else own.get_state()
         try:
@@ -240,7 +248,8 @@ class LoaderReader(Reader):
                 torch.manual_seed(self.seed)
                 if own is not None:
                     own.manual_seed(self.seed)
-                assert loader.batch_sampler is not None
+                if loader.batch_sampler is None:
+                    return list(loader.sampler)
                 return [list(batch) for batch in loader.batch_sampler]
         finally:
             if own is not None and before is not None:
@@ -274,6 +283,20 @@ def collate(samples: Sequence[tuple[Any, Any]], where: str = "") -> tuple[Any, A
     return x, y
 
 
+def as_array(value: Any) -> Any:
+    """Nested lists of numbers as an array: a batch takes a list for the parts of a sample."""
+    if _is_plain(value):
+        with suppress(ValueError):  # lists of different lengths, which collate names
+            return _narrow(np.array(value))
+    return value
+
+
+def _is_plain(value: Any) -> bool:
+    return isinstance(value, list) and all(
+        isinstance(each, (int, float)) or _is_plain(each) for each in value
+    )
+
+
 def read_place(place: Place | None, name: str) -> int:
     """The number in a place that has one."""
     if place is None:
@@ -295,7 +318,8 @@ def _field(record: Record, name: str) -> Any:
 
 
 def _wrong(name: str, given: Any, allowed: str) -> DataError:
-    shown = "is empty" if given is None or given == "" else f"is {reprlib.repr(given)}"
+    empty = given is None or (isinstance(given, str) and not given)
+    shown = "is empty" if empty else f"is {reprlib.repr(given)}"
     return DataError(f"field {name!r} {shown}. Must be {allowed}.")
 
 
@@ -315,14 +339,14 @@ def _called(function: Callable[[Record], Any], record: Record) -> Any:
             f"a function of the record returned {reprlib.repr(value)}. Must be a number, an array "
             "or a tensor."
         )
-    return value
+    return as_array(value)
 
 
 def _number(record: Record, name: str) -> float:
     given = _field(record, name)
     try:
         return float(given)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise _wrong(name, given, "a number") from error
 
 
@@ -343,5 +367,9 @@ def _value(record: Record, field: Field) -> Any:
         array = np.empty(0, dtype=object)
     if array.dtype.kind not in "buif":
         raise _wrong(field, value, f"numbers, without empty ones. {PADDING.rstrip('.')}")
-    wide = array.dtype == np.float64 and not isinstance(value, np.ndarray)  # Python has one float
-    return array.astype(np.float32) if wide else array
+    return array if isinstance(value, np.ndarray) else _narrow(array)
+
+
+def _narrow(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Numbers of Python, which has one type of float, as float32."""
+    return array.astype(np.float32) if array.dtype == np.float64 else array

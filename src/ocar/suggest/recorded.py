@@ -16,7 +16,7 @@ from ocar.errors import InputError
 from ocar.rng import make_generator
 from ocar.streams.base import Labelled
 from ocar.streams.iterable import Pairs, as_labelled
-from ocar.structure import equal
+from ocar.structure import Inputs, apply, equal
 
 RAREST, DENSEST = 20, 5
 """One sample in 20 is held out; in short streams more, at most one in 5."""
@@ -79,7 +79,7 @@ class Recorded:
             )
         one, other = (next(self._read(), None) for _ in range(2))
         same = one is other or (
-            one is not None and other is not None and all(map(equal, one, other))
+            one is not None and other is not None and all(map(_same, one, other))
         )
         if not same:
             raise InputError(
@@ -87,3 +87,8 @@ class Recorded:
                 "batches. A recorded stream must always give the same: do not shuffle, or give "
                 "list(batches)."
             )
+
+
+def _same(one: Inputs, other: Inputs) -> bool:
+    """Whether two batches hold the same, NaN too: the learner says that it is there."""
+    return equal(apply(torch.nan_to_num, one), apply(torch.nan_to_num, other))

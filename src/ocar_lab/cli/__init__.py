@@ -70,6 +70,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code; ``argv`` is by default that of the process."""
     for name, value in CUDA_DEFAULTS.items():
         os.environ.setdefault(name, value)
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed, as in `ocar run ... >&-`
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115, PTH123
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # ± in a terminal without Unicode
             stream.reconfigure(errors="replace")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ocar.errors import ConfigError, RunError
-from ocar.files import write_whole
+from ocar.files import encode, write_whole
 from ocar_lab.cli.arguments import parse
 from ocar_lab.cli.tables import print_errors, print_text
 from ocar_lab.report.page import make_page
@@ -79,4 +79,4 @@ def write_report(
     """Write the page on some runs and studies."""
     page = make_page(make_report(runs, title=title, created=now(), studies=studies, errors=errors))
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, page.encode())
+    write_whole(path, encode(page))

@@ -128,7 +128,12 @@ def main(command: str, arguments: list[str], *, debug: bool) -> int:
     def stop() -> None:
         server.should_exit = True
 
-    running = Running(lambda observe: _open(options, functions, observe), failed=stop)
+    def say() -> None:
+        host, port = options.host, listening.getsockname()[1]
+        print_text(f"Serving on http://{host}:{port}, state in {_state(options)}")
+        sys.stdout.flush()
+
+    running = Running(lambda observe: _open(options, functions, observe), opened=say, failed=stop)
     app = make_app(
         running,
         token=token,
@@ -148,9 +153,6 @@ def main(command: str, arguments: list[str], *, debug: bool) -> int:
     )
     # uvicorn sends itself the signal again in the end: by then all is saved.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    port = listening.getsockname()[1]
-    print_text(f"Serving on http://{options.host}:{port}, state in {_state(options)}")
-    sys.stdout.flush()
     server.run(sockets=[listening])
     if running.error is not None:
         raise running.error

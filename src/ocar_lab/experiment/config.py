@@ -31,6 +31,7 @@ from ocar.methods.transform import TransformSettings
 from ocar.streams.benchmarks import get_benchmark
 from ocar.streams.split import Splits
 from ocar_lab.plugins import load_plugins, named_plugins
+from ocar_lab.runs.reading import MOST_SEED
 from ocar_lab.runs.results import identity_hash
 from ocar_lab.runs.versions import ADDED
 
@@ -138,7 +139,7 @@ class RunConfig(MethodConfig):
         METHODS.find(self.method)
         if self.transform is not None:
             TRANSFORMS.find(self.transform)
-        require("seed", self.seed, self.seed >= 0, "at least 0")
+        require("seed", self.seed, 0 <= self.seed <= MOST_SEED, "from 0 to 2**63 - 1")
         require("blurry", self.blurry, 0 <= self.blurry <= 1, "in [0, 1]")
         valid = self.every in (None, "task") or (isinstance(self.every, int) and self.every >= 1)
         require("every", self.every, valid, "at least 1, 'task' or None")

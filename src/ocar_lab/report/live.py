@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 from ocar.errors import ConfigError, OcarError
-from ocar.files import printable
+from ocar.files import encode, printable
 from ocar_lab.report.page import Rendered, render, wrap
 from ocar_lab.report.sections import Report, make_report
 from ocar_lab.report.studies import StudyPart, read_part
@@ -42,7 +42,7 @@ class Answer(NamedTuple):
     def body(self) -> bytes:
         """The content as JSON."""
         title, content = map(json.dumps, (self.rendered.title, self.rendered.content))
-        return f'{{"title":{title},"content":{content},"data":{self.rendered.data}}}'.encode()
+        return encode(f'{{"title":{title},"content":{content},"data":{self.rendered.data}}}')
 
 
 class Watcher:
@@ -72,7 +72,7 @@ class Watcher:
             if self._answer is None or changed:
                 title = ", ".join(folder.resolve().name for folder in self.folders)
                 rendered = render(_report([v for _, v in known.values()], title), live=True)
-                tag = hashlib.blake2b(repr(rendered).encode(), digest_size=12).hexdigest()
+                tag = hashlib.blake2b(encode(repr(rendered)), digest_size=12).hexdigest()
                 self._answer = Answer(f'"{tag}"', rendered)
             return self._answer
 
@@ -184,7 +184,7 @@ class Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.FORBIDDEN, b"Another host was asked for.", "text/plain")
         elif self.path == "/":
             answer = self.server.watcher.look()
-            self._send(HTTPStatus.OK, wrap(answer.rendered, tag=answer.tag).encode(), "text/html")
+            self._send(HTTPStatus.OK, encode(wrap(answer.rendered, tag=answer.tag)), "text/html")
         elif self.path == "/data":
             answer = self.server.watcher.look()
             if self.headers.get("If-None-Match") == answer.tag:

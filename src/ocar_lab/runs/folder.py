@@ -33,6 +33,7 @@ from ocar.errors import RunError
 from ocar.files import (
     PARTIAL,
     NotRegularError,
+    encode,
     folder_lock,
     naming,
     open_regular,
@@ -303,7 +304,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def write_json(path: Path, values: Mapping[str, Any]) -> None:
     """Write an object to a JSON file; the file appears whole or not at all."""
-    write_whole(path, json.dumps(values, indent=1, ensure_ascii=False).encode() + b"\n")
+    write_whole(path, encode(json.dumps(values, indent=1, ensure_ascii=False)) + b"\n")
 
 
 @contextmanager

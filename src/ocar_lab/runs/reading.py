@@ -30,6 +30,9 @@ from ocar_lab.runs.provenance import device_names, is_session
 from ocar_lab.runs.records import FINISHED, parse_lines, read_columns
 from ocar_lab.runs.versions import changed_since
 
+MOST_SEED = 2**63 - 1
+"""What a column of a table can hold."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
@@ -113,6 +116,7 @@ def read_run(path: Path) -> Run:
         raise RunError(f"{path / CONFIG} is not of a run: it lacks {', '.join(missing)}.")
     status = read_status(path)
     with naming_damage(path):
+        seed = read_seed(document["seed"])
         columns, result = read_columns(read_metrics(path), path / METRICS)
         check_owner(result or {}, document, path / METRICS)
         summary = summary_of(columns, result)
@@ -122,7 +126,7 @@ def read_run(path: Path) -> Run:
             label=str(document["label"]),
             hash=str(document["hash"]),
             changed=read_changed(document),
-            seed=int(document["seed"]),
+            seed=seed,
             sessions=_sessions(document, status),
             state="finished" if summary is not None else _state(status),
             evaluated=int((result or {}).get("evaluations", columns.evaluations)),
@@ -134,6 +138,17 @@ def read_run(path: Path) -> Run:
         )
         _ = (run.benchmark, run.device)  # so that damage is found here and not later
     return run
+
+
+def read_seed(seed: Any) -> int:
+    """The seed in a document.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if type(seed) is not int or not 0 <= seed <= MOST_SEED:
+        raise ValueError(f"the seed is {seed!r}")
+    return seed
 
 
 def read_changed(document: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ import numpy as np
 
 from ocar.errors import RunError
 from ocar.events import Evaluated, Finished
+from ocar.files import encode
 from ocar_lab.optional import needed
 from ocar_lab.runs.columns import Columns
 
@@ -60,7 +61,7 @@ def _given(event: Evaluated | Finished) -> dict[str, Any]:
 
 def to_line(record: Record) -> bytes:
     """One line of JSON; numbers that are not finite become null, since JSON has none."""
-    return json.dumps(_finite(record), ensure_ascii=False, allow_nan=False).encode() + b"\n"
+    return encode(json.dumps(_finite(record), ensure_ascii=False, allow_nan=False)) + b"\n"
 
 
 def _finite(value: Any) -> Any:

@@ -22,12 +22,12 @@ from typing import Any
 
 from ocar.errors import RunError
 from ocar.events import Summary
-from ocar.files import write_whole
+from ocar.files import encode, write_whole
 from ocar_lab.runs.columns import read_summary
 from ocar_lab.runs.command import run_command, shell_line, without_options
 from ocar_lab.runs.folder import CONFIG, naming_damage, read_json
 from ocar_lab.runs.provenance import is_session
-from ocar_lab.runs.reading import Measured, Run, read_changed
+from ocar_lab.runs.reading import Measured, Run, read_changed, read_seed
 
 FORMAT = "ocar-result"
 VERSION = 1
@@ -101,7 +101,7 @@ def keep(runs: Sequence[Run], root: Path) -> Result:
     result = Result(path=path, command=command, runs=together)
     text = json.dumps(_document(result), indent=1, ensure_ascii=False, allow_nan=False)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, text.encode() + b"\n")
+    write_whole(path, encode(text) + b"\n")
     return result
 
 
@@ -195,7 +195,7 @@ def _read_run(run: Mapping[str, Any], document: Mapping[str, Any], path: Path) -
         path=path,
         **{name: document[name] for name in ("config", "label", "hash")},
         changed=read_changed(document),
-        seed=int(run["seed"]),
+        seed=read_seed(run["seed"]),
         sessions=run["sessions"],
         state="finished",
         evaluated=int(run["evaluations"]),

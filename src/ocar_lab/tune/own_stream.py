@@ -12,7 +12,7 @@ from torch import nn
 
 from ocar.datasets import load_classes, load_domains
 from ocar.datasets.pictures import is_picture
-from ocar.errors import ConfigError
+from ocar.errors import ConfigError, OcarError
 from ocar.streams import ArrayStream, DomainIncremental, TaskArrays
 from ocar_lab.plugins import find_function
 
@@ -62,8 +62,22 @@ def _call(name: str, function: str) -> tuple[nn.Module | None, Batches]:
             "(x, y) that can be iterated, or a tuple (model, batches)."
         )
     if iter(batches) is batches:  # of a generator function
-        batches = list(batches)
+        batches = _collect(name, batches)
     return model, batches
+
+
+def _collect(name: str, batches: Iterable[Any]) -> list[Any]:
+    found: list[Any] = []
+    try:
+        found.extend(batches)
+    except OcarError:  # of a reader, which names the file and the row
+        raise
+    except Exception as error:
+        raise ConfigError(
+            f"Invalid --stream {name}: after {len(found)} batches it raised "
+            f"{type(error).__name__}: {error}."
+        ) from error
+    return found
 
 
 def _has_model(made: Any) -> bool:

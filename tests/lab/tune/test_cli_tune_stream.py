@@ -49,6 +49,10 @@ def number():
 def broken():
     raise OSError("no such recording")
 
+def cut():
+    yield torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64)
+    raise OSError('no more of it')
+
 def hungry(folder):
     return folder
 
@@ -140,6 +144,7 @@ WRONG = [
     (["my_recording:unknown"], "my_recording has no function 'unknown'"),
     (["my_recording:constant"], "a int, not a function"),
     (["my_recording:broken"], "the call broken() raised OSError: no such recording"),
+    (["my_recording:cut"], "my_recording:cut: after 1 batches it raised OSError: no more of it."),
     (["my_recording:hungry"], "It is called without arguments"),
     (["my_recording:number"], "it returned a int. Must be batches (x, y)"),
     (["my_recording:nothing"], "it has no batches"),

@@ -84,6 +84,7 @@ class Running:
 
     Args:
         opener: Makes the service.
+        opened: Called once it is made.
         failed: Called if it cannot be made.
 
     Attributes:
@@ -91,10 +92,16 @@ class Running:
         error: Why the service could not be made.
     """
 
-    def __init__(self, opener: Opener, *, failed: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        opener: Opener,
+        *,
+        failed: Callable[[], None],
+        opened: Callable[[], None] = lambda: None,
+    ) -> None:
         self.metrics = Metrics(lambda: self._service)
         self.error: Exception | None = None
-        self._opener, self._failed = opener, failed
+        self._opener, self._opened, self._failed = opener, opened, failed
         self._service: Service | None = None
         self._thread = threading.Thread(target=self._open, daemon=True)
 
@@ -105,6 +112,7 @@ class Running:
     def _open(self) -> None:
         try:
             self._service = self._opener(self.metrics.learning.observe)
+            self._opened()
         except Exception as error:  # noqa: BLE001 (it is raised again by who waits)
             self.error = error
             self._failed()
@@ -214,7 +222,8 @@ def _predict(service: Service, x: Any) -> Answer:
 def _learn(service: Service, lesson: Lesson) -> Acknowledged:
     x, regression = to_samples(lesson.x, service.item), service.learner.head is None
     y = to_targets(lesson.y, service.learner.dtype) if regression else to_labels(lesson.y)
-    accepted = service.accept(x, y, key=lesson.key, number=lesson.number)
+    with accel.own_stream():
+        accepted = service.accept(x, y, key=lesson.key, number=lesson.number)
     return Acknowledged(number=accepted.number, repeated=accepted.repeated)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,8 @@ from ocar.structure import Inputs, as_inputs, named_part
 MOST_LABEL = 2**31 - 1
 
 _NAMES = {"b": "true or false", "i": "integers", "f": "numbers"}
+_TYPES: dict[str, set[type]] = {"b": {bool}, "i": {int}, "f": {int, float}}
+_DTYPES = {"b": np.bool_, "i": np.int64, "f": np.float64}
 
 
 def to_samples(value: Any, items: Items) -> Inputs:
@@ -84,13 +87,19 @@ def _tensor(value: Any, item: Item, name: str) -> Tensor:
 
 def _array(value: Any, name: str, kind: str) -> np.ndarray[Any, Any]:
     """Nested lists as an array of bool, int64 or float64."""
-    try:
-        array = np.array(value)
-    except (ValueError, OverflowError) as error:
-        raise InputError(f"{name} must be nested lists of equal lengths.") from error
-    if array.size and array.dtype.kind not in {"b": "b", "i": "i", "f": "if"}[kind]:
+    types, level = {type(value)}, [value]
+    while types == {list}:
+        level = list(chain.from_iterable(level))
+        types = set(map(type, level))
+    # Before numpy sees them: an array of texts takes for each the room of the longest.
+    if not types <= {*_TYPES[kind], list}:
         raise InputError(f"{name} must hold {_NAMES[kind]} only.")
-    return array.astype({"b": np.bool_, "i": np.int64, "f": np.float64}[kind])
+    try:
+        return np.array(value, _DTYPES[kind])
+    except OverflowError as error:
+        raise InputError(f"{name} must hold smaller {_NAMES[kind]}.") from error
+    except ValueError as error:
+        raise InputError(f"{name} must be nested lists of equal lengths.") from error
 
 
 def _given(value: Any) -> str:
