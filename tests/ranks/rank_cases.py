@@ -8,7 +8,8 @@ import socket
 import subprocess
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,9 @@ from torch import Tensor, nn
 
 import ocar
 from ocar.accel.ranks import bounds
+from ocar.curvature import EKFAC
+from ocar.curvature.ekfac import EigenBlocks
+from ocar.curvature.layers import Layer, MatrixLayer
 from ocar.guard import GuardWarning
 from ocar.learner import Learner
 
@@ -73,6 +77,24 @@ MODELS = {
     ),
     "dropout": lambda: nn.Sequential(nn.Linear(6, 12), nn.Dropout(0.3), nn.Linear(12, 2)),
 }
+
+
+class AxesBlocks(EigenBlocks):
+    """The basis of the axes, for ever."""
+
+    def is_due(self, batches: int) -> bool:
+        return False
+
+    def _renew_bases(self, layers: Iterable[str]) -> None:
+        pass
+
+
+class InAxes(EKFAC):
+    """E-KFAC without eigenbases: where a factor has no full rank, its basis turns with rounding."""
+
+    def kinds(self) -> Mapping[type[Layer], Any]:
+        return {**super().kinds(), MatrixLayer: partial(AxesBlocks, every=1, factored=True)}
+
 
 METHODS: dict[str, dict[str, Any]] = {
     "er": {"lr": 0.05},

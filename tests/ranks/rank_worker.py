@@ -10,7 +10,7 @@ from copy import deepcopy
 from pathlib import Path
 
 import torch
-from rank_cases import learn, make_learner, make_stream, parse
+from rank_cases import InAxes, learn, make_learner, make_stream, parse
 
 import ocar
 
@@ -18,6 +18,7 @@ import ocar
 def main() -> None:
     folder, count, *cases = sys.argv[1:]
     torch.set_num_threads(1)
+    ocar.register("axes", InAxes)
     groups: dict[str, ocar.Ranks] = {}
     for case in cases:
         method, model, settings = parse(case)

@@ -12,6 +12,7 @@ from experiments import ranks_messages as cost
 from rank_cases import (
     METHODS,
     WORKER,
+    InAxes,
     finish,
     learn,
     make_learner,
@@ -25,6 +26,7 @@ from torch.testing import assert_close
 
 import ocar
 from ocar.accel.ranks import bounds
+from ocar.curvature import CURVATURES
 from ocar.curvature.blocks import Blocks
 from ocar.errors import ConfigError
 from ocar.models.check import may_draw
@@ -42,7 +44,7 @@ REQUIRED = ("er", "ocar", "ocar-ace", "der++")
 NETWORKS = ("mlp", "groupnorm", "batchnorm", "transformer")
 VARIANTS = (
     *(f"{method} mlp" for method in METHODS if method not in REQUIRED),
-    *(f"ocar mlp curvature={kind} inverses=sharded" for kind in ("ekfac", "foof")),
+    *(f"ocar mlp curvature={kind} inverses=sharded" for kind in ("axes", "foof")),
     "ocar mlp weighting=both",
     "ocar mlp fisher=exact",
     "ocar mlp fisher=sampled(2)",
@@ -126,13 +128,14 @@ def test_the_weights_after_200_batches_are_those_of_one_process(tmp_path, size, 
 @pytest.mark.parametrize(
     "size", [pytest.param(2, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.sweep)]
 )
-def test_other_methods_and_options_are_shared_too(tmp_path, size):
+def test_other_methods_and_options_are_shared_too(tmp_path, size, monkeypatch):
+    monkeypatch.setitem(CURVATURES, "axes", InAxes)
     check(tmp_path, size, 40, [*VARIANTS])
 
 
 def test_ranks_agree_where_layers_draw_or_see_their_own_samples_or_factors_are_rounded(tmp_path):
     cases = ["ocar batchnorm own=True", "er batchnorm own=True", "ocar dropout", "er dropout"]
-    cases += ["ocar mlp factor_dtype=float16"]
+    cases += ["ocar mlp factor_dtype=float16", "ocar mlp curvature=ekfac"]
     finish(start_ranks(2, [str(tmp_path), "12", *cases]))
     for case in cases:
         first, second = (torch.load(tmp_path / f"{case.replace(' ', '_')}.{r}") for r in (0, 1))
