@@ -13,6 +13,7 @@ from collections.abc import Callable
 import pytest
 import reference
 import torch
+from axes import InAxes
 from checks import assert_factors, average, block_of
 from nets import observe, set_gradients
 from tolerances import EXACT
@@ -53,15 +54,6 @@ def with_curvature(kind: type, model: nn.Module, x: Tensor, **options: object) -
     return curvature
 
 
-def in_axes(model: nn.Module, x: Tensor) -> EKFAC:
-    """E-KFAC in the basis of the axes: the next second moments are the diagonal of the Fisher."""
-    curvature = with_curvature(EKFAC, model, x, fisher="exact(independent)")
-    for name, layer in curvature.layers.items():
-        for key in ("UA", "UG") if isinstance(layer, MatrixLayer) else ():
-            average(curvature, name, key).zero_()  # they are stored without the identity
-    return curvature
-
-
 def diagonal(curvature: EKFAC, name: str) -> Tensor:
     """The diagonal of a layer's curvature, for weight and bias one after the other."""
     layer = curvature.layers[name]
@@ -80,8 +72,7 @@ def diagonal(curvature: EKFAC, name: str) -> Tensor:
 @pytest.mark.parametrize("case", CASES)
 def test_the_diagonal_is_that_of_the_dense_fisher(case):
     model, x = made(case)
-    curvature = in_axes(model, x)
-    observe(curvature, x)
+    curvature = with_curvature(InAxes, model, x, fisher="exact(independent)")
     assert not curvature._unseen
     for name, layer in curvature.layers.items():
         fisher = reference.full_fisher(model, x, parameters=layer.parameters)
@@ -422,7 +413,8 @@ def test_samples_are_looked_for_once(case, monkeypatch):
 def test_samples_that_were_found_are_found_in_batches_of_other_sizes():
     """The rows of a time are one after another, in each batch."""
     model = linear(flat_second)
-    curvature = in_axes(model, torch.randn(4, 3, 4))
+    first = torch.randn(4, 3, 4)
+    curvature = with_curvature(InAxes, model, first, fisher="exact(independent)")
     model.head.reset_parameters()
     x = torch.randn(2, 6, 4)
     observe(curvature, x)

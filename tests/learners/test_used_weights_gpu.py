@@ -6,10 +6,12 @@ import warnings
 
 import pytest
 import torch
+from axes import InAxes
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ocar
+from ocar.curvature import CURVATURES
 from ocar.learner import Learner
 
 pytestmark = [
@@ -69,8 +71,9 @@ def make(*, record: bool, **settings: object) -> Learner:
     return ocar.OCAR(model, record=record, **common, **settings)
 
 
-@pytest.mark.parametrize("curvature", ["kfac", "ekfac", "foof"])
-def test_recorded_is_eager(curvature: str) -> None:
+@pytest.mark.parametrize("curvature", ["kfac", "axes", "foof"])
+def test_recorded_is_eager(curvature: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(CURVATURES, "axes", InAxes)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "No curvature for", UserWarning)
         recorded = make(record=True, curvature=curvature)

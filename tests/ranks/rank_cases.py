@@ -8,8 +8,7 @@ import socket
 import subprocess
 import sys
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,6 @@ from torch import Tensor, nn
 
 import ocar
 from ocar.accel.ranks import bounds
-from ocar.curvature import EKFAC
-from ocar.curvature.ekfac import EigenBlocks
-from ocar.curvature.layers import Layer, MatrixLayer
 from ocar.guard import GuardWarning
 from ocar.learner import Learner
 
@@ -77,23 +73,6 @@ MODELS = {
     ),
     "dropout": lambda: nn.Sequential(nn.Linear(6, 12), nn.Dropout(0.3), nn.Linear(12, 2)),
 }
-
-
-class AxesBlocks(EigenBlocks):
-    """The basis of the axes, for ever."""
-
-    def is_due(self, batches: int) -> bool:
-        return False
-
-    def _renew_bases(self, layers: Iterable[str]) -> None:
-        pass
-
-
-class InAxes(EKFAC):
-    """E-KFAC without eigenbases: where a factor has no full rank, its basis turns with rounding."""
-
-    def kinds(self) -> Mapping[type[Layer], Any]:
-        return {**super().kinds(), MatrixLayer: partial(AxesBlocks, every=1, factored=True)}
 
 
 METHODS: dict[str, dict[str, Any]] = {
@@ -213,8 +192,8 @@ def free_port() -> int:
 
 def start_ranks(size: int, arguments: Sequence[str], script: Path = WORKER) -> list[Any]:
     """Start a script on some ranks, as torchrun does."""
-    root = Path(__file__).parents[2]
-    paths = [str(root / "src"), str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+    here, tests, root = Path(__file__).parents[:3]
+    paths = [str(root / "src"), str(here), str(tests), os.environ.get("PYTHONPATH", "")]
     common = os.environ | {
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(free_port()),

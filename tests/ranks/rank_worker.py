@@ -10,7 +10,8 @@ from copy import deepcopy
 from pathlib import Path
 
 import torch
-from rank_cases import InAxes, learn, make_learner, make_stream, parse
+from axes import InAxes
+from rank_cases import learn, make_learner, make_stream, parse
 
 import ocar
 

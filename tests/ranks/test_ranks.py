@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from axes import InAxes
 from experiments import ranks_messages as cost
 from rank_cases import (
     METHODS,
     WORKER,
-    InAxes,
     finish,
     learn,
     make_learner,
