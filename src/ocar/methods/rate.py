@@ -94,7 +94,7 @@ class DivergenceRate:
             }
         mean = f"in the mean a step changes predictions by {self._divergence:.2g} nats"
         size, latest = self._memory.capacity, self._memory.represents
-        factor = f"times {fall:.2g}, as a memory of {size} represents {latest:g} samples"
+        factor = f"times {fall:.2g}, as a memory of {size} represents {latest:,.0f} samples"
         return {"lr": f"{mean}; {factor}", "tau": f"lr times {growth:.3g}"}
 
     def tensors(self) -> list[Tensor]:
