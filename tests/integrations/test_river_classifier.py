@@ -31,7 +31,7 @@ def cheap() -> RiverClassifier:
 
 
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore:The guard has backed off batches")
+@pytest.mark.filterwarnings("ignore:The guard has backed off from batches")
 @pytest.mark.parametrize("check", [*checks.yield_checks(cheap())], ids=named)
 def test_river_checks(check: Any) -> None:
     check(cheap())

@@ -24,7 +24,7 @@ from ocar.methods.registry import preset_settings
 
 # Labels that say nothing about the samples can make a step that the guard shortens, and says so.
 @pytest.mark.long
-@pytest.mark.filterwarnings("ignore:The guard has backed off batches")
+@pytest.mark.filterwarnings("ignore:The guard has backed off from batches")
 @parametrize_with_checks(
     [OnlineClassifier(), OnlineClassifier("er", settings={"lr": 0.1}, epochs=2)]
 )

@@ -117,8 +117,8 @@ def test_a_report_says_why() -> None:
         report = learner.learn(x, y)
     assert report.why == {
         "replay_weight": "ratio: 4 classes known, 4 of them new",
-        "lr": "in the mean a step changes predictions by 0.001 nats; times 0.35, as the stream is "
-        "longer than the memory of 10",
+        "lr": "in the mean a step changes predictions by 0.001 nats; times 0.35, as a memory "
+        "of 10 represents 50 samples",
         "tau": "lr times 1.25",
     }
 

@@ -3,8 +3,8 @@
 After the steps on a stream batch it looks at their effect. A batch is *skipped* if
 
 - its loss, a weight after it, or its curvature is not finite, or
-- its inputs, or the targets of a regression, are out of scale: their root mean square is more than
-  a thousand times the largest of any batch before.
+- its inputs, or the targets of a regression, are out of scale: their root mean square is above
+  1,000, and above a thousand times the largest of any batch before.
 
 A skipped batch leaves nothing behind: see :mod:`ocar.undo`. Only ``learner.batches`` and the counts
 of the guard include it. A batch that an error or an interrupt breaks off is not counted at all. On

@@ -346,7 +346,7 @@ class BatchGuard:
         if counts.total >= self._warn_at:
             while self._warn_at <= counts.total:
                 self._warn_at *= 10
-            warnings.warn(f"The guard has backed off batches: {counts}.", GuardWarning, 6)
+            warnings.warn(f"The guard has backed off from batches: {counts}.", GuardWarning, 6)
         many = counts.in_a_row >= MANY_IN_A_ROW
         if many and not self._warned_of_row:
             warnings.warn(

@@ -9,10 +9,10 @@ from ocar.config import require_options, require_range
 
 @dataclass(frozen=True, kw_only=True)
 class Guard:
-    """When a batch is backed off. A learner that is given None instead has no guard."""
+    """When the guard backs off from a batch. A learner with ``guard=None`` has no guard."""
 
     kl: float | None = 20.0
-    """Largest mean divergence, in nats, by which the preconditioned steps on a batch may move the
+    """Largest mean divergence, in nats, by which the preconditioned steps on a batch may change the
     predictions on its replayed samples; None for no bound. Plain SGD is not bounded."""
 
     gaussian_kl: float | None = None
@@ -20,12 +20,12 @@ class Guard:
     with a Student-t likelihood a bound of it, see :mod:`ocar.methods.student_t`."""
 
     scale: float | None = 1000.0
-    """How many times larger than in any batch before the inputs may be, and the targets of a
-    regression; None for no bound. A root mean square below this number is never too large."""
+    """A batch is skipped if the root mean square of its inputs, or of its regression targets, is
+    above this number, and above this number times that of any batch before; None for no bound."""
 
     rescale_after: int | None = None
-    """Batches of like scale that are refused in a row for it before their scale is trusted; None
-    for any number. ``learner.accept_scale()`` trusts it at once."""
+    """Batches of similar scale that are skipped for it in a row before their scale is accepted;
+    None for never. ``learner.accept_scale()`` accepts it at once."""
 
     copies: bool = False
     """Whether to remember a batch whose samples are all the same."""
@@ -40,7 +40,7 @@ class Guard:
 class GuardCounts:
     """What the guard of a learner has done so far."""
 
-    #: Batches skipped because their loss or the weights after them were not finite.
+    #: Batches skipped because their loss or curvature, or the weights after them, were not finite.
     not_finite: int = 0
     #: Batches skipped because their inputs or targets were far larger than any before.
     out_of_scale: int = 0
@@ -57,7 +57,7 @@ class GuardCounts:
 
     @property
     def total(self) -> int:
-        """Batches that were backed off in any way."""
+        """Batches that the guard backed off from in any way."""
         return self.skipped + self.shortened + self.copies
 
     def __str__(self) -> str:
@@ -69,4 +69,4 @@ class GuardCounts:
 
 
 class GuardWarning(UserWarning):
-    """A batch was backed off."""
+    """The guard backed off from a batch."""

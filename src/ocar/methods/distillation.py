@@ -47,7 +47,7 @@ class SlowERSettings(ERSettings):
     """Settings of replay with slow weights that teach, and predict with the weights."""
 
     prediction: Prediction = "both"
-    """Predict with the mean of both models' probabilities; the others: as for every method."""
+    """Predict with the mean of both models' probabilities, or as any method can."""
 
     distillation: float = 1.0
     """Weight of the divergence from the predictions of the slow weights in the loss."""
@@ -63,8 +63,7 @@ class SlowERSettings(ERSettings):
     stream batches."""
 
     mirror: Mirror = "too"
-    """Both models predict the mirror image too, where ``augment`` mirrors; the others: as for every
-    method."""
+    """Both models predict the mirror image too, where ``augment`` mirrors; or as any method can."""
 
     replay_batch: int = 20
     """Replayed samples a gradient step."""

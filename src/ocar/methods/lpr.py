@@ -59,7 +59,7 @@ class LPRSettings(TransformSettings):
     """β: a layer with L locations a sample has the weight ω₀ / L^β."""
 
     refresh_every: int = 1
-    """Gradient steps between two renewals of the matrices, at the begin of a stream batch."""
+    """Gradient steps between two renewals of the matrices, at the beginning of a stream batch."""
 
     refresh_samples: int | None = None
     """Samples of the memory for the matrices; None for all."""

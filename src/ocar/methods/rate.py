@@ -93,8 +93,9 @@ class DivergenceRate:
                 "tau": "lr times the information of the outputs",
             }
         mean = f"in the mean a step changes predictions by {self._divergence:.2g} nats"
-        longer = f"the stream is longer than the memory of {self._memory.capacity}"
-        return {"lr": f"{mean}; times {fall:.2g}, as {longer}", "tau": f"lr times {growth:.3g}"}
+        size, latest = self._memory.capacity, self._memory.represents
+        factor = f"times {fall:.2g}, as a memory of {size} represents {latest:,.0f} samples"
+        return {"lr": f"{mean}; {factor}", "tau": f"lr times {growth:.3g}"}
 
     def tensors(self) -> list[Tensor]:
         """What a step changes."""

@@ -35,7 +35,7 @@ class Options:
     """Seeds; one run each of both methods."""
 
     out: Path = Path("demo")
-    """Folder for the runs, the picture and the report; not runs, where ocar run writes."""
+    """Folder for the runs, the picture and the report."""
 
     workers: int = 1
     """Runs at a time. More than 1 are processes, each of which takes longer to start than a run."""

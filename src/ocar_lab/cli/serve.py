@@ -40,7 +40,7 @@ class Options:
     """A file that learner.save wrote; it is only read."""
 
     model: str = ""
-    """MODULE:FUNCTION, a function without arguments that makes the checkpoint's model; needed."""
+    """MODULE:FUNCTION, a function without arguments that makes the checkpoint's model; required."""
 
     normalize: str | None = None
     """MODULE:FUNCTION, the learner's normalisation, if it is a function of your own."""

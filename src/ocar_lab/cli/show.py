@@ -39,7 +39,7 @@ class Options:
     """A folder that contains runs or kept results, at any depth."""
 
     methods: tuple[str, ...] = ()
-    """Show these methods only."""
+    """Methods to show; all without it."""
 
     usual: bool = False
     """Show only whole runs with the preset's settings and any number of columns in the sketch of
