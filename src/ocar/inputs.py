@@ -320,10 +320,13 @@ class Intake:
 
 @contextmanager
 def fails_as_input_error(part: str, x: Inputs, hint: str = "") -> Iterator[None]:
-    """Raise an ``InputError`` that names the shape of samples x, whatever a forward pass raises."""
+    """Raise an ``InputError`` that names the shape of samples x, whatever a forward pass raises.
+
+    But for a lack of memory, which is not the fault of the samples.
+    """
     try:
         yield
-    except OcarError:
+    except (OcarError, *accel.OUT_OF_MEMORY):
         raise
     except Exception as error:  # what a forward pass raises can be anything
         shown = f"shape {tuple(x.shape[1:])}" if isinstance(x, Tensor) else describe(x)

@@ -100,7 +100,8 @@ class Steps:
         active = torch.empty(0) if head is None else head.active
         drawn = [self._draw(size) for size in self.objective.draws(self.settings.draws)]
         sizes = tuple(slots.shape[1] for slots in drawn)
-        key = sizes, self.transform.shape(0 if head is None else len(head.classes))
+        learns = tuple(p.requires_grad for p in self.context.model.parameters())
+        key = sizes, learns, self.transform.shape(0 if head is None else len(head.classes))
         parts = parts_of(x)
         loss: Tensor | tuple[Tensor, ...]
         try:
@@ -127,7 +128,9 @@ class Steps:
         return torch.stack([memory.draw(size) for _ in range(passes)])
 
     def _take_all(
-        self, *tensors: Tensor, key: tuple[tuple[str, ...], tuple[int, ...], Hashable]
+        self,
+        *tensors: Tensor,
+        key: tuple[tuple[str, ...], tuple[int, ...], tuple[bool, ...], Hashable],
     ) -> Tensor:
         """All steps on a stream batch; on a GPU this is recorded.
 
@@ -136,10 +139,10 @@ class Steps:
                 replay in each pass, ``(passes, m)``; numbers of the transform; numbers of the
                 objective; how far the slow weights go; which outputs stand for a class, empty in
                 regression; whether the new samples are of a sane scale.
-            key: The names of the parts, the size of each draw from memory, and the shape of the
-                transform.
+            key: The names of the parts, the size of each draw from memory, which parameters learn,
+                and the shape of the transform.
         """
-        names, draws, _ = key
+        names, draws, *_ = key
         x = from_parts(dict(zip(names, tensors, strict=False)))
         y, slots, numbers, own_numbers, rate, active, trusted = tensors[len(names) :]
         train_mode_(self.context.model)

@@ -79,10 +79,18 @@ def test_classes_grow_and_those_declared_wait() -> None:
 
 
 def test_declared_classes_are_of_the_kind_of_the_labels() -> None:
-    """Numbers beside texts would become texts."""
+    """Numbers beside texts would become texts. What is refused leaves nothing behind."""
     X, y = load_iris(return_X_y=True)
+    classifier, other = (OnlineClassifier(random_state=0) for _ in range(2))
     with pytest.raises(InputError, match="Must all be numbers, or all be strings"):
-        OnlineClassifier().partial_fit(X, y, classes=["setosa"])
+        classifier.partial_fit(X[:, :2], y.astype(str), classes=[0, 1])
+    for labels in (y, y + 1):
+        for each in (classifier, other):
+            each.partial_fit(X, y)
+        with pytest.raises(InputError, match="Must all be numbers, or all be strings"):
+            classifier.partial_fit(X, labels, classes=["setosa"])
+        assert classifier.classes_.tolist() == [0, 1, 2]
+    np.testing.assert_array_equal(classifier.predict_proba(X), other.predict_proba(X))
 
 
 def test_a_copy_goes_on_exactly() -> None:

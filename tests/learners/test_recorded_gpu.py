@@ -125,6 +125,18 @@ def test_recorded_is_eager_behind_a_frozen_backbone(kind: str) -> None:
     torch.testing.assert_close(found, recorded.predict(asked), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("kind", ["er", "er-slow", "agem"])
+def test_a_recorded_learner_follows_what_is_frozen_and_thawed(kind: str) -> None:
+    recorded, eager = make(kind, record=True), make(kind, record=False)
+    for index, (x, y) in enumerate(batches(30)):
+        for learner in (recorded, eager):
+            first = next(learner.model.parameters())
+            first.requires_grad_(index // 10 != 1)
+            learner.learn(x, y)
+    assert recorded._steps.graph._recorded
+    assert_same(recorded, eager)
+
+
 class Words(nn.Module):
     """The mean embedding of the words that a mask leaves, and numbers."""
 

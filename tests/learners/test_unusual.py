@@ -18,6 +18,7 @@ from toys import RAW, assert_same, everything, mlp, seeded, vectors
 from zoo.parts import Net, head, stream
 
 import ocar
+from ocar.accel import Graph
 from ocar.errors import InputError, ModelError
 
 X, Y = next(vectors(1, [0, 1, 2]))
@@ -323,6 +324,22 @@ def test_a_method_that_follows_no_parameters_goes_on_with_others(
     for one in (learner, resumed):
         one.learn(X, Y)
     assert_same(everything(resumed), everything(learner))
+
+
+def test_a_graph_is_recorded_for_the_parameters_that_learn(monkeypatch: pytest.MonkeyPatch) -> None:
+    learner, keys = make("er", mlp(), lr=0.1, replay_batch=5), []
+    learner.learn(X, Y)
+    call = Graph.__call__
+
+    def called(self: Graph, *tensors: Tensor, key: Any = None) -> Any:
+        keys.append((key, *(t.shape for t in tensors)))
+        return call(self, *tensors, key=key)
+
+    monkeypatch.setattr(Graph, "__call__", called)
+    for frozen in (False, True, False):
+        learner.model[0].requires_grad_(not frozen)
+        learner.learn(X, Y)
+    assert keys[0] == keys[2] != keys[1]
 
 
 def test_parameters_of_the_model_itself_that_have_no_curvature_are_named() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -87,6 +88,22 @@ def test_another_structure_is_refused(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"x.* must"):
             service.predict(wrong)
     assert service.status()["accepted"] == 0
+    service.close()
+
+
+@pytest.mark.parametrize("error", [MemoryError, torch.OutOfMemoryError])
+def test_a_lack_of_memory_is_not_blamed_on_the_samples(
+    error: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client must not drop them: the batch is accepted later."""
+    service = open_service(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(Words, "forward", Mock(side_effect=error))
+        with pytest.raises(error):
+            service.predict(batch(0)[0])
+        with pytest.raises(error):
+            service.accept(*batch(0), key="a")
+    assert service.accept(*batch(0), key="a") == (1, False)
     service.close()
 
 

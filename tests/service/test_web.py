@@ -352,6 +352,10 @@ def test_a_regression_is_served(tmp_path: Path) -> None:
     x, offline = torch.rand(4, 3, generator=torch.Generator().manual_seed(0)), new()
     y = x[:, :2] * 3
     with serving(opener) as client:
+        code, said = client.post("/learn", x=x.tolist(), y=y[:, :1].tolist())
+        assert (code, said["detail"]) == (
+            422, "y must have 2 numbers for each sample; given shape (4, 1)."
+        )  # fmt: skip
         for _ in range(2):
             assert client.post("/learn", x=x.tolist(), y=y.tolist())[0] == 200
             errors = (offline.predict(x) - y).abs()

@@ -8,6 +8,7 @@ import queue
 import sys
 import threading
 from collections import namedtuple
+from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -25,10 +26,12 @@ from ocar.errors import (
 )
 from ocar.streams import (
     IterableStream,
+    MessageReader,
     read_confluent,
     read_kafka_python,
     read_queue,
 )
+from ocar.streams.messages import Message
 
 
 def decoded(value: bytes) -> tuple[Any, int]:
@@ -335,6 +338,45 @@ def test_a_message_that_cannot_be_decoded_loses_no_other() -> None:
             found.append(x[:, 0].tolist())
     assert found == [[0, 1, 2], [4, 5, 6, 7], [9, 10, 11]]
     assert [said.partition(" of")[0] for said in refused] == ["Message 3", "Message 8"]
+
+
+@pytest.mark.parametrize(
+    ("raised", "batches"),
+    [(KeyboardInterrupt, [[0, 1, 2, 3], [4, 5]]), (DataError, [[0, 1], [2, 3, 4, 5]])],
+)
+def test_a_source_that_fails_loses_no_message(
+    raised: type[BaseException], batches: list[list[int]]
+) -> None:
+    source: Iterator[int | None] = iter([0, 1, None, 2, 3, 4, 5])
+
+    def receive() -> Message | None:
+        if (value := next(source, -1)) is None:
+            raise raised
+        return None if value < 0 else Message(value, "topic", value)
+
+    reader = MessageReader(receive, lambda value: ([value, 0.5], 0), batch_size=4)
+    found: list[list[float]] = []
+    with pytest.raises(raised):
+        found.extend(x[:, 0].tolist() for x, _ in reader)
+    found.extend(x[:, 0].tolist() for x, _ in reader)
+    assert found == batches
+
+
+@pytest.mark.parametrize("kind", [dict, tuple])
+def test_each_part_of_a_message_may_be_a_list(kind: type) -> None:
+    parts = {"a": [[1, 0.5], [2, 0.5]], "b": [[[1]], [[2]]]}
+    items: queue.Queue[int] = queue.Queue()
+    for number in range(2):
+        items.put(number)
+
+    def decode(number: int) -> Any:
+        own = {name: rows[number] for name, rows in parts.items()}
+        return (own if kind is dict else tuple(own.values())), [0.5, 1.5]
+
+    x, y = next(read_queue(items, decode, batch_size=2))
+    for found, rows in zip(x.values() if kind is dict else x, parts.values(), strict=True):
+        assert torch.equal(found, torch.tensor(rows))
+    assert torch.equal(y, torch.tensor([[0.5, 1.5]] * 2))
 
 
 def test_messages_that_fit_in_no_batch_are_named() -> None:

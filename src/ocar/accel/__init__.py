@@ -35,7 +35,15 @@ from ocar.accel.backward import (
 )
 from ocar.accel.buffer import FactorBuffer, Pair
 from ocar.accel.convolution import inputs_only
-from ocar.accel.devices import adam, choose_device, gpu_name, has_gpu, many_images, own_stream
+from ocar.accel.devices import (
+    OUT_OF_MEMORY,
+    adam,
+    choose_device,
+    gpu_name,
+    has_gpu,
+    many_images,
+    own_stream,
+)
 from ocar.accel.divergence import (
     MASKED,
     Distance,
@@ -93,6 +101,7 @@ __all__ = [
     "COUNTS",
     "MASKED",
     "OPERATIONS",
+    "OUT_OF_MEMORY",
     "Backward",
     "Distance",
     "Evidence",

@@ -17,6 +17,10 @@ def has_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+OUT_OF_MEMORY = (MemoryError, torch.cuda.OutOfMemoryError)
+"""What is raised where memory is missing. The same call may succeed later."""
+
+
 def choose_device(name: str) -> torch.device:
     """The device ``"cpu"`` or ``"cuda"``, or for ``"auto"`` the GPU if there is one.
 

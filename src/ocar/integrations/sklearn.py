@@ -83,7 +83,7 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):
         if self.epochs < 1:
             raise InputError(f"Invalid epochs={self.epochs}. Must be at least 1.")
         random = self._begin()
-        self._know(labels)
+        self.classes_ = np.unique(labels)
         for _ in range(self.epochs):
             order = random.permutation(len(rows)) if self.shuffle else np.arange(len(rows))
             self._learner.learn(rows[order], labels[order].tolist())
@@ -99,10 +99,12 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):
         """
         fresh = not hasattr(self, "classes_")
         rows, labels = self._checked(X, y, reset=fresh)
+        known = np.unique(labels) if fresh else _united(self.classes_, labels)
+        if classes is not None:
+            known = _united(known, np.asarray(classes))
         if fresh:
             self._begin()
-        for known in (labels,) if classes is None else (labels, np.asarray(classes)):
-            self._know(known)
+        self.classes_ = known
         self._learner.learn(rows, labels.tolist())
         return self
 
@@ -137,17 +139,14 @@ class OnlineClassifier(ClassifierMixin, BaseEstimator):
             batch_size=self.batch_size,
             seed=int(random.randint(2**31 - 1)),
         )
-        self.classes_ = np.empty(0)
         return random
 
-    def _know(self, labels: NDArray[Any]) -> None:
-        """Add labels to ``classes_``, which stays sorted; numbers and strings have no order."""
-        known = np.unique(labels)
-        if len(self.classes_):
-            if (known.dtype.kind in "OUS") != (self.classes_.dtype.kind in "OUS"):
-                raise InputError(
-                    f"The labels so far are {self.classes_.dtype}; given {known.dtype}. "
-                    "Must all be numbers, or all be strings."
-                )
-            known = np.union1d(self.classes_, known)
-        self.classes_ = known
+
+def _united(known: NDArray[Any], labels: NDArray[Any]) -> NDArray[Any]:
+    """All labels, sorted; numbers and strings have no order."""
+    if (labels.dtype.kind in "OUS") != (known.dtype.kind in "OUS"):
+        raise InputError(
+            f"The labels so far are {known.dtype}; given {labels.dtype}. Must all be numbers, or "
+            "all be strings."
+        )
+    return np.union1d(known, labels)

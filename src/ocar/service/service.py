@@ -219,7 +219,7 @@ class Service:
                 said = f"{self._queue.maxsize} batches are waiting to be learned; come back later."
                 raise Refused(429, said)
             if not self.learner.objective.predicts:  # else it would wait for the batch in progress
-                self.predict(x)  # what the model cannot take would end the learning
+                self._try(x, y)
             given = self._append(x, y, key)
             self._labels = labels
             self._queue.put_nowait((x, y))  # has room: only this method puts
@@ -245,12 +245,11 @@ class Service:
     def _check(self, x: Inputs, y: Tensor) -> None:
         check_samples(x, like=self.item)
         if self._regression:
-            outputs, dtype = self.learner.intake.outputs, self.learner.dtype
-            fits = y.dim() == 2 and len(y) == len(x) > 0 and outputs in (0, y.shape[1])
+            dtype, fits = self.learner.dtype, y.dim() == 2 and len(y) == len(x) > 0
             if y.dtype != dtype or not fits:
                 raise InputError(
-                    f"y must have {outputs or 'some'} numbers ({dtype}) for each of at least one "
-                    f"sample; given {y.dtype} of shape {tuple(y.shape)} for {len(x)} samples."
+                    f"y must have numbers ({dtype}) for each of at least one sample; given "
+                    f"{y.dtype} of shape {tuple(y.shape)} for {len(x)} samples."
                 )
             if not bool(torch.isfinite(y).all()):
                 raise InputError("y must be finite; it holds NaN or Inf.")
@@ -262,6 +261,14 @@ class Service:
             )
         if int(y.min()) < 0:
             raise InputError(f"Labels must be at least 0; given {int(y.min())}.")
+
+    def _try(self, x: Inputs, y: Tensor) -> None:
+        """Raise an ``InputError`` if the model cannot take a batch: learning would end with it."""
+        outputs = self.predict(x).logits.shape[1]
+        if self._regression and y.shape[1] != outputs:
+            raise InputError(
+                f"y must have {outputs} numbers for each sample; given shape {tuple(y.shape)}."
+            )
 
     def _learn(self) -> None:
         while (batch := self._queue.get()) is not None:

@@ -17,7 +17,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from ocar.config import require
-from ocar.errors import CheckpointError, DataError, MissingPackageError, OcarError
+from ocar.errors import CheckpointError, DataError, MissingPackageError
 from ocar.streams.readers import Place, Reader, as_array, as_pair, collate
 
 _POLL = 1.0
@@ -38,8 +38,8 @@ class Message(NamedTuple):
 class MessageReader(Reader):
     """Batches ``(x, y)`` of messages; it ends when ``receive`` returns None.
 
-    Unlike other readers it gives each batch once. A message that cannot be decoded raises an error
-    once the messages before it have been given. The next call goes on with the message after it.
+    Unlike other readers it gives each batch once. A message that cannot be decoded, or a source
+    that fails, raises an error once the messages before have been given. The next call goes on.
 
     Args:
         receive: Waits for the next message and returns it; None ends the reader.
@@ -64,6 +64,7 @@ class MessageReader(Reader):
         self._receive, self._decode = receive, decode
         self._seek, self._commit = seek, commit
         self._live: Iterator[tuple[tuple[Any, Any], Place]] | None = None
+        self._begun: list[tuple[Message, tuple[Any, Any]]] = []  # a batch that an interrupt ended
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
         """The reader itself: messages come once."""
@@ -74,7 +75,9 @@ class MessageReader(Reader):
         self._live = self._live or self.read()
         try:
             pair, _ = next(self._live)
-        except OcarError:
+        except StopIteration:
+            raise
+        except BaseException:
             self._live = None  # a generator that raised would say that this was the end
             raise
         return pair
@@ -92,20 +95,19 @@ class MessageReader(Reader):
                     "These messages cannot be read from a place on: their source cannot seek."
                 )
             self._seek(place)
-        messages, failure = iter(self._receive, None), None
+            self._begun = []
+        messages, failure = map(self._sample, iter(self._receive, None)), None
         while failure is None:
-            samples, batch = [], []
-            for message in itertools.islice(messages, self.batch_size):
-                try:
-                    samples.append(self._sample(message))
-                except DataError as error:
-                    failure = error
-                    break
-                batch.append(message)
-            if batch:
-                after |= {one.partition: one.offset + 1 for one in batch}
-                where = f"{_called(batch[0])} to {_called(batch[-1])}: "
-                yield collate(samples, where), dict(after)
+            try:
+                for one in itertools.islice(messages, self.batch_size - len(self._begun)):
+                    self._begun.append(one)
+            except Exception as error:  # noqa: BLE001 (of any client)
+                failure = error
+            if batch := self._begun:
+                self._begun = []
+                after |= {message.partition: message.offset + 1 for message, _ in batch}
+                where = f"{_called(batch[0][0])} to {_called(batch[-1][0])}: "
+                yield collate([sample for _, sample in batch], where), dict(after)
             elif failure is None:
                 return
         raise failure
@@ -115,12 +117,12 @@ class MessageReader(Reader):
         if self._commit is not None:
             self._commit(place)
 
-    def _sample(self, message: Message) -> tuple[Any, Any]:
+    def _sample(self, message: Message) -> tuple[Message, tuple[Any, Any]]:
         try:
             x, y = as_pair(self._decode(message.value), "what decode returned")
         except Exception as error:
             raise DataError(f"{_called(message)} cannot be decoded: {error}") from error
-        return as_array(x), as_array(y)
+        return message, (as_array(x), as_array(y))
 
 
 def _called(message: Message) -> str:

@@ -284,7 +284,14 @@ def collate(samples: Sequence[tuple[Any, Any]], where: str = "") -> tuple[Any, A
 
 
 def as_array(value: Any) -> Any:
-    """Nested lists of numbers as an array: a batch takes a list for the parts of a sample."""
+    """Nested lists of numbers as an array: a batch takes a list for the parts of a sample.
+
+    So is each part of a tuple or a dictionary.
+    """
+    if isinstance(value, Mapping):
+        return {name: as_array(part) for name, part in value.items()}
+    if type(value) is tuple:
+        return tuple(map(as_array, value))
     if _is_plain(value):
         with suppress(ValueError):  # lists of different lengths, which collate names
             return _narrow(np.array(value))
