@@ -29,6 +29,7 @@ from ocar.methods.settings import LearnerSettings, check_shared
 from ocar.methods.transform import Transform, TransformSettings
 from ocar.models.check import check_model, may_draw
 from ocar.models.latent import LatentReplay, learned_part
+from ocar.models.modes import changed_learning, learning
 from ocar.prediction import Predicting
 from ocar.rng import make_generator
 from ocar.saved import Listener
@@ -176,7 +177,7 @@ class Learner(Predicting):
         )
         parts = (model, self.head, self.intake, self.slow, self._head_generator)
         fixed = self.transform.has_layers or self._steps.optimizer is not None
-        self._fixed = _learning(model) if fixed else None
+        self._fixed = learning(model) if fixed else None
         self._undo = Undo(
             {self: ("batches", "steps"), self._steps: ("capacity",)},
             [*parts, *(self.memory, self.objective, self.transform)],
@@ -393,11 +394,11 @@ class Learner(Predicting):
 
     def _check_learning(self) -> None:
         """Raise if other parameters learn than at the start, and the method has state of them."""
-        changed = set() if self._fixed is None else self._fixed ^ _learning(self.model)
+        changed = None if self._fixed is None else changed_learning(self.model, self._fixed)
         if changed:
             raise ModelError(
-                f"requires_grad of {', '.join(sorted(changed))} has changed since the learner was "
-                "made, and this method has curvature or an optimizer for the parameters that "
+                f"The layer or requires_grad of {', '.join(changed)} has changed since the learner "
+                "was made, and this method has curvature or an optimizer for the parameters that "
                 "learned then. Set it back, or make a learner of the model as it is now."
             )
 
@@ -443,8 +444,3 @@ class Learner(Predicting):
         A first batch may show that a weight is used in a way that has no curvature.
         """
         return self.transform.curvature_table(self.model)
-
-
-def _learning(model: nn.Module) -> set[str]:
-    """The names of the parameters that learn."""
-    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}

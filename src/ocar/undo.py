@@ -16,7 +16,6 @@ one's own takes part in this too, if it is made with the learner.
 from __future__ import annotations
 
 import sys
-import traceback
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
@@ -30,6 +29,7 @@ from torch.utils.hooks import RemovableHandle
 from ocar import accel
 from ocar.guard import BatchGuard
 from ocar.memory import Memory
+from ocar.models.head import set_data_
 
 _CONTAINERS = frozenset(
     {list, set, bytearray, deque, Counter, OrderedDict, defaultdict, np.ndarray}
@@ -126,7 +126,6 @@ class Undo:
             # An interrupt at the end of a with statement can skip the exit of its context.
             torch.set_grad_enabled(self._gradients)
             self._remove_hooks()
-            self._drop_graphs(error)
             self._guard.abandon()
             self.restore()
         self._guard.close()
@@ -152,17 +151,6 @@ class Undo:
                 for number in [number for number in hooks if number >= self._next_hook]:
                     del hooks[number]
 
-    def _drop_graphs(self, error: BaseException | None) -> None:
-        """If the head has grown, drop the graphs that the frames of an error hold.
-
-        As long as a graph of the larger head exists, PyTorch refuses gradients of the smaller one.
-        """
-        pairs = zip(self._parameters, self._storage, strict=True)
-        if any(p.shape != storage.shape for p, storage in pairs):
-            while error is not None:
-                traceback.clear_frames(error.__traceback__)
-                error = error.__context__
-
     @torch.no_grad()
     def restore(self) -> None:
         """Undo the batch, except for the tensors that the guard restores."""
@@ -175,7 +163,7 @@ class Undo:
             else:
                 tensor.index_copy_(0, index, old)
         for parameter, storage in zip(self._parameters, self._storage, strict=True):
-            parameter.data = storage
+            set_data_(parameter, storage)
         for layer in self._linear:
             layer.out_features = len(layer.weight)
         for module, buffers in zip(self._buffered, self._buffers, strict=True):

@@ -279,9 +279,12 @@ def test_outputs_and_weights_of_the_wrong_shape_are_refused():
     assert str(caught.value) == (
         "weights must have one number for each of the 4 samples; given shape (3,)."
     )
-    with pytest.raises(InputError) as caught:
-        observe(kfac, torch.randn(4, 2, 5))
-    assert str(caught.value) == "outputs must have shape (n, outputs); given (4, 2, 3)."
+    for inputs, shape in ((torch.randn(4, 2, 5), "(4, 2, 3)"), (torch.randn(0, 5), "(0, 3)")):
+        with pytest.raises(InputError) as caught:
+            observe(kfac, inputs)
+        assert str(caught.value) == (
+            f"outputs must have shape (n, outputs) with at least one sample; given {shape}."
+        )
 
 
 def test_the_representation_shows_every_setting():

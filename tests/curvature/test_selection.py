@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from contextlib import nullcontext
 
 import pytest
@@ -192,3 +193,53 @@ def test_a_learner_shows_its_table():
     assert learner.curvature_table().splitlines()[1].startswith("Kronecker factors")
     learner = ocar.ER(nn.Sequential(nn.Linear(4, 3)), lr=0.1, memory=10)
     assert learner.curvature_table().splitlines()[1].startswith("none, plain gradient       15")
+
+
+def freeze(model: nn.Sequential) -> None:
+    model[3].requires_grad_(False)
+
+
+def replace_head(model: nn.Sequential) -> None:
+    model[7] = nn.Linear(16, 5)
+
+
+def append(model: nn.Sequential) -> None:
+    model.append(nn.Linear(3, 3))
+
+
+@pytest.mark.parametrize(
+    ("change", "names"),
+    [
+        (freeze, "3.bias, 3.weight"),
+        (replace_head, "7.bias, 7.weight"),
+        (append, "8.bias, 8.weight"),
+    ],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_whose_layers_change_is_refused_before_anything_happens(kind, change, names):
+    model, x = batch_norm_net(), torch.randn(4, 2, 5, 5)
+    curvature = make(kind, model)
+    observe(curvature, x)
+    before = [tensor.clone() for tensor in curvature.tensors()]
+    change(model)
+    plain = set_gradients(model)
+    with curvature.record():
+        outputs = model(x)
+    message = (
+        f"The layer or requires_grad of {names} has changed since {kind.__name__} was made. "
+        "Set it back, or make another of the model as it is now."
+    )
+    for act in (lambda: curvature.update(outputs), curvature.precondition_, curvature.state_dict):
+        with pytest.raises(ModelError) as caught:
+            act()
+        assert str(caught.value) == message
+    assert all(torch.equal(p.grad, plain[n]) for n, p in model.named_parameters() if n in plain)
+    assert all(map(torch.equal, curvature.tensors(), before))
+
+
+def test_weights_that_are_assigned_are_those_of_the_same_layers() -> None:
+    """``load_state_dict(assign=True)`` makes new parameters."""
+    model, x = batch_norm_net(), torch.randn(4, 2, 5, 5)
+    one, other = make(KFAC, copy.deepcopy(model)), make(KFAC, model)
+    model.load_state_dict(copy.deepcopy(model.state_dict()), assign=True)
+    assert changed(one, x) == changed(other, x)

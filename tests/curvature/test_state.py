@@ -66,6 +66,18 @@ def test_a_restored_curvature_goes_on_to_the_bit(maker, stop):
         assert_close(one, other, **BITWISE)
 
 
+@pytest.mark.parametrize("stop", [0, 3])
+@pytest.mark.parametrize("maker", MAKERS)
+def test_a_copy_with_its_model_goes_on_to_the_bit(maker, stop):
+    original = MAKERS[maker](batch_norm_net())
+    steps(original, 0, stop)
+    copied = copy.deepcopy(original)
+    before = {name: value.clone() for name, value in original.state_dict().items()}
+    found = steps(copied, stop, 6)
+    assert same(original.state_dict(), before)
+    assert_close(found, steps(original, stop, 6), **BITWISE)
+
+
 @pytest.mark.parametrize("maker", MAKERS)
 def test_a_curvature_saved_after_an_update_inverts_when_it_is_restored(maker):
     model, x = batch_norm_net(), torch.randn(4, 2, 5, 5)

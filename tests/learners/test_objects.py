@@ -180,6 +180,34 @@ class LatestMemory(Memory):
         return Placement({(self.seen + row) // self.every % self.capacity: row for row in rows})
 
 
+class PassingMemory(LatestMemory):
+    """Passes on what it does not know."""
+
+    def __init__(self, capacity: int, *, shift: int = 0, **rest: Any) -> None:
+        self.shift = shift
+        super().__init__(capacity, **rest)
+
+
+class ForgetfulMemory(PassingMemory):
+    """Does not keep an argument."""
+
+    def __init__(self, capacity: int, *, lost: int = 0, **rest: Any) -> None:
+        super().__init__(capacity, **rest)
+
+
+def test_a_memory_that_passes_arguments_on_has_them_all() -> None:
+    memory = PassingMemory(20, every=2, shift=3, seed=4)
+    device = torch.device("cpu")
+    expected = {"capacity": 20, "shift": 3, "every": 2, "extras": (), "seed": 4, "device": device}
+    assert memory.arguments() == expected
+    assert memory.bind(seed=5).arguments() == {**expected, "seed": 5}
+
+
+def test_a_memory_that_does_not_keep_an_argument_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"ForgetfulMemory takes 'lost' and has no attribute"):
+        ocar.ER(mlp(), lr=0.1, memory=ForgetfulMemory(20))
+
+
 @dataclass(eq=False, repr=False)
 class OwnCurvature(KFAC):
     """A kind of curvature without a name."""
@@ -200,6 +228,7 @@ class OwnTransformSettings(TransformSettings):
 
 UNNAMED = {
     "LatestMemory": lambda: ocar.ER(mlp(), lr=0.1, memory=LatestMemory(20, every=2)),
+    "PassingMemory": lambda: ocar.ER(mlp(), lr=0.1, memory=PassingMemory(20, every=2, shift=3)),
     "OwnCurvature": lambda: ocar.OCAR(mlp(), curvature=OwnCurvature(), memory=20, **OCAR),
     "OwnSettings": lambda: Learner(mlp(), OwnSettings(lr=0.1, memory=20)),
     "OwnTransformSettings": lambda: Learner(

@@ -268,6 +268,27 @@ def test_a_model_that_keeps_a_tensor_of_its_last_forward_pass_is_copied(method: 
     assert_same(everything(copied), everything(learner))
 
 
+@pytest.mark.parametrize("method", [*MADE, "der", "er-lwf", "mir", "agem", "gdumb", "ocm"])
+def test_the_head_grows_while_somebody_holds_a_graph_of_the_model(method: str) -> None:
+    """Outputs that the model itself stores, as for a plot, or a clone of its weights."""
+
+    def run(m: Any, x: Tensor) -> Tensor:
+        m.seen = m.inner(x)
+        outputs: Tensor = m.seen
+        return outputs
+
+    settings = {} if method in MADE else {"lr": 0.1}
+    holding = make(method, Net(run, inner=mlp()), **settings)
+    plain = make(method, Net(lambda m, x: m.inner(x), inner=mlp()), **settings)
+    clones = []
+    for step, (x, y) in enumerate(vectors(6, [0, 1, 2])):
+        clones.append([p.clone() for p in holding.model.parameters()])
+        for one in (holding, plain):
+            one.learn(x, y + 3 * step)
+        assert torch.equal(holding.predict(X), plain.predict(X))
+    assert len(holding.classes) > len(clones[0][-1])
+
+
 @ALL
 def test_weights_that_are_not_finite_are_named(method: str) -> None:
     model = mlp()

@@ -39,7 +39,7 @@ from ocar.curvature.selection import Selection
 from ocar.curvature.specification import Specification
 from ocar.curvature.table import table
 from ocar.errors import CheckpointError, ConfigError, InputError, ModelError, NumericalError
-from ocar.models.modes import is_compiled
+from ocar.models.modes import changed_learning, is_compiled, learning
 from ocar.rng import make_generator
 from ocar.state import with_prefix, without_prefix
 from ocar.structure import Inputs, call
@@ -102,6 +102,7 @@ class Curvature(Specification, ABC):
                 "which its curvature is recorded. Give the model itself, before torch.compile."
             )
         self.device = trainable[0].device
+        self._fixed = learning(self.model)
         self.selection = Selection(self.model, exclude=self.exclude, include=self.include)
         self.head = self._find_head()
         self.generator = make_generator(self.seed, "fisher", self.device)
@@ -120,6 +121,16 @@ class Curvature(Specification, ABC):
             raise ConfigError(
                 f"{name} has no model. Give it one, {name}(model, ...), or give it to a learner: "
                 "OCAR(model, curvature=...)."
+            )
+
+    def _require_same_parameters(self) -> None:
+        """Raise if other parameters learn than at the start: their statistics are missing."""
+        self._require_model()
+        if changed := changed_learning(self.model, self._fixed):
+            raise ModelError(
+                f"The layer or requires_grad of {', '.join(changed)} has changed since "
+                f"{type(self).__name__} was made. Set it back, or make another of the model as it "
+                "is now."
             )
 
     def share(self, shared: accel.SharedModel | None) -> None:
@@ -186,11 +197,12 @@ class Curvature(Specification, ABC):
                 settings.
 
         Raises:
-            ModelError: No forward pass was recorded, or the outputs are not its.
+            ModelError: No forward pass was recorded, or the outputs are not its; or other
+                parameters learn than when the curvature was made.
             NumericalError: The curvature of the batch is not finite, or the averages have no
                 inverse. On a GPU :meth:`check` raises this, so that nothing waits here.
         """
-        self._require_model()
+        self._require_same_parameters()
         before: dict[str, Tensor] = {}
         if accel.known(self.ok) is not None:
             before = {name: value.clone() for name, value in self.state_dict().items()}
@@ -209,7 +221,12 @@ class Curvature(Specification, ABC):
                 self.load_state_dict(before)
 
     def precondition_(self) -> None:
-        """Multiply the gradients with the damped inverse, in place."""
+        """Multiply the gradients with the damped inverse, in place.
+
+        Raises:
+            ModelError: Other parameters learn than when the curvature was made.
+        """
+        self._require_same_parameters()
         self.rewrite_()
         self.step += 1
 
@@ -274,8 +291,11 @@ class Curvature(Specification, ABC):
         """Estimate the curvature of a batch; see :meth:`update`. It must be renewed afterwards."""
         if self._recorder.layers and not self._recorder.records:
             raise ModelError("No forward pass was recorded. Call the model inside record().")
-        if outputs.dim() != 2:
-            raise InputError(f"outputs must have shape (n, outputs); given {tuple(outputs.shape)}.")
+        if outputs.dim() != 2 or not len(outputs):
+            raise InputError(
+                "outputs must have shape (n, outputs) with at least one sample; "
+                f"given {tuple(outputs.shape)}."
+            )
         if weights is not None and weights.shape != outputs.shape[:1]:
             raise InputError(
                 f"weights must have one number for each of the {outputs.shape[0]} samples; "
@@ -414,7 +434,12 @@ class Curvature(Specification, ABC):
         return [tensor for block in self.blocks for tensor in block.tensors()]
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Averages, step, generator, and the damping from which the inverse can be derived."""
+        """Averages, step, generator, and the damping from which the inverse can be derived.
+
+        Raises:
+            ModelError: Other parameters learn than when the curvature was made.
+        """
+        self._require_same_parameters()
         return {
             **with_prefix("averages", self._averages()),
             "step": torch.tensor(self.step),

@@ -35,17 +35,17 @@ class Selection:
     """
 
     def __init__(self, model: nn.Module, *, exclude: Patterns = (), include: Patterns = ()) -> None:
-        chosen = {id(p) for p in model.parameters() if p.requires_grad}
+        chosen = {p for p in model.parameters() if p.requires_grad}
         if as_names(include):
             chosen &= _matching(model, "include", as_names(include))
         self._chosen = chosen - _matching(model, "exclude", as_names(exclude))
 
     def __contains__(self, parameter: object) -> bool:
-        return id(parameter) in self._chosen
+        return parameter in self._chosen
 
 
-def _matching(model: nn.Module, option: str, patterns: Sequence[str]) -> set[int]:
-    """The ids of the parameters that match a pattern."""
+def _matching(model: nn.Module, option: str, patterns: Sequence[str]) -> set[nn.Parameter]:
+    """The parameters that match a pattern."""
     labels: dict[nn.Parameter, set[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):  # shared: several names
         labels.setdefault(parameter, set()).update(_labels(model, name))
@@ -59,7 +59,7 @@ def _matching(model: nn.Module, option: str, patterns: Sequence[str]) -> set[int
             f"Its modules: {shown or 'none'}."
         )
     return {
-        id(parameter)
+        parameter
         for parameter, own in labels.items()
         if any(fnmatchcase(label, pattern) for pattern in patterns for label in own)
     }

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ocar import accel
 from ocar.config import require
-from ocar.errors import CheckpointError, InputError
+from ocar.errors import CheckpointError, ConfigError, InputError
 from ocar.memory.columns import Columns, Keep
 from ocar.rng import make_generator
 from ocar.state import with_prefix, without_prefix
@@ -121,8 +121,18 @@ class Memory(ABC):
         self.start()
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments that make an empty memory of this kind."""
-        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+        """The arguments that make an empty memory of this kind.
+
+        Raises:
+            ConfigError: The memory does not have one of them as an attribute.
+        """
+        names = _argument_names(type(self))
+        if missing := [name for name in names if not hasattr(self, name)]:
+            raise ConfigError(
+                f"{type(self).__name__} takes {missing[0]!r} and has no attribute of this name. "
+                "A memory keeps its arguments under their names, so that it can be made again."
+            )
+        return {name: getattr(self, name) for name in names}
 
     def bind(self, **arguments: Any) -> Self:
         """An empty memory of the same kind, with some arguments in place of the present ones."""
@@ -433,3 +443,15 @@ def _host_labels(y: Tensor, labels: Sequence[int] | None) -> list[int]:
 
 def _kinds(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     return {name: f"{t.ndim}-D {t.dtype}" for name, t in sorted(tensors.items())}
+
+
+def _argument_names(kind: type) -> list[str]:
+    """What a class takes, and the next class too where it takes ``*args`` or ``**rest``."""
+    names: list[str] = []
+    for one in kind.__mro__:
+        taken = inspect.signature(one).parameters.values()
+        own = [p.name for p in taken if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
+        names += [name for name in own if name not in names]
+        if len(own) == len(taken):
+            break
+    return names

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from ocar.models.head import set_data_
 from ocar.structure import Inputs, call_with
 
 
@@ -42,7 +43,7 @@ def fit_head_(layer: nn.Module, head: nn.Module) -> None:
         if mine.shape != theirs.shape:
             grown = theirs.detach().clone()
             grown[: mine.shape[0]] = mine
-            mine.data = grown
+            set_data_(mine, grown)
 
 
 @torch.no_grad()

@@ -30,6 +30,7 @@ from ocar.methods.objective import ClassObjective, Forward, Objective, Outcome, 
 from ocar.methods.settings import LearnerSettings
 from ocar.methods.transform import TransformSettings
 from ocar.models.check import copy_model
+from ocar.models.head import set_data_
 from ocar.models.modes import train_mode_
 from ocar.rng import make_generator
 from ocar.state import not_finite
@@ -149,7 +150,7 @@ class FromScratch(ClassObjective[GDumbSettings]):
             if mine.shape == initial.shape:
                 mine.data.copy_(initial.detach())
             else:
-                mine.data = initial.detach().clone()
+                set_data_(mine, initial.detach().clone())
                 self._training.forget()
 
     def _shuffled(self, order: torch.Generator) -> Iterator[Tensor]:

@@ -306,6 +306,19 @@ def enlarge_linear_(layer: nn.Linear, outputs: int, *, generator: torch.Generato
     for parameter in layer.parameters(recurse=False):
         shape = (outputs - layer.out_features, *parameter.shape[1:])
         new = torch.empty(shape, dtype=parameter.dtype).uniform_(-bound, bound, generator=generator)
-        parameter.data = torch.cat([parameter.data, new.to(parameter.device)])
+        set_data_(parameter, torch.cat([parameter.data, new.to(parameter.device)]))
         parameter.grad = None
     layer.out_features = outputs
+
+
+def set_data_(tensor: Tensor, data: Tensor) -> None:
+    """Give a parameter other numbers, of any shape and of its type.
+
+    As long as a graph of the old shape exists, PyTorch refuses gradients of the new one: it takes
+    the same node for both. A user may hold such a graph, by one output of the model. Numbers of
+    another type make PyTorch drop the node.
+    """
+    if tensor.shape != data.shape:
+        other = torch.float32 if tensor.dtype == torch.float16 else torch.float16
+        tensor.data = data.new_empty(0, dtype=other)
+    tensor.data = data

@@ -1,9 +1,9 @@
-"""Train and eval mode, compiled or not."""
+"""Train and eval mode, compiled or not, and what learns."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -38,6 +38,24 @@ def train_mode_(model: nn.Module) -> None:
     model.train()
     for module in frozen:
         module.eval()
+
+
+def learning(model: nn.Module) -> dict[str, nn.Module]:
+    """The names of the parameters that learn, each with the module that has it."""
+    return {
+        f"{path}.{name}" if path else name: module
+        for path, module in model.named_modules()
+        for name, parameter in module.named_parameters(recurse=False)
+        if parameter.requires_grad
+    }
+
+
+def changed_learning(model: nn.Module, before: Mapping[str, nn.Module]) -> list[str]:
+    """The names of the parameters for which :func:`learning` is not what it was ``before``."""
+    now = learning(model)
+    return sorted(
+        name for name in before.keys() | now.keys() if before.get(name) is not now.get(name)
+    )
 
 
 def is_compiled(model: nn.Module) -> bool:
