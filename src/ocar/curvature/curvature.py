@@ -433,13 +433,17 @@ class Curvature(Specification, ABC):
         """Tensors that :meth:`renew` changes, for a roll back."""
         return [tensor for block in self.blocks for tensor in block.tensors()]
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self, *, checked: bool = True) -> dict[str, Tensor]:
         """Averages, step, generator, and the damping from which the inverse can be derived.
+
+        Args:
+            checked: False to take the state of a model whose layers were replaced since.
 
         Raises:
             ModelError: Other parameters learn than when the curvature was made.
         """
-        self._require_same_parameters()
+        if checked:
+            self._require_same_parameters()
         return {
             **with_prefix("averages", self._averages()),
             "step": torch.tensor(self.step),
