@@ -29,7 +29,7 @@ from ocar.methods.settings import LearnerSettings, check_shared
 from ocar.methods.transform import Transform, TransformSettings
 from ocar.models.check import check_model, may_draw
 from ocar.models.latent import LatentReplay, learned_part
-from ocar.models.modes import changed_learning, learning
+from ocar.models.modes import Learning
 from ocar.prediction import Predicting
 from ocar.rng import make_generator
 from ocar.saved import Listener
@@ -177,7 +177,7 @@ class Learner(Predicting):
         )
         parts = (model, self.head, self.intake, self.slow, self._head_generator)
         fixed = self.transform.has_layers or self._steps.optimizer is not None
-        self._fixed = learning(model) if fixed else None
+        self._fixed = Learning(model) if fixed else None
         self._undo = Undo(
             {self: ("batches", "steps"), self._steps: ("capacity",)},
             [*parts, *(self.memory, self.objective, self.transform)],
@@ -394,7 +394,7 @@ class Learner(Predicting):
 
     def _check_learning(self) -> None:
         """Raise if other parameters learn than at the start, and the method has state of them."""
-        changed = None if self._fixed is None else changed_learning(self.model, self._fixed)
+        changed = None if self._fixed is None else self._fixed.changes(self.model)
         if changed:
             raise ModelError(
                 f"The layer or requires_grad of {', '.join(changed)} has changed since the learner "

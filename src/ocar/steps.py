@@ -22,7 +22,7 @@ from ocar.methods.distillation import Distillation
 from ocar.methods.objective import Begun, Objective, Outcome, Step
 from ocar.methods.settings import LearnerSettings
 from ocar.methods.transform import Transform
-from ocar.models.modes import train_mode_
+from ocar.models.modes import train_mode_, which_learn
 from ocar.optimizer import fit_optimizer_
 from ocar.structure import Inputs, cat, from_parts, parts_of
 
@@ -100,8 +100,8 @@ class Steps:
         active = torch.empty(0) if head is None else head.active
         drawn = [self._draw(size) for size in self.objective.draws(self.settings.draws)]
         sizes = tuple(slots.shape[1] for slots in drawn)
-        learns = tuple(p.requires_grad for p in self.context.model.parameters())
-        key = sizes, learns, self.transform.shape(0 if head is None else len(head.classes))
+        learn = which_learn(self.context.model)
+        key = sizes, learn, self.transform.shape(0 if head is None else len(head.classes))
         parts = parts_of(x)
         loss: Tensor | tuple[Tensor, ...]
         try:
@@ -130,7 +130,7 @@ class Steps:
     def _take_all(
         self,
         *tensors: Tensor,
-        key: tuple[tuple[str, ...], tuple[int, ...], tuple[bool, ...], Hashable],
+        key: tuple[tuple[str, ...], tuple[int, ...], Hashable, Hashable],
     ) -> Tensor:
         """All steps on a stream batch; on a GPU this is recorded.
 

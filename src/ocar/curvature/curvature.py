@@ -39,7 +39,7 @@ from ocar.curvature.selection import Selection
 from ocar.curvature.specification import Specification
 from ocar.curvature.table import table
 from ocar.errors import CheckpointError, ConfigError, InputError, ModelError, NumericalError
-from ocar.models.modes import changed_learning, is_compiled, learning
+from ocar.models.modes import Learning, is_compiled
 from ocar.rng import make_generator
 from ocar.state import with_prefix, without_prefix
 from ocar.structure import Inputs, call
@@ -102,7 +102,7 @@ class Curvature(Specification, ABC):
                 "which its curvature is recorded. Give the model itself, before torch.compile."
             )
         self.device = trainable[0].device
-        self._fixed = learning(self.model)
+        self._fixed = Learning(self.model)
         self.selection = Selection(self.model, exclude=self.exclude, include=self.include)
         self.head = self._find_head()
         self.generator = make_generator(self.seed, "fisher", self.device)
@@ -126,7 +126,7 @@ class Curvature(Specification, ABC):
     def _require_same_parameters(self) -> None:
         """Raise if other parameters learn than at the start: their statistics are missing."""
         self._require_model()
-        if changed := changed_learning(self.model, self._fixed):
+        if changed := self._fixed.changes(self.model):
             raise ModelError(
                 f"The layer or requires_grad of {', '.join(changed)} has changed since "
                 f"{type(self).__name__} was made. Set it back, or make another of the model as it "

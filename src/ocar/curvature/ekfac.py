@@ -6,7 +6,7 @@ K-FAC approximates the curvature by products of eigenvalues. E-KFAC measures it,
 
     S = 1/n Σ_c Σ_n (U_Gᵀ ∇_cn U_A)²,    ∇_cn = Σ_l g_cnl a_nlᵀ,
 
-which is never further from the Fisher in the Frobenius norm, and divides by it:
+which in a new basis is never further from the Fisher in the Frobenius norm, and divides by it:
 
     ∇ ← U_G ((U_Gᵀ ∇ U_A) / (S + D)) U_Aᵀ.
 
@@ -14,15 +14,13 @@ The damping D is what damping each factor adds in K-FAC,
 
     D = (λ_G + √τ/π)(λ_A + π√τ)ᵀ − λ_G λ_Aᵀ,
 
-with the diagonals λ of A and G in the basis. So both take the same settings. τ alone,
+with the diagonals λ of A and G in the basis. So the same learning rate and τ suit both. τ alone,
 ``damping_kind="exact"``, damps far less, and steps are longer.
 
-An eigendecomposition is expensive, and any orthogonal basis is valid. So the basis is renewed only
-every ``basis_every`` batches. After a renewal S starts with the products of eigenvalues, as in
-K-FAC.
-
-The first estimate gives the first basis, and early renewals are closer. In an old basis the Fisher
-is not diagonal, S does not see it, and steps are too long.
+An eigendecomposition is expensive, and any orthogonal basis is valid. The first estimate gives the
+first basis. It is renewed after 2, 4, 8 ... batches, while the factors change most, then every
+``basis_every`` batches: what is off the diagonal in an old basis is missing in S, and steps are too
+long. After a renewal S starts with the products of eigenvalues, as in K-FAC.
 """
 
 from __future__ import annotations
@@ -166,7 +164,7 @@ class EKFAC(LayerCurvature):
     """``"factored"`` damps as K-FAC does, ``"exact"`` adds τ."""
 
     basis_every: int = field(default=50, kw_only=True)
-    """Batches between two eigenbases; at first they are renewed after 2, 4, 8, ... batches."""
+    """Batches between two eigenbases; the first come after 1, 2, 4, 8 ... batches."""
 
     def __post_init__(self) -> None:
         require_options(self)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -40,7 +40,41 @@ def train_mode_(model: nn.Module) -> None:
         module.eval()
 
 
-def learning(model: nn.Module) -> dict[str, nn.Module]:
+def which_learn(model: nn.Module) -> tuple[tuple[nn.Module, ...], tuple[bool, ...]]:
+    """All modules, and whether each of their parameters learns.
+
+    It is asked for every batch, so it does without the slow iterators of PyTorch.
+    """
+    modules: dict[nn.Module, None] = {}
+    learn: list[bool] = []
+    waiting: list[nn.Module | None] = [model]
+    while waiting:
+        module = waiting.pop()
+        if module is None or module in modules:
+            continue
+        modules[module] = None
+        own = module._parameters.values()
+        learn += [p is not None and p.requires_grad for p in own]
+        waiting += module._modules.values()
+    return tuple(modules), tuple(learn)
+
+
+class Learning:
+    """What learns in a model at the time when this is made."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._which = which_learn(model)
+        self._names = _names(model)
+
+    def changes(self, model: nn.Module) -> list[str]:
+        """The names of the parameters that learn now and did not, the other way, or elsewhere."""
+        if which_learn(model) == self._which:
+            return []
+        before, now = self._names, _names(model)
+        return sorted(n for n in before.keys() | now.keys() if before.get(n) is not now.get(n))
+
+
+def _names(model: nn.Module) -> dict[str, nn.Module]:
     """The names of the parameters that learn, each with the module that has it."""
     return {
         f"{path}.{name}" if path else name: module
@@ -48,14 +82,6 @@ def learning(model: nn.Module) -> dict[str, nn.Module]:
         for name, parameter in module.named_parameters(recurse=False)
         if parameter.requires_grad
     }
-
-
-def changed_learning(model: nn.Module, before: Mapping[str, nn.Module]) -> list[str]:
-    """The names of the parameters for which :func:`learning` is not what it was ``before``."""
-    now = learning(model)
-    return sorted(
-        name for name in before.keys() | now.keys() if before.get(name) is not now.get(name)
-    )
 
 
 def is_compiled(model: nn.Module) -> bool:
